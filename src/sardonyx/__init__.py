@@ -1,0 +1,34 @@
+"""sardonyx: run PyTorch through ONNX.
+
+>>> import torch
+>>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU()).eval()
+>>> with torch.no_grad():
+...     torch.compile(model, backend="sardonyx")(torch.ones(2, 4)).shape
+torch.Size([2, 8])
+"""
+
+from sardonyx.diagnose.explain import explain
+from sardonyx.diagnose.report import Report
+from sardonyx.engines import engines
+from sardonyx.errors import (
+    EngineError,
+    MissingDependency,
+    OptionError,
+    SardonyxError,
+    UnsupportedOperator,
+    VerificationError,
+)
+from sardonyx.options import Options
+
+__all__ = [
+    "EngineError",
+    "MissingDependency",
+    "OptionError",
+    "Options",
+    "Report",
+    "SardonyxError",
+    "UnsupportedOperator",
+    "VerificationError",
+    "engines",
+    "explain",
+]

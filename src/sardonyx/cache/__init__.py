@@ -1,0 +1,1 @@
+"""Sessions kept for reuse."""

@@ -1,0 +1,112 @@
+"""Partition: which parts of a graph become ONNX, and which stay in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import OperatorSupportBase
+
+from sardonyx.capture.views import is_view, layout_of, strides_to_restore
+
+
+@dataclass(frozen=True)
+class Result:
+    """One thing a region returns: an ONNX output, an input handed back, or None.
+
+    `order` is the layout in memory that the ONNX output has and torch is to see through a permutation; `strides`
+    those of the rare result that is no permutation of dense memory.
+    """
+
+    output: int | None = None
+    passed: int | None = None
+    order: tuple[int, ...] | None = None
+    strides: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Region:
+    """A graph that ONNX can express whole."""
+
+    graph: torch.fx.GraphModule
+    weights: frozenset[int]
+    """Which placeholders are parameters or buffers: the same tensors on every call."""
+    outputs: tuple[torch.fx.Node, ...]
+    orders: tuple[tuple[int, ...] | None, ...]
+    results: tuple[Result, ...]
+    single: bool = False
+    """Whether FX calls the region for a bare value instead of a sequence."""
+
+
+def region_of(graph: torch.fx.GraphModule, weights: frozenset[int]) -> Region | None:
+    """The whole graph as a region, unless it returns something that ONNX cannot (a symbolic number, say)."""
+    placeholders = {node: i for i, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
+    returned = graph.graph.output_node().args[0]
+    single = not isinstance(returned, (tuple, list))
+    outputs: dict[torch.fx.Node, int] = {}
+    results = []
+    for node in (returned,) if single else returned:
+        if node is None:
+            results.append(Result())
+        elif node in placeholders:
+            results.append(Result(passed=placeholders[node]))
+        elif isinstance(node, torch.fx.Node) and isinstance(node.meta.get("val"), torch.Tensor):
+            val = node.meta["val"]
+            slot = outputs.setdefault(node, len(outputs))
+            results.append(Result(slot, order=layout_of(val), strides=strides_to_restore(val)))
+        else:
+            return None
+    orders = tuple(layout_of(node.meta["val"]) for node in outputs)
+    return Region(graph, weights, tuple(outputs), orders, tuple(results), single)
+
+
+class _Support(OperatorSupportBase):
+    def __init__(self, stays: set[torch.fx.Node]) -> None:
+        self._stays = stays
+
+    def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: torch.fx.Node) -> bool:
+        if node.op != "call_function" or node in self._stays:
+            return False
+        return _is_tensor_like(node.meta.get("val"))
+
+
+def _is_tensor_like(val: Any) -> bool:
+    if isinstance(val, (tuple, list)):
+        return bool(val) and all(item is None or isinstance(item, torch.Tensor) for item in val)
+    return isinstance(val, torch.Tensor)
+
+
+def partition(
+    graph: torch.fx.GraphModule,
+    weights: frozenset[int],
+    stays: set[torch.fx.Node],
+    compile_region: Callable[[Region], Any],
+) -> torch.fx.GraphModule:
+    """Replace every maximal part that avoids `stays` by what `compile_region` makes of it.
+
+    Parts that only look at tensors in another way are left alone: torch does that for free.
+    """
+    partitioner = CapabilityBasedPartitioner(graph, _Support(_with_items(stays)), allows_single_node_partition=True)
+    parts = [part for part in partitioner.propose_partitions() if not all(map(_is_free, part.nodes))]
+    fused = partitioner.fuse_partitions(parts, prefix="onnx_")
+    fixed = {node for i, node in enumerate(fused.graph.find_nodes(op="placeholder")) if i in weights}
+    for call in list(fused.graph.nodes):
+        if call.op == "call_module" and str(call.target).startswith("onnx_"):
+            inner = frozenset(i for i, arg in enumerate(call.args) if arg in fixed)
+            region = region_of(getattr(fused, str(call.target)), inner)
+            if region is None:
+                raise AssertionError(f"{call.target} returns more than tensors")
+            setattr(fused, str(call.target), compile_region(region))
+    return fused
+
+
+def _with_items(stays: set[torch.fx.Node]) -> set[torch.fx.Node]:
+    items = {user for node in stays for user in node.users if getattr(user.target, "__name__", "") == "getitem"}
+    return stays | items
+
+
+def _is_free(node: torch.fx.Node) -> bool:
+    return is_view(node) or getattr(node.target, "__name__", "") == "getitem"

@@ -1,0 +1,83 @@
+"""Views and memory layout: what a result must look like beside its values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def is_view(node: torch.fx.Node) -> bool:
+    """Whether the node only looks at its input in another way, as its schema says."""
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None or schema.is_mutable:
+        return False
+    return any(result.alias_info is not None for result in schema.returns)
+
+
+def views_of_inputs(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """Nodes that are views of a graph input all the way down and lead to an output.
+
+    AOTAutograd rebuilds such an output from our tensor's strides and base, so it must be torch's own view.
+    """
+    found: set[torch.fx.Node] = set()
+    for result in _tensors(graph.output_node().args[0]):
+        chain = _chain_to_input(result)
+        found.update(chain)
+    return found
+
+
+def _chain_to_input(node: torch.fx.Node) -> list[torch.fx.Node]:
+    chain = []
+    while node.op == "call_function" and (is_view(node) or _is_item_of_view(node)):
+        chain.append(node)
+        node = node.all_input_nodes[0]
+    return chain if node.op == "placeholder" else []
+
+
+def _is_item_of_view(node: torch.fx.Node) -> bool:
+    return getattr(node.target, "__name__", "") == "getitem" and is_view(node.all_input_nodes[0])
+
+
+def _tensors(results: Any) -> list[torch.fx.Node]:
+    results = results if isinstance(results, (tuple, list)) else (results,)
+    return [node for node in results if isinstance(node, torch.fx.Node)]
+
+
+def layout_of(val: torch.Tensor) -> tuple[int, ...] | None:
+    """The order in which the axes lie in memory, outermost first; None for the usual order.
+
+    >>> layout_of(torch.empty(2, 3, 4).permute(2, 0, 1))
+    (1, 2, 0)
+    >>> layout_of(torch.empty(2, 3)) is None
+    True
+    """
+    sizes, strides = [_hint(n) for n in val.shape], [_hint(n) for n in val.stride()]
+    order = sorted(range(len(sizes)), key=lambda axis: (-strides[axis], sizes[axis] == 1, axis))
+    if order == list(range(len(sizes))) or _dense(sizes, strides, range(len(sizes))):
+        return None
+    return tuple(order) if _dense(sizes, strides, order) else None
+
+
+def strides_to_restore(val: torch.Tensor) -> tuple[int, ...] | None:
+    """The strides of a result that is no permutation of dense memory, where they are static; else None."""
+    if not all(isinstance(n, int) for n in (*val.shape, *val.stride())):
+        return None
+    sizes, strides = list(val.shape), list(val.stride())
+    order = sorted(range(len(sizes)), key=lambda axis: (-strides[axis], axis))
+    if _dense(sizes, strides, order) or _dense(sizes, strides, range(len(sizes))):
+        return None
+    return tuple(strides)
+
+
+def _dense(sizes: list[int], strides: list[int], order: Any) -> bool:
+    expected = 1
+    for axis in reversed(list(order)):
+        if sizes[axis] != 1 and strides[axis] != expected:
+            return 0 in sizes
+        expected *= max(sizes[axis], 1)
+    return True
+
+
+def _hint(number: Any) -> int:
+    return number if isinstance(number, int) else int(number.node.hint if number.node.has_hint() else 2)

@@ -1,0 +1,43 @@
+"""`sardonyx.explain`: what would happen to a model, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from sardonyx.diagnose.report import Report, collecting
+from sardonyx.diagnose.verify import difference
+from sardonyx.options import Options
+
+
+def explain(
+    model: Callable[..., Any],
+    *args: Any,
+    options: Options | Mapping[str, Any] | None = None,
+    dynamic: bool | None = None,
+    **kwargs: Any,
+) -> Report:
+    """Compile a model for these arguments, run it once beside eager, and report on it.
+
+    Runs without gradients. The model itself stays as it is.
+
+    >>> report = explain(torch.nn.Linear(4, 2).eval(), torch.ones(3, 4))
+    >>> report.operators["Gemm"], report.fallbacks
+    (1, [])
+    """
+    from sardonyx.doors.dynamo import sardonyx as backend
+
+    chosen = Options.of(options)
+
+    def fresh(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        return backend(graph, inputs, options=chosen)
+
+    with torch.no_grad(), collecting() as report:
+        result = torch.compile(model, backend=fresh, dynamic=dynamic)(*args, **kwargs)
+        expected = model(*args, **kwargs)
+    pairs = zip(pytree.tree_leaves(result), pytree.tree_leaves(expected), strict=True)
+    report.max_error = max((difference(a, b) for a, b in pairs if isinstance(b, torch.Tensor)), default=None)
+    return report

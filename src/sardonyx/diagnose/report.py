@@ -1,0 +1,140 @@
+"""What happened to a model: graphs, operators, rules, fallbacks, time; collected by the pipeline, printed for people."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """An operator that stayed in torch."""
+
+    operator: str
+    reason: str
+    where: str
+
+
+@dataclass
+class RegionReport:
+    """One ONNX model."""
+
+    operators: Counter[str] = field(default_factory=Counter)
+    nodes_translated: int = 0
+    rules: Counter[str] = field(default_factory=Counter)
+    weights: int = 0
+    sessions: int = 0
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes the engine was given."""
+        return sum(self.operators.values())
+
+
+@dataclass
+class GraphReport:
+    """One graph that dynamo captured."""
+
+    kind: str
+    operators: int
+    regions: list[RegionReport] = field(default_factory=list)
+    fallbacks: list[Fallback] = field(default_factory=list)
+    seconds: Counter[str] = field(default_factory=Counter)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count the time of what runs inside under the stage's name."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - started  # type: ignore[assignment]  # a Counter of seconds
+
+
+@dataclass
+class Report:
+    """What `sardonyx.explain` returns: everything that was compiled, and how."""
+
+    graphs: list[GraphReport] = field(default_factory=list)
+    max_error: float | None = None
+
+    @property
+    def fallbacks(self) -> list[Fallback]:
+        """Every operator that stayed in torch."""
+        return [fallback for graph in self.graphs for fallback in graph.fallbacks]
+
+    @property
+    def rules(self) -> Counter[str]:
+        """How often each rewrite rule applied."""
+        return sum((region.rules for graph in self.graphs for region in graph.regions), Counter())
+
+    @property
+    def operators(self) -> Counter[str]:
+        """The ONNX operators that the engine runs."""
+        return sum((region.operators for graph in self.graphs for region in graph.regions), Counter())
+
+    @property
+    def nodes(self) -> int:
+        """How many ONNX nodes there are in all."""
+        return sum(self.operators.values())
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Time by stage."""
+        total: dict[str, float] = {}
+        for graph in self.graphs:
+            for stage, seconds in graph.seconds.items():
+                total[stage] = total.get(stage, 0.0) + seconds
+        return total
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.graphs)} graph(s), {self.nodes} ONNX nodes, {len(self.fallbacks)} operator(s) in torch"]
+        for index, graph in enumerate(self.graphs):
+            lines += _graph_lines(index, graph)
+        if self.rules:
+            lines.append("rules: " + _counts(self.rules))
+        lines.append("time:  " + ", ".join(f"{stage} {s * 1e3:.0f} ms" for stage, s in self.seconds.items()))
+        if self.max_error is not None:
+            lines.append(f"largest difference from eager: {self.max_error:.2e}")
+        return "\n".join(lines)
+
+
+def _graph_lines(index: int, graph: GraphReport) -> list[str]:
+    lines = [f"graph {index} ({graph.kind}): {graph.operators} ATen operators in {len(graph.regions)} region(s)"]
+    for region in graph.regions:
+        lines.append(f"  ONNX {region.nodes_translated} → {region.nodes} nodes, {region.weights} weights")
+        lines.append("  " + _counts(region.operators))
+    for fallback in graph.fallbacks:
+        lines.append(f"  in torch: {fallback.operator}: {fallback.reason} ({fallback.where})")
+    return lines
+
+
+def _counts(counter: Counter[str]) -> str:
+    return ", ".join(f"{name} ×{count}" for name, count in counter.most_common())
+
+
+_collector: ContextVar[Report | None] = ContextVar("sardonyx_report", default=None)
+
+
+@contextmanager
+def collecting() -> Iterator[Report]:
+    """While active, what is compiled is added to the report it gives."""
+    report = Report()
+    token = _collector.set(report)
+    try:
+        yield report
+    finally:
+        _collector.reset(token)
+
+
+def new_graph_report(kind: str, operators: int) -> GraphReport:
+    """A report on one graph, known to whoever collects at the moment."""
+    graph = GraphReport(kind, operators)
+    report = _collector.get()
+    if report is not None:
+        report.graphs.append(graph)
+    return graph

@@ -1,0 +1,35 @@
+"""Where in the user's code a node of a graph comes from."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)\n\s*(.*)')
+
+
+def source_of(node: torch.fx.Node | None) -> str:
+    """The innermost line of the user's code, as `file:line in function, code: …`; empty where torch kept none."""
+    trace = (node.meta.get("stack_trace") or "") if node is not None else ""
+    frames = _FRAME.findall(trace)
+    if not frames:
+        return ""
+    file, line, function, code = frames[-1]
+    return f"{file}:{line} in {function}, code: {code.strip()}"
+
+
+def annotate(metadata: dict[str, str], node: torch.fx.Node | None) -> None:
+    """Write the metadata that graph viewers group by module with."""
+    if node is None:
+        return
+    stack = node.meta.get("nn_module_stack") or {}
+    metadata["pkg.torch.onnx.fx_node"] = node.format_node() or node.name
+    if stack:
+        scopes = [str(path) for path, _ in stack.values()]
+        kinds = [kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}" for _, kind in stack.values()]
+        metadata["pkg.torch.onnx.name_scopes"] = repr([*scopes, node.name])
+        metadata["pkg.torch.onnx.class_hierarchy"] = repr([*kinds, str(node.target)])
+    trace = node.meta.get("stack_trace")
+    if trace:
+        metadata["pkg.torch.onnx.stack_trace"] = trace

@@ -1,0 +1,82 @@
+"""`verify=True`: a graph's first call compared with PyTorch, and the first node that differs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from sardonyx.diagnose.source import source_of
+from sardonyx.errors import VerificationError
+
+_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+
+
+def difference(result: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference, relative to the largest magnitude expected; infinite where shape or NaNs differ.
+
+    >>> difference(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0]))
+    0.0
+    """
+    if result.shape != expected.shape or result.dtype != expected.dtype:
+        return float("inf")
+    if not expected.numel():
+        return 0.0
+    if not expected.dtype.is_floating_point:
+        return 0.0 if torch.equal(result, expected) else float("inf")
+    result, expected = result.double(), expected.double()
+    if not torch.equal(result.isfinite(), expected.isfinite()):
+        return float("inf")
+    finite = expected.isfinite()
+    if not finite.any():
+        return 0.0
+    scale = max(expected[finite].abs().max().item(), 1e-6)
+    return (result[finite] - expected[finite]).abs().max().item() / scale
+
+
+def close(result: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether the result is PyTorch's, up to rounding in its dtype."""
+    return difference(result, expected) <= _TOLERANCE.get(expected.dtype, 0.0)
+
+
+def verify(graph: torch.fx.GraphModule, args: Sequence[Any], results: Sequence[Any], locate: Any) -> None:
+    """Raise unless the results are what torch computes from the same arguments.
+
+    `locate` gives, for FX nodes in order, the value our translation computes for each; it is called only on failure.
+    """
+    expected = graph(*args)
+    expected = expected if isinstance(expected, (tuple, list)) else (expected,)
+    for index, (got, want) in enumerate(zip(results, expected, strict=True)):
+        if isinstance(want, torch.Tensor) and not close(got, want):
+            node = _first_divergence(graph, args, locate)
+            raise VerificationError(
+                f"output {index} differs from PyTorch by {difference(got, want):.2e} of its magnitude"
+                + (f"; the first operator that differs is {node.target} ({node.name})" if node else ""),
+                where=source_of(node) or None,
+                hint='compile with options={"optimize": "none"} to see whether a rewrite rule is the cause',
+            )
+
+
+def _first_divergence(graph: torch.fx.GraphModule, args: Sequence[Any], locate: Any) -> torch.fx.Node | None:
+    values = locate()
+    recorder = _Recorder(graph, values)
+    recorder.run(*args)
+    return recorder.first
+
+
+class _Recorder(torch.fx.Interpreter):
+    """Runs the graph in torch and compares every node on the way."""
+
+    def __init__(self, graph: torch.fx.GraphModule, ours: dict[str, torch.Tensor]) -> None:
+        super().__init__(graph)
+        self._ours = ours
+        self.first: torch.fx.Node | None = None
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """Run one node and compare it, until one differs."""
+        result = super().run_node(n)
+        if self.first is None and n.name in self._ours and isinstance(result, torch.Tensor):
+            if not close(self._ours[n.name], result):
+                self.first = n
+        return result

@@ -1,0 +1,1 @@
+"""The ways users come in."""

@@ -1,0 +1,94 @@
+"""`torch.compile(model, backend="sardonyx")`, and the old name `onnxrt`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from sardonyx.cache import sessions
+from sardonyx.capture import aot
+from sardonyx.errors import OptionError
+from sardonyx.options import Options
+from sardonyx.pipeline import compile_graph
+
+log = logging.getLogger(__name__)
+
+_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+def sardonyx(
+    graph: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    options: Options | Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """The backend that torch.compile finds by name. `mode` is accepted and, so far, changes nothing."""
+    if mode is not None and mode not in _MODES:
+        raise OptionError(f"mode is {mode!r}", hint="use one of " + ", ".join(map(repr, _MODES)))
+    return _compile(graph, inputs, Options.of(options))
+
+
+def onnxrt(
+    graph: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    options: Any = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """The backend under the name torch once had, which also takes the options of that time."""
+    return sardonyx(graph, inputs, options=_modern(options), mode=mode)
+
+
+def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+    def compile_one(fx: torch.fx.GraphModule, example: Sequence[Any], kind: str, weights: frozenset[int]) -> Any:
+        run: Any = compile_graph(fx, kind, weights, options)
+        return _boxed(run)
+
+    return aot.lower(graph, inputs, compile_one)
+
+
+def _boxed(run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
+    """Tell AOTAutograd that the callable takes its arguments as one list."""
+
+    def call(args: list[Any]) -> Sequence[Any]:
+        return run(args)
+
+    call._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's convention
+    return call
+
+
+def reset() -> None:
+    """Called by `torch._dynamo.reset()`."""
+    sessions.clear()
+
+
+sardonyx.reset = reset  # type: ignore[attr-defined]  # dynamo's convention
+onnxrt.reset = reset  # type: ignore[attr-defined]  # as above
+
+_RENAMED = {
+    "ort_session_options": "session_options",
+    "pre_ort_model_transforms": "transforms",
+    "preallocate_output": "preallocate_outputs",
+}
+_PROVIDER_OPTIONS = ("preferred_execution_providers", "default_execution_providers", "infer_execution_providers")
+
+
+def _modern(options: Any) -> Options | dict[str, Any]:
+    """Old option names in terms of the new ones; new names pass."""
+    if isinstance(options, Options):
+        return options
+    given = dict(options) if isinstance(options, Mapping) else dict(vars(options)) if options is not None else {}
+    modern = {_RENAMED.get(key, key): value for key, value in given.items() if key not in _PROVIDER_OPTIONS}
+    if modern.pop("use_aot_autograd", True) is False:
+        log.info("use_aot_autograd=False has no effect: graphs always come from AOTAutograd")
+    modern.pop("export_options", None)
+    providers = [*(given.get("preferred_execution_providers") or ()), *(given.get("default_execution_providers") or ())]
+    if providers:
+        modern["providers"] = providers
+    if modern.get("transforms") is None:
+        modern.pop("transforms", None)
+    return modern

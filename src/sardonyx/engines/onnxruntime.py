@@ -1,0 +1,202 @@
+"""ONNX Runtime, the default engine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from sardonyx.engines.registry import Availability, Job
+from sardonyx.errors import EngineError, MissingDependency, OptionError
+from sardonyx.optimize.legalize import Kernels
+from sardonyx.run import ortvalue
+from sardonyx.run.threads import use_global_pool
+
+
+class OnnxRuntime:
+    """Runs models in ONNX Runtime, on the CPU or an accelerator."""
+
+    name = "onnxruntime"
+    opset = 23
+    domains = frozenset({"com.microsoft"})
+
+    def probe(self) -> Availability:
+        """Whether a working onnxruntime is installed."""
+        try:
+            return Availability(self.name, _onnxruntime().__version__)
+        except MissingDependency as error:
+            return Availability(self.name, None, error.what)
+
+    def kernels(self, device: torch.device) -> Kernels:
+        """What its kernels on this device accept."""
+        return _kernels("CUDAExecutionProvider" if device.type == "cuda" else "CPUExecutionProvider")
+
+    def load(self, job: Job) -> OnnxRuntimeRunner:
+        """Create a session."""
+        return OnnxRuntimeRunner(job)
+
+
+@cache
+def _onnxruntime() -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingDependency(
+            f"the engine 'onnxruntime' needs the package onnxruntime ({error})",
+            hint='pip install "sardonyx[cpu]", or "sardonyx[gpu]" for CUDA; never both',
+        ) from error
+    if not hasattr(onnxruntime, "InferenceSession"):
+        raise MissingDependency(
+            "onnxruntime is installed but broken, as happens when its CPU and GPU wheels overwrite each other",
+            hint="pip uninstall onnxruntime onnxruntime-gpu, then install one of them",
+        )
+    return onnxruntime
+
+
+@cache
+def _kernels(provider: str) -> Kernels:
+    _onnxruntime()
+    found: dict[tuple[str, str], list[tuple[range, Mapping[str, Sequence[str]]]]] = {}
+    for kernel in ortvalue.binding().get_all_opkernel_def():
+        if kernel.provider == provider:
+            versions = range(kernel.version_range[0], kernel.version_range[1] + 1)
+            found.setdefault((kernel.domain, kernel.op_name), []).append((versions, kernel.type_constraints))
+    return Kernels(found)
+
+
+class OnnxRuntimeRunner:
+    """One session, called with torch tensors and nothing copied."""
+
+    def __init__(self, job: Job) -> None:
+        ort = _onnxruntime()
+        c = ortvalue.binding()
+        options = _session_options(ort, job.options.session_options)
+        self._weights = {name: ortvalue.from_torch(t.detach().contiguous()) for name, t in job.weights.items()}
+        if self._weights:
+            options.add_external_initializers(list(self._weights), list(map(ort.OrtValue, self._weights.values())))
+        providers = _providers(ort, job)
+        try:
+            self._session = ort.InferenceSession(job.model, options, providers=providers)
+        except Exception as error:
+            raise _session_error(error) from error
+        self._c, self._run = c, self._session._sess.run_with_ortvaluevector
+        self._inputs, self._outputs = list(job.inputs), list(job.outputs)
+        self._devices = [ortvalue.device_of(job.device)] * len(self._outputs)
+        self._readers = [ortvalue.reader(dtype, job.device) for dtype in job.output_types]
+        self._run_options = c.RunOptions()
+        if job.device.type == "cuda":
+            self._run_options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        self._allocate = _allocator(job)
+
+    def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:
+        """Run once. Nothing here is shared between calls, so threads need no lock."""
+        vector = self._c.OrtValueVector
+        feeds, fetches = vector(), vector()
+        contiguous = [x if isinstance(x, int) or x.is_contiguous() else x.contiguous() for x in inputs]
+        for x in contiguous:
+            feeds.push_back(ortvalue.from_int(x) if isinstance(x, int) else ortvalue.from_torch(x))
+        given = self._allocate(fetches) if self._allocate else None
+        try:
+            self._run(self._run_options, self._inputs, feeds, self._outputs, fetches, self._devices)
+        except Exception as error:
+            raise _run_error(error) from error
+        return given or [read(fetches, index) for index, read in enumerate(self._readers)]
+
+    def close(self) -> None:
+        """Drop the session and its hold on the weights."""
+        self._session = self._run = None
+        self._weights = {}
+
+
+def _allocator(job: Job) -> Any:
+    """A function that makes the outputs in torch and binds them, where wanted and their sizes are known."""
+    wanted = job.options.preallocate_outputs
+    if wanted is None:
+        wanted = job.device.type != "cpu"
+    if not wanted or any(shape is None or 0 in shape for shape in job.output_shapes):
+        return None
+
+    def allocate(fetches: Any) -> list[torch.Tensor]:
+        made = [
+            torch.empty(shape or (), dtype=dtype, device=job.device)
+            for shape, dtype in zip(job.output_shapes, job.output_types, strict=True)
+        ]
+        for tensor in made:
+            fetches.push_back(ortvalue.from_torch(tensor))
+        return made
+
+    return allocate
+
+
+def _session_options(ort: Any, given: Any) -> Any:
+    options = ort.SessionOptions()
+    options.use_per_session_threads = not use_global_pool()
+    options.log_severity_level = 3
+    if given is None:
+        return options
+    if isinstance(given, Mapping):
+        _apply(options, given)
+    elif isinstance(given, ort.SessionOptions):
+        _apply(options, _attributes_of(given))
+    else:
+        raise OptionError(
+            f"session_options is {type(given).__name__}", hint="use a dict or an onnxruntime.SessionOptions"
+        )
+    return options
+
+
+def _attributes_of(given: Any) -> dict[str, Any]:
+    names = [n for n in dir(type(given)) if isinstance(getattr(type(given), n), property)]
+    return {name: getattr(given, name) for name in names}
+
+
+def _apply(options: Any, given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        if name == "config":
+            for key, entry in value.items():
+                options.add_session_config_entry(key, str(entry))
+        elif name == "custom_ops":
+            for library in value:
+                options.register_custom_ops_library(str(library))
+        elif isinstance(getattr(type(options), name, None), property):
+            if getattr(options, name) != value:
+                setattr(options, name, value)
+                if name == "intra_op_num_threads":
+                    options.use_per_session_threads = True
+        else:
+            raise OptionError(f"onnxruntime.SessionOptions has no attribute {name!r}")
+
+
+def _providers(ort: Any, job: Job) -> list[Any]:
+    if job.options.providers is not None:
+        return [p if isinstance(p, str) else (p[0], dict(p[1])) for p in job.options.providers]
+    if job.device.type == "cpu":
+        return ["CPUExecutionProvider"]
+    if "CUDAExecutionProvider" not in ort.get_available_providers():
+        raise MissingDependency(
+            f"tensors are on {job.device}, and this onnxruntime has no CUDA provider",
+            hint='pip uninstall onnxruntime; pip install "sardonyx[gpu]"',
+        )
+    stream = torch.cuda.current_stream(job.device).cuda_stream
+    settings = {"device_id": str(job.device.index or 0), "user_compute_stream": str(stream)}
+    return [("CUDAExecutionProvider", settings), "CPUExecutionProvider"]
+
+
+def _session_error(error: Exception) -> EngineError:
+    return EngineError(f"onnxruntime refused the model: {_node_of(error)}", hint=_DUMP_HINT)
+
+
+def _run_error(error: Exception) -> EngineError:
+    return EngineError(f"onnxruntime failed while running: {_node_of(error)}", hint=_DUMP_HINT)
+
+
+_DUMP_HINT = 'compile with options={"dump": "folder"} to keep the model, and load it in onnxruntime alone'
+
+
+def _node_of(error: Exception) -> str:
+    text = str(error)
+    node = re.search(r"[Nn]ode[^']*'([^']+)'", text)
+    return f"{text} (node {node.group(1)})" if node else text

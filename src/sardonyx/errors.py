@@ -1,0 +1,43 @@
+"""One exception tree: each error carries its cause, the user's source line where known, and the next step."""
+
+from __future__ import annotations
+
+
+class SardonyxError(Exception):
+    """Base of everything this package raises on purpose.
+
+    >>> raise SardonyxError("it broke", where="model.py:3", hint="do this instead")
+    Traceback (most recent call last):
+    sardonyx.errors.SardonyxError: it broke
+      at:   model.py:3
+      next: do this instead
+    """
+
+    def __init__(self, what: str, *, where: str | None = None, hint: str | None = None) -> None:
+        self.what, self.where, self.hint = what, where, hint
+        lines = [what]
+        if where:
+            lines.append(f"  at:   {where}")
+        if hint:
+            lines.append(f"  next: {hint}")
+        super().__init__("\n".join(lines))
+
+
+class OptionError(SardonyxError, ValueError):
+    """An option has an unknown name or an unusable value."""
+
+
+class UnsupportedOperator(SardonyxError, NotImplementedError):
+    """ONNX cannot express an operator, and `fallback="error"` forbids leaving it to torch."""
+
+
+class MissingDependency(SardonyxError, ImportError):
+    """An optional package is needed and not installed."""
+
+
+class EngineError(SardonyxError, RuntimeError):
+    """An engine refused a model, or failed while running it."""
+
+
+class VerificationError(SardonyxError, AssertionError):
+    """`verify=True` found a result that differs from PyTorch's."""

@@ -1,0 +1,88 @@
+"""Constant folding of small nodes, whose values rules want to see. The engine folds the large ones."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from sardonyx.optimize.pattern import array_of
+from sardonyx.translate.builder import Builder
+
+_LARGEST = 1024
+_NEVER = {"RandomNormal", "RandomUniform", "Constant", "QuantizeLinear", "DequantizeLinear"}
+
+
+def fold_constant(node: ir.Node, g: Builder) -> ir.Value | None:
+    """The value of a node whose inputs are all small constants; None otherwise."""
+    if node.op_type in _NEVER or node.domain or len(node.outputs) != 1 or not node.inputs:
+        return None
+    if node.op_type == "Shape":
+        return _static_shape(node, g)
+    arrays = [array_of(x) if x is not None else None for x in node.inputs]
+    if any(a is None or a.size > _LARGEST for a, x in zip(arrays, node.inputs, strict=True) if x is not None):
+        return None
+    dims = node.outputs[0].meta.get("dims")
+    if dims is not None and not (all(isinstance(d, int) for d in dims) and np.prod(dims) <= _LARGEST):
+        return None
+    result = _evaluate(node, arrays)
+    return None if result is None or result.size > _LARGEST else g.constant(result, node.outputs[0].dtype)
+
+
+def _static_shape(node: ir.Node, g: Builder) -> ir.Value | None:
+    source = node.inputs[0]
+    dims = source.meta.get("dims") if source is not None else None
+    if dims is None:
+        return None
+    start = node.attributes["start"].as_int() if "start" in node.attributes else 0
+    end = node.attributes["end"].as_int() if "end" in node.attributes else len(dims)
+    wanted = dims[start:end]
+    return g.ints(list(wanted)) if all(isinstance(d, int) for d in wanted) else None
+
+
+def _evaluate(node: ir.Node, arrays: list[Any]) -> Any:
+    simple = _NUMPY.get(node.op_type)
+    try:
+        if simple is not None:
+            return np.asarray(simple(node, *arrays))
+        return _reference(node, arrays)
+    except Exception:
+        return None  # the reference evaluator has gaps; an engine will fold or run the node
+
+
+_NUMPY: dict[str, Any] = {
+    "Cast": lambda node, x: x.astype(ir.DataType(node.attributes["to"].as_int()).numpy()),
+    "Add": lambda node, x, y: x + y,
+    "Sub": lambda node, x, y: x - y,
+    "Mul": lambda node, x, y: x * y,
+    "Identity": lambda node, x: x,
+    "Reshape": lambda node, x, shape: x.reshape(shape) if 0 not in shape else None,
+    "Unsqueeze": lambda node, x, axes: np.expand_dims(x, tuple(axes)),
+    "Squeeze": lambda node, x, axes: np.squeeze(x, tuple(axes)),
+}
+
+
+def _reference(node: ir.Node, arrays: list[Any]) -> Any:
+    from onnx.reference import ReferenceEvaluator
+
+    names = [f"x{i}" if x is not None else "" for i, x in enumerate(node.inputs)]
+    proto = onnx.helper.make_node(node.op_type, names, ["y"])
+    proto.attribute.extend(ir.to_proto(attribute) for attribute in node.attributes.values())
+    inputs = [
+        onnx.helper.make_tensor_value_info(n, int(x.dtype), a.shape)
+        for n, x, a in zip(names, node.inputs, arrays, strict=True)
+        if x is not None and x.dtype is not None
+    ]
+    output = onnx.helper.make_tensor_value_info("y", int(node.outputs[0].dtype or 1), None)
+    graph = onnx.helper.make_graph([proto], "fold", inputs, [output])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", _newest_opset())])
+    feeds = {name: array for name, array in zip(names, arrays, strict=True) if name}
+    return ReferenceEvaluator(model).run(None, feeds)[0]
+
+
+@cache
+def _newest_opset() -> int:
+    return min(23, onnx.defs.onnx_opset_version())

@@ -1,0 +1,159 @@
+"""Casts around the holes in an engine's kernels: a dtype it lacks for an operator is computed in a wider one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import onnx
+import onnx_ir as ir
+
+KernelTypes: TypeAlias = Sequence[tuple[range, Mapping[str, Sequence[str]]]]
+
+_WIDER = {
+    ir.DataType.FLOAT16: (ir.DataType.FLOAT,),
+    ir.DataType.BFLOAT16: (ir.DataType.FLOAT,),
+    ir.DataType.DOUBLE: (),
+    ir.DataType.BOOL: (ir.DataType.UINT8, ir.DataType.INT32),
+    ir.DataType.INT8: (ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT),
+    ir.DataType.UINT8: (ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT),
+    ir.DataType.INT16: (ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT),
+    ir.DataType.UINT16: (ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT),
+    ir.DataType.INT32: (ir.DataType.INT64, ir.DataType.DOUBLE),
+    ir.DataType.UINT32: (ir.DataType.INT64, ir.DataType.DOUBLE),
+}
+"""What represents every value of a dtype exactly, in order of preference."""
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Which operators an engine implements, and for which types: (domain, operator) → versions and constraints."""
+
+    table: Mapping[tuple[str, str], KernelTypes]
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def accepts(self, op_type: str, opset: int, types: Mapping[str, str]) -> bool:
+        """Whether some kernel takes these types, by constraint; an operator without any kernel is the engine's own
+        affair (it may expand it)."""
+        kernels = [allowed for versions, allowed in self.table.get(("", op_type), ()) if opset in versions]
+        return not kernels or any(_fit(allowed, types) for allowed in kernels)
+
+
+def _fit(allowed: Mapping[str, Sequence[str]], types: Mapping[str, str]) -> bool:
+    return all(types[name] in accepted for name, accepted in allowed.items() if name in types)
+
+
+def legalize(model: ir.Model, kernels: Kernels) -> Counter[str]:
+    """Insert casts in place; how many nodes of each operator needed them."""
+    graph = model.graph
+    opset = graph.opset_imports[""]
+    widened: Counter[str] = Counter()
+    casts: dict[tuple[int, ir.DataType], ir.Value] = {}
+    for node in list(graph):
+        if node.domain:
+            continue
+        formals = _formals(node.op_type, opset)
+        if formals is None:
+            continue
+        types = _types(node, *formals)
+        if types is None or kernels.accepts(node.op_type, opset, _named(types)):
+            continue
+        wider = _widening(node.op_type, opset, types, kernels, formals[2])
+        if wider:
+            _insert_casts(graph, node, formals, wider, casts)
+            widened[node.op_type] += 1
+    return widened
+
+
+@lru_cache(maxsize=None)
+def _formals(op_type: str, opset: int) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, frozenset[str]]] | None:
+    """The type constraint of each input and output, the last repeated for variadic ones; and what ONNX allows."""
+    try:
+        schema = onnx.defs.get_schema(op_type, opset)
+    except onnx.defs.SchemaError:
+        return None
+    allowed = {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints}
+    return tuple(i.type_str for i in schema.inputs), tuple(o.type_str for o in schema.outputs), allowed
+
+
+def _constraint(formals: Sequence[str], index: int) -> str:
+    return formals[min(index, len(formals) - 1)]
+
+
+def _types(node: ir.Node, inputs: Sequence[str], outputs: Sequence[str], allowed: Any) -> dict[str, ir.DataType] | None:
+    types: dict[str, ir.DataType] = {}
+    for formals, values in ((inputs, node.inputs), (outputs, node.outputs)):
+        for index, value in enumerate(values):
+            if value is None:
+                continue
+            if value.dtype is None:
+                return None
+            types.setdefault(_constraint(formals, index), value.dtype)
+    return types
+
+
+def _named(types: Mapping[str, ir.DataType]) -> dict[str, str]:
+    return {name: f"tensor({_SPELLING.get(dtype, dtype.name.lower())})" for name, dtype in types.items()}
+
+
+_SPELLING = {ir.DataType.FLOAT: "float", ir.DataType.DOUBLE: "double"}
+
+
+def _widening(
+    op_type: str, opset: int, types: Mapping[str, ir.DataType], kernels: Kernels, allowed: Mapping[str, frozenset[str]]
+) -> dict[str, ir.DataType] | None:
+    """The dtypes to compute in instead: the same wider one for every operand that has the lacking one."""
+    for narrow in dict.fromkeys(types.values()):
+        for wide in _WIDER.get(narrow, ()):
+            changed = {name: wide for name, dtype in types.items() if dtype == narrow and name in allowed}
+            named = _named({**types, **changed})
+            legal = all(named[name] in allowed[name] for name in changed)
+            if changed and legal and kernels.accepts(op_type, opset, named):
+                return changed
+    return None
+
+
+def _insert_casts(
+    graph: ir.Graph,
+    node: ir.Node,
+    formals: Any,
+    wider: Mapping[str, ir.DataType],
+    casts: dict[tuple[int, ir.DataType], ir.Value],
+) -> None:
+    for index, value in enumerate(node.inputs):
+        to = wider.get(_constraint(formals[0], index)) if value is not None else None
+        if to is None or value is None:
+            continue
+        if (id(value), to) not in casts:
+            cast = _cast(value, to)
+            graph.insert_before(node, cast)
+            casts[id(value), to] = cast.outputs[0]
+        node.replace_input_with(index, casts[id(value), to])
+    for index, value in enumerate(node.outputs):
+        to = wider.get(_constraint(formals[1], index))
+        if to is not None and value.dtype is not None:
+            _narrow_again(graph, node, value, to)
+
+
+def _narrow_again(graph: ir.Graph, node: ir.Node, value: ir.Value, wide: ir.DataType) -> None:
+    narrow = value.dtype
+    assert narrow is not None
+    cast = _cast(value, narrow)
+    graph.insert_after(node, cast)
+    result = cast.outputs[0]
+    ir.convenience.replace_all_uses_with(value, result, replace_graph_outputs=True)
+    cast.replace_input_with(0, value)
+    value.type = ir.TensorType(wide)
+
+
+def _cast(value: ir.Value, to: ir.DataType) -> ir.Node:
+    node = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(to))], num_outputs=1)
+    output = node.outputs[0]
+    output.name, output.type, output.shape = f"{value.name}_{to.name.lower()}", ir.TensorType(to), value.shape
+    output.meta["dims"] = value.meta.get("dims")
+    return node

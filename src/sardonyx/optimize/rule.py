@@ -1,0 +1,109 @@
+"""What a rule is: a pattern, and a function that checks the match and builds the replacement."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import onnx_ir as ir
+
+from sardonyx.optimize.pattern import Bindings, Operator
+from sardonyx.translate.builder import Builder
+from sardonyx.translate.errors import Unsupported
+from sardonyx.translate.sizes import Dims
+
+log = logging.getLogger(__name__)
+
+Replacement: TypeAlias = "ir.Value | tuple[ir.Value, ...]"
+Rewrite: TypeAlias = Callable[["Match"], Replacement]
+
+
+class Refused(Exception):
+    """A check failed; the text says which."""
+
+
+class Match:
+    """A place where a pattern fits. Bound values are attributes; `g` builds the replacement."""
+
+    def __init__(self, node: ir.Node, bound: Bindings, g: Builder) -> None:
+        self.node, self.g, self._bound = node, g, bound
+        self.result = node.outputs[0]
+
+    def __getattr__(self, name: str) -> ir.Value:
+        try:
+            return self._bound[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def require(self, condition: bool, reason: str) -> None:
+        """Give the match up, saying why, unless the condition holds."""
+        if not condition:
+            raise Refused(reason)
+
+    def dims(self, value: ir.Value) -> Dims:
+        """The sizes of a value; the match is given up where they are unknown."""
+        dims: Dims | None = value.meta.get("dims")
+        if dims is None:
+            raise Refused(f"the shape of {value.name} is unknown")
+        return dims
+
+    def attribute(self, value: ir.Value, name: str, default: Any = None) -> Any:
+        """An attribute of the node that makes the value."""
+        producer = value.producer()
+        assert producer is not None
+        return producer.attributes[name].value if name in producer.attributes else default
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A named rewrite. `needs` is the operator domain an engine must know for the rule to apply."""
+
+    name: str
+    root: str
+    matches: Callable[[ir.Node], Iterator[Bindings]]
+    rewrite: Rewrite
+    doc: str
+    needs: str = ""
+
+    def apply(self, node: ir.Node, g: Builder) -> Replacement | None:
+        """The replacement of the node's outputs, or None; why not is logged."""
+        for bound in self.matches(node):
+            try:
+                return self.rewrite(Match(node, bound, g))
+            except (Refused, Unsupported) as refusal:
+                log.debug("%s refused at %s: %s", self.name, node.outputs[0].name, refusal)
+        return None
+
+
+RULES: list[Rule] = []
+"""Every rule, in the order in which they are tried at a node."""
+
+
+def rule(*patterns: Operator, needs: str = "") -> Callable[[Rewrite], Rewrite]:
+    """Register a function as the rewrite of one or more patterns; its name, in capitals, names the rule."""
+
+    def register(rewrite: Rewrite) -> Rewrite:
+        name = "".join(part.capitalize() for part in rewrite.__name__.split("_"))
+        for pattern in patterns:
+
+            def matches(node: ir.Node, pattern: Operator = pattern) -> Iterator[Bindings]:
+                return pattern.matches(node, {})
+
+            RULES.append(Rule(name, pattern.op_type, matches, rewrite, rewrite.__doc__ or "", needs))
+        return rewrite
+
+    return register
+
+
+def rule_at(*op_types: str, needs: str = "") -> Callable[[Rewrite], Rewrite]:
+    """Register a rewrite that looks at any node of these operators by itself, where a pattern says too little."""
+
+    def register(rewrite: Rewrite) -> Rewrite:
+        name = "".join(part.capitalize() for part in rewrite.__name__.split("_"))
+        for op_type in op_types:
+            RULES.append(Rule(name, op_type, lambda node: iter([{}]), rewrite, rewrite.__doc__ or "", needs))
+        return rewrite
+
+    return register

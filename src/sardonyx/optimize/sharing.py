@@ -1,0 +1,39 @@
+"""Common-subexpression elimination: equal nodes become one."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import onnx_ir as ir
+
+_NEVER = ("Random", "Dropout", "Bernoulli", "Multinomial")
+
+
+def share_common(graph: ir.Graph) -> int:
+    """Let every node that computes what an earlier one did give way to it; how many did."""
+    seen: dict[Hashable, ir.Node] = {}
+    shared = 0
+    for node in list(graph):
+        if node.op_type.startswith(_NEVER) or any(o.is_graph_output() for o in node.outputs):
+            continue
+        key = _key(node)
+        if key is None:
+            continue
+        first = seen.setdefault(key, node)
+        if first is not node:
+            for old, new in zip(node.outputs, first.outputs, strict=True):
+                ir.convenience.replace_all_uses_with(old, new)
+            graph.remove(node, safe=True)
+            shared += 1
+    return shared
+
+
+def _key(node: ir.Node) -> Hashable | None:
+    attributes = []
+    for name, attribute in sorted(node.attributes.items()):
+        if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.TENSOR):
+            return None
+        value = attribute.value
+        attributes.append((name, tuple(value) if isinstance(value, (list, tuple)) else value))
+    inputs = tuple(id(x) if x is not None else None for x in node.inputs)
+    return (node.domain, node.op_type, len(node.outputs), inputs, tuple(attributes))

@@ -1,0 +1,140 @@
+"""Every option, once: its default, environment variable, meaning, and whether it changes the compiled artifact."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, get_args
+
+from sardonyx.errors import OptionError
+
+Fallback: TypeAlias = Literal["warn", "error", "quiet"]
+Provider: TypeAlias = str | tuple[str, Mapping[str, Any]]
+
+_ENV_PREFIX = "SARDONYX_"
+
+
+def _option(default: Any, doc: str, *, artifact: bool = False, env: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"doc": doc, "artifact": artifact, "env": env})
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user can choose. A dict with the same keys is accepted wherever an `Options` is.
+
+    >>> Options.of({"fallback": "error"}).fallback
+    'error'
+    >>> Options.of({"falback": "error"})
+    Traceback (most recent call last):
+    sardonyx.errors.OptionError: unknown option 'falback'
+      next: did you mean 'fallback'?
+    """
+
+    engine: str = _option("onnxruntime", "name of the engine that runs the model", artifact=True)
+    engine_options: Mapping[str, Any] | None = _option(None, "passed to the engine as they are", artifact=True)
+    providers: Sequence[Provider] | None = _option(
+        None, "ONNX Runtime execution providers; by default chosen from the tensors' device", artifact=True
+    )
+    session_options: Any = _option(
+        None,
+        "a dict of onnxruntime.SessionOptions attributes (and 'config' entries), or such an object",
+        artifact=True,
+    )
+    fallback: Fallback = _option(
+        "warn", "what happens to an operator ONNX cannot express: 'warn', 'error' or 'quiet'"
+    )
+    dump: str | None = _option(
+        None, "folder for numbered .onnx files, each with its FX graph beside it", env=("ONNXRT_DUMP_PATH",)
+    )
+    verify: bool = _option(False, "compare each graph's first call with PyTorch")
+    transforms: Sequence[Callable[[Any], Any]] = _option(
+        (), "callables on the onnx.ModelProto before the session; each edits in place or returns a model"
+    )
+    optimize: str | bool = _option("default", "rewrite rules: 'default' or 'none'", artifact=True)
+    freeze: bool = _option(
+        True, "make weights constants of the session for inference; an edited weight is noticed", artifact=True
+    )
+    preallocate_outputs: bool | None = _option(
+        None, "let torch allocate the outputs; by default only on an accelerator"
+    )
+    cache_size: int = _option(3, "sessions kept for each compiled graph, least recently used out first")
+    opset: int | None = _option(None, "ONNX opset; by default the newest the engine runs well", artifact=True)
+
+    def __post_init__(self) -> None:
+        _one_of("fallback", self.fallback, get_args(Fallback))
+        _one_of("optimize", self.optimize, ("default", "none", True, False))
+        if not isinstance(self.cache_size, int) or self.cache_size < 1:
+            raise OptionError(f"cache_size is {self.cache_size!r}", hint="use an integer of at least 1")
+        if self.opset is not None and not isinstance(self.opset, int):
+            raise OptionError(f"opset is {self.opset!r}", hint="use an integer such as 23, or leave it out")
+
+    @classmethod
+    def of(cls, given: Options | Mapping[str, Any] | None = None, **more: Any) -> Options:
+        """Options from an object or a mapping, with environment variables under what is given."""
+        if isinstance(given, Options):
+            return dataclasses.replace(given, **_known(cls, more))
+        return cls(**{**_from_environment(cls), **_known(cls, {**(given or {}), **more})})
+
+    @classmethod
+    def describe(cls) -> str:
+        """A table of every option, for the documentation and the command line."""
+        rows = [
+            f"| `{f.name}` | `{f.default!r}` | `{'`, `'.join(_variables(f))}` | {f.metadata['doc']} |"
+            for f in dataclasses.fields(cls)
+        ]
+        return "\n".join(["| option | default | environment | meaning |", "|---|---|---|---|", *rows])
+
+    def artifact_key(self) -> tuple[str, ...]:
+        """What identifies a compiled artifact, as far as options decide it."""
+        return tuple(
+            f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self) if f.metadata["artifact"]
+        )
+
+
+def _one_of(name: str, value: object, allowed: Sequence[object]) -> None:
+    if value not in allowed:
+        raise OptionError(f"{name} is {value!r}", hint="use one of " + ", ".join(map(repr, allowed)))
+
+
+def _known(cls: type[Options], given: Mapping[str, Any]) -> dict[str, Any]:
+    names = [f.name for f in dataclasses.fields(cls)]
+    for key in given:
+        if key not in names:
+            near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else "known options: " + ", ".join(names)
+            raise OptionError(f"unknown option {key!r}", hint=hint)
+    return dict(given)
+
+
+def _variables(option: dataclasses.Field[Any]) -> tuple[str, ...]:
+    return (_ENV_PREFIX + option.name.upper(), *option.metadata["env"])
+
+
+_PARSERS: Mapping[str, Callable[[str], Any]] = {
+    "int": int,
+    "int | None": int,
+    "bool": lambda text: text.lower() in ("1", "true", "yes", "on"),
+    "bool | None": lambda text: text.lower() in ("1", "true", "yes", "on"),
+    "str": str,
+    "str | bool": str,
+    "str | None": str,
+    "Fallback": str,
+    "Sequence[Provider] | None": lambda text: tuple(part.strip() for part in text.split(",")),
+}
+
+
+def _from_environment(cls: type[Options]) -> dict[str, Any]:
+    found = {}
+    for option in dataclasses.fields(cls):
+        parse = _PARSERS.get(str(option.type))
+        text = next((os.environ[name] for name in _variables(option) if os.environ.get(name)), None)
+        if text is None or parse is None:
+            continue
+        try:
+            found[option.name] = parse(text)
+        except ValueError as error:
+            raise OptionError(f"environment variable for {option.name!r} holds {text!r}: {error}") from error
+    return found

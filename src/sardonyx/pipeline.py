@@ -1,0 +1,123 @@
+"""The way a graph takes, stage by stage: capture → translate → optimize → engine → run."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from sardonyx.engines.registry import find as find_engine
+from sardonyx.capture.regions import Region, partition, region_of
+from sardonyx.capture.views import views_of_inputs
+from sardonyx.diagnose.report import Fallback, GraphReport, RegionReport, new_graph_report
+from sardonyx.diagnose.source import source_of
+from sardonyx.errors import UnsupportedOperator
+from sardonyx.options import Options
+from sardonyx.run.region import CompiledRegion
+from sardonyx.translate.translator import NotExpressible, Refusal, Translation, translate
+
+log = logging.getLogger(__name__)
+
+
+def compile_graph(
+    graph: torch.fx.GraphModule, kind: str, weights: frozenset[int], options: Options
+) -> Callable[[list[Any]], Sequence[Any]]:
+    """Compile a functional ATen graph to a callable that takes its arguments as a list, which it may clear.
+
+    Nothing is built for an engine yet: the values of weights and numbers are known at the first call.
+    """
+    report = new_graph_report(kind, sum(node.op == "call_function" for node in graph.graph.nodes))
+    compiler = _GraphCompiler(kind, weights if options.freeze else frozenset(), options, report)
+    with report.stage("translate"), _disable_current_modes():
+        run = compiler.compile(graph)
+    log.info("%s graph: %d operators, %d region(s)", kind, report.operators, len(report.regions))
+    return run
+
+
+class _GraphCompiler:
+    def __init__(self, kind: str, weights: frozenset[int], options: Options, report: GraphReport) -> None:
+        self._kind, self._weights, self._options, self._report = kind, weights, options, report
+        self._opset = options.opset or find_engine(options.engine).opset
+
+    def compile(self, graph: torch.fx.GraphModule) -> Callable[[list[Any]], Sequence[Any]]:
+        stays = views_of_inputs(graph.graph)
+        whole = None if stays else region_of(graph, self._weights)
+        if whole is not None:
+            try:
+                return self._region(whole).run_boxed
+            except NotExpressible as error:
+                stays |= self._refuse(error.refusals)
+        return self._in_parts(graph, stays)
+
+    def _in_parts(self, graph: torch.fx.GraphModule, stays: set[torch.fx.Node]) -> Callable[[list[Any]], Sequence[Any]]:
+        """Partition around what must stay in torch, until every part can be expressed."""
+        stays = stays | self._refuse(self._refusals(graph, stays))
+        fused = partition(graph, self._weights, stays, self._region)
+
+        def run(args: list[Any]) -> Sequence[Any]:
+            given = tuple(args)
+            args.clear()
+            results: Sequence[Any] = fused(*given)
+            return results
+
+        return run
+
+    def _refusals(self, graph: torch.fx.GraphModule, stays: set[torch.fx.Node]) -> list[Refusal]:
+        """Nodes without a translation, those behind a refused one included."""
+        found: dict[torch.fx.Node, Refusal] = {}
+        try:
+            translate(graph, opset=self._opset, outputs=(), stays=stays)
+        except NotExpressible as error:
+            found = {refusal.node: refusal for refusal in error.refusals}
+        return list(found.values())
+
+    def _refuse(self, refusals: Sequence[Refusal]) -> set[torch.fx.Node]:
+        if refusals and self._options.fallback == "error":
+            raise _unsupported(refusals)
+        for refusal in refusals:
+            fallback = Fallback(str(refusal.node.target), refusal.reason, source_of(refusal.node))
+            if fallback not in self._report.fallbacks:
+                self._report.fallbacks.append(fallback)
+                _warn_once(fallback, self._options.fallback)
+        return {refusal.node for refusal in refusals}
+
+    def _region(self, region: Region) -> CompiledRegion:
+        translation = self._translate(region, region.weights)
+        report = RegionReport(nodes_translated=translation.model.graph.num_nodes(), weights=len(translation.weights))
+        report.operators = Counter(node.op_type for node in translation.model.graph)
+        self._report.regions.append(report)
+        return CompiledRegion(region, self._kind, translation, self._translate, self._options, self._report, report)
+
+    def _translate(self, region: Region, weights: frozenset[int], numbers: dict[int, float] | None = None) -> Translation:
+        return translate(
+            region.graph,
+            opset=self._opset,
+            weights=weights,
+            numbers=numbers or {},
+            outputs=region.outputs,
+            orders=region.orders,
+        )
+
+
+def _unsupported(refusals: Sequence[Refusal]) -> UnsupportedOperator:
+    first = refusals[0]
+    others = Counter(str(r.node.target) for r in refusals[1:])
+    also = "; also " + ", ".join(f"{name} ×{count}" for name, count in others.most_common()) if others else ""
+    return UnsupportedOperator(
+        f"ONNX cannot express {first.node.target}: {first.reason}{also}",
+        where=source_of(first.node) or None,
+        hint='options={"fallback": "warn"} runs it in torch; CONTRIBUTING.md shows how to add a translation',
+    )
+
+
+_warned: set[Fallback] = set()
+
+
+def _warn_once(fallback: Fallback, how: str) -> None:
+    if how == "warn" and fallback not in _warned:
+        _warned.add(fallback)
+        log.warning("%s runs in torch: %s (%s)", fallback.operator, fallback.reason, fallback.where)

@@ -1,0 +1,79 @@
+"""torch tensors as ONNX Runtime values and back, sharing memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.dlpack import from_dlpack, to_dlpack
+
+from sardonyx.translate import dtypes
+
+
+@cache
+def binding() -> Any:
+    """ONNX Runtime's C binding: its raw value class costs a sixth of the Python one around it."""
+    from onnxruntime.capi import _pybind_state
+
+    return _pybind_state
+
+
+def from_torch(tensor: torch.Tensor) -> Any:
+    """A value over the tensor's memory. The tensor must be contiguous, and stay alive while the value is used."""
+    if tensor.numel() == 0:
+        return _empty(tensor)
+    c = binding()
+    return c.OrtValue.from_dlpack(to_dlpack(tensor.detach()), tensor.dtype == torch.bool)
+
+
+def _empty(tensor: torch.Tensor) -> Any:
+    # DLPack cannot carry an empty tensor into ONNX Runtime.
+    c = binding()
+    cpu = c.OrtDevice(c.OrtDevice.cpu(), c.OrtDevice.default_memory(), 0)
+    onnx = int(dtypes.to_onnx(tensor.dtype))
+    return c.OrtValue.ortvalue_from_shape_and_onnx_type(list(tensor.shape), onnx, cpu)
+
+
+def from_int(number: int) -> Any:
+    """A value of one int64 element."""
+    return binding().OrtValue.ortvalue_from_numpy(np.array([number], dtype=np.int64), _cpu())
+
+
+@cache
+def _cpu() -> Any:
+    c = binding()
+    return c.OrtDevice(c.OrtDevice.cpu(), c.OrtDevice.default_memory(), 0)
+
+
+def device_of(device: torch.device) -> Any:
+    """ONNX Runtime's name for a torch device."""
+    if device.type == "cpu":
+        return _cpu()
+    c = binding()
+    return c.OrtDevice(c.OrtDevice.cuda(), c.OrtDevice.default_memory(), device.index or 0)
+
+
+def reader(dtype: torch.dtype, device: torch.device) -> Callable[[Any, int], torch.Tensor]:
+    """A function that takes the value at an index of a vector over to torch, without a copy."""
+
+    def plain(vector: Any, index: int) -> torch.Tensor:
+        return from_dlpack(vector.dlpack_at(index))
+
+    def boolean(vector: Any, index: int) -> torch.Tensor:
+        return from_dlpack(vector.dlpack_at(index)).view(torch.bool)  # DLPack carries it as bytes
+
+    read = boolean if dtype == torch.bool else plain
+
+    def checked(vector: Any, index: int) -> torch.Tensor:
+        try:
+            return read(vector, index)
+        except RuntimeError:
+            value = vector[index]
+            if 0 in value.shape():
+                return torch.empty(value.shape(), dtype=dtype, device=device)
+            raise
+
+    return checked

@@ -1,0 +1,275 @@
+"""A region that runs: its sessions, which of them fits a call, and when to build another."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from sardonyx.engines.registry import find as find_engine
+from sardonyx.cache.lru import LRU
+from sardonyx.cache.sessions import shared_runner
+from sardonyx.capture.regions import Region, Result
+from sardonyx.diagnose import dump
+from sardonyx.diagnose.report import GraphReport, RegionReport
+from sardonyx.diagnose.verify import verify
+from sardonyx.engines import Job, Runner
+from sardonyx.optimize import optimize
+from sardonyx.optimize.legalize import legalize
+from sardonyx.options import Options
+from sardonyx.run.snapshot import Numbers, Snapshot
+from sardonyx.translate import dtypes
+from sardonyx.translate.translator import Translation
+
+log = logging.getLogger(__name__)
+
+_EDITS_BEFORE_THAW = 2
+"""Weights edited more often than this are no constants: they become inputs."""
+
+
+@dataclass(frozen=True)
+class _Session:
+    runner: Runner
+    inputs: tuple[int, ...]
+    weights: Snapshot
+    numbers: Numbers
+    stream: int
+
+
+@dataclass(frozen=True)
+class _Built:
+    """A model ready for the engine, before its weights are given."""
+
+    model: bytes
+    translation: Translation
+    numbers: Numbers
+
+
+class CompiledRegion(torch.nn.Module):
+    """A region as a callable. A module only so that FX can call it."""
+
+    def __init__(
+        self,
+        region: Region,
+        kind: str,
+        translation: Translation,
+        translate: Callable[..., Translation],
+        options: Options,
+        graph_report: GraphReport,
+        report: RegionReport,
+    ) -> None:
+        super().__init__()
+        self._region, self._kind, self._options = region, kind, options
+        self._first: Translation | None = translation
+        self._translate = translate
+        self._graph_report, self._report = graph_report, report
+        self._engine = find_engine(options.engine)
+        self._sessions = LRU[_Session](options.cache_size)
+        self._current: _Session | None = None
+        self._built: _Built | None = None
+        self._lock = threading.Lock()
+        self._frozen = region.weights
+        self._fixed = frozenset(_numbers(region))
+        self._edits = 0
+        self._finish = _finisher(region.results)
+
+    def run_boxed(self, args: list[Any]) -> Sequence[Any]:
+        """Call with a list of arguments, which is cleared so that tensors nobody needs can go."""
+        session = self._current
+        if session is None or not self._fits(session, args):
+            session = self._switch(args)
+        outputs = session.runner([args[i] for i in session.inputs])
+        results = self._finish(outputs, args)
+        args.clear()
+        return results
+
+    def forward(self, *args: Any) -> Any:
+        """Call as FX calls a module."""
+        results = self.run_boxed(list(args))
+        return results[0] if self._region.single else results
+
+    def _fits(self, session: _Session, args: Sequence[Any]) -> bool:
+        return (
+            session.weights.holds(args) and not session.numbers.changed(args) and session.stream == _stream(args)
+        )
+
+    def _switch(self, args: Sequence[Any]) -> _Session:
+        with self._lock:
+            for key, session in self._sessions.items():
+                if self._fits(session, args):
+                    self._sessions.get(key)
+                    self._current = session
+                    return session
+            return self._build_and_check(args)
+
+    def _build_and_check(self, args: Sequence[Any]) -> _Session:
+        first = self._current is None
+        session = self._session(args)
+        if first and self._options.verify:
+            outputs = session.runner([args[i] for i in session.inputs])
+            verify(self._region.graph, args, self._finish(outputs, args), lambda: self._trace(args))
+        self._sessions.put(id(session), session)
+        self._current = session
+        return session
+
+    def _session(self, args: Sequence[Any]) -> _Session:
+        built = self._model(args)
+        translation = built.translation
+        snapshot = Snapshot(sorted(translation.weights.values()), args)
+        job = Job(
+            model=built.model,
+            weights={name: args[index] for name, index in translation.weights.items()},
+            inputs=tuple(str(x.name) for x in translation.model.graph.inputs),
+            outputs=tuple(str(x.name) for x in translation.model.graph.outputs),
+            output_types=tuple(dtypes.to_torch(_dtype(x)) for x in translation.model.graph.outputs),
+            output_shapes=tuple(_static(x) for x in translation.model.graph.outputs),
+            device=_device(args),
+            options=self._options,
+        )
+        with self._graph_report.stage("engine"):
+            runner = shared_runner(self._engine, job, snapshot)
+        self._report.sessions += 1
+        return _Session(runner, tuple(translation.inputs), snapshot, built.numbers, _stream(args))
+
+    def _model(self, args: Sequence[Any]) -> _Built:
+        """The optimized model: kept while only weights are edited, made again when an assumption fails."""
+        built = self._built
+        if built is not None:
+            changed = built.numbers.changed(args)
+            if changed:
+                log.info("a number that was taken for constant changed; it is an input from now on")
+                self._fixed -= frozenset(changed)
+            elif built.translation.weights and self._edits_exceeded():
+                log.info("weights keep changing; they are inputs from now on")
+                self._frozen = frozenset()
+            else:
+                return built
+        self._built = self._build_model(args)
+        return self._built
+
+    def _edits_exceeded(self) -> bool:
+        self._edits += 1
+        return self._edits > _EDITS_BEFORE_THAW
+
+    def _build_model(self, args: Sequence[Any]) -> _Built:
+        numbers = Numbers(sorted(self._fixed), args)
+        translation, self._first = self._first, None
+        if translation is None or numbers.values:
+            with self._graph_report.stage("translate"):
+                translation = self._translate(self._region, self._frozen, dict(numbers.values))
+        model = translation.model
+        if self._options.optimize in ("default", True):
+            with self._graph_report.stage("optimize"):
+                self._report.rules = optimize(model, domains=self._engine.domains)
+        kernels = self._engine.kernels(_device(args))
+        if kernels is not None:
+            legalize(model, kernels)
+        translation = _still_used(translation)
+        self._report.operators = Counter(node.op_type for node in model.graph)
+        return _Built(self._serialize(model), translation, numbers)
+
+    def _serialize(self, model: ir.Model) -> bytes:
+        if self._options.dump or self._options.transforms:
+            dump.add_metadata(model)
+        with self._graph_report.stage("serialize"):
+            proto = ir.to_proto(model)
+        for transform in self._options.transforms:
+            proto = transform(proto) or proto
+        if self._options.dump:
+            dump.dump(self._options.dump, self._kind, proto, self._region.graph)
+        return proto.SerializeToString()
+
+    def _trace(self, args: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """Every node's value as our translation computes it, without rewrites: for finding where one differs."""
+        nodes = [n for n in self._region.graph.graph.nodes if _is_traceable(n)]
+        region = Region(
+            self._region.graph, frozenset(), tuple(nodes), (None,) * len(nodes), tuple(Result(i) for i in range(len(nodes)))
+        )
+        probe = CompiledRegion(
+            region,
+            "trace",
+            self._translate(region, frozenset()),
+            self._translate,
+            Options.of(self._options, optimize="none", verify=False, dump=None),
+            GraphReport("trace", 0),
+            RegionReport(),
+        )
+        return dict(zip((n.name for n in nodes), probe.run_boxed(list(args)), strict=True))
+
+
+def _is_traceable(node: torch.fx.Node) -> bool:
+    return node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _numbers(region: Region) -> list[int]:
+    """Inputs that are Python floats in disguise: dynamo hands them over as float64 tensors without dimensions."""
+    found = []
+    for index, node in enumerate(region.graph.graph.find_nodes(op="placeholder")):
+        val = node.meta.get("val")
+        if isinstance(val, torch.Tensor) and not val.dim() and val.dtype == torch.float64 and val.device.type == "cpu":
+            found.append(index)
+    return found if len(found) < 64 else []
+
+
+def _still_used(translation: Translation) -> Translation:
+    """Drop inputs and weights that rewriting left without a reader."""
+    graph = translation.model.graph
+    kept = [i for i, x in enumerate(graph.inputs) if x.uses() or x.is_graph_output()]
+    for i in reversed(range(len(graph.inputs))):
+        if i not in kept:
+            del graph.inputs[i]
+    weights = {name: index for name, index in translation.weights.items() if name in graph.initializers}
+    return Translation(translation.model, [translation.inputs[i] for i in kept], weights)
+
+
+def _finisher(results: tuple[Result, ...]) -> Callable[[list[torch.Tensor], Sequence[Any]], Sequence[Any]]:
+    """What turns the engine's outputs into the region's results; nothing, where they are the same."""
+    if all(r.output == i and r.order is None and r.strides is None for i, r in enumerate(results)):
+        return lambda outputs, args: outputs
+
+    def finish(outputs: list[torch.Tensor], args: Sequence[Any]) -> Sequence[Any]:
+        return [_result(r, outputs, args) for r in results]
+
+    return finish
+
+
+def _result(result: Result, outputs: Sequence[torch.Tensor], args: Sequence[Any]) -> Any:
+    if result.passed is not None:
+        return args[result.passed]
+    if result.output is None:
+        return None
+    value = outputs[result.output]
+    if result.order is not None:
+        return value.permute([result.order.index(axis) for axis in range(value.dim())])
+    if result.strides is not None:
+        return torch.empty_strided(value.shape, result.strides, dtype=value.dtype, device=value.device).copy_(value)
+    return value
+
+
+def _dtype(value: ir.Value) -> ir.DataType:
+    assert value.dtype is not None
+    return value.dtype
+
+
+def _static(value: ir.Value) -> tuple[int, ...] | None:
+    dims = value.meta.get("dims")
+    return dims if dims is not None and all(isinstance(d, int) for d in dims) else None
+
+
+def _device(args: Sequence[Any]) -> torch.device:
+    devices = [a.device for a in args if isinstance(a, torch.Tensor)]
+    return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
+
+
+def _stream(args: Sequence[Any]) -> int:
+    """Which stream a session must have been made for: torch's current one, on an accelerator."""
+    if not torch.cuda.is_initialized():
+        return 0
+    device = _device(args)
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0

@@ -1,0 +1,1 @@
+"""Stage two: ATen to ONNX, through one table."""

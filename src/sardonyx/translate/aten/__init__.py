@@ -1,0 +1,1 @@
+"""Translations of ATen operators, a family a file."""

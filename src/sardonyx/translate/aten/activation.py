@@ -1,0 +1,159 @@
+"""Activations and softmax."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import torch
+
+from sardonyx.translate.builder import Builder, Operand
+from sardonyx.translate.table import aten
+
+Value = ir.Value
+
+
+@aten("relu")
+def relu(g: Builder, x: Value) -> Value:
+    return g.Relu(x) if g.out.dtype.is_floating_point else g.Max(x, g.scalar(0, g.out.dtype))
+
+
+@aten("gelu")
+def gelu(g: Builder, x: Value, *, approximate: str = "none") -> Value:
+    return g.Gelu(x, approximate=approximate)
+
+
+@aten("silu")
+def silu(g: Builder, x: Value) -> Value:
+    return g.Mul(x, g.Sigmoid(x))
+
+
+@aten("mish")
+def mish(g: Builder, x: Value) -> Value:
+    return g.Mul(x, g.Tanh(softplus(g, x)))
+
+
+@aten("softplus")
+def softplus(g: Builder, x: Value, beta: float = 1, threshold: float = 20) -> Value:
+    dtype = g.out.dtype
+    scaled = x if beta == 1 else g.Mul(x, g.scalar(beta, dtype))
+    # log(1 + exp(x)) written so that neither tail overflows or cancels: max(x, 0) + log1p(exp(-|x|))
+    tail = log1p(g, g.Exp(g.Neg(g.Abs(scaled))))
+    soft = g.Add(g.Max(scaled, g.scalar(0, dtype)), tail)
+    soft = soft if beta == 1 else g.Div(soft, g.scalar(beta, dtype))
+    return g.Where(g.Greater(scaled, g.scalar(threshold, dtype)), x, soft)
+
+
+@aten("log1p")
+def log1p(g: Builder, x: Value) -> Value:
+    x = g.cast(x, g.out.dtype)
+    # log(u) · x / (u - 1) with u = 1 + x is exact to rounding where log(1 + x) loses every digit.
+    one = g.scalar(1, g.out.dtype)
+    u = g.Add(one, x)
+    exact = g.Div(g.Mul(g.Log(u), x), g.Sub(u, one))
+    return g.Where(g.Or(g.Equal(u, one), g.IsInf(u)), x, exact)
+
+
+@aten("expm1")
+def expm1(g: Builder, x: Value) -> Value:
+    x = g.cast(x, g.out.dtype)
+    # expm1(x) = 2 · sinh(x/2) · exp(x/2), without the cancellation of exp(x) - 1.
+    half = g.Mul(x, g.scalar(0.5, g.out.dtype))
+    product = g.Mul(g.Mul(g.Sinh(half), g.scalar(2, g.out.dtype)), g.Exp(half))
+    big = g.Greater(g.Abs(x), g.scalar(1, g.out.dtype))
+    return g.Where(big, g.Sub(g.Exp(x), g.scalar(1, g.out.dtype)), product)
+
+
+@aten("leaky_relu")
+def leaky_relu(g: Builder, x: Value, negative_slope: float = 0.01) -> Value:
+    return g.LeakyRelu(x, alpha=float(negative_slope))
+
+
+@aten("elu")
+def elu(g: Builder, x: Value, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Value:
+    dtype = g.out.dtype
+    scaled = x if input_scale == 1 else g.Mul(x, g.scalar(input_scale, dtype))
+    negative = g.Mul(expm1(g, scaled), g.scalar(alpha * scale, dtype))
+    positive = x if scale == 1 else g.Mul(x, g.scalar(scale, dtype))
+    return g.Where(g.Greater(x, g.scalar(0, dtype)), positive, negative)
+
+
+@aten("hardtanh")
+def hardtanh(g: Builder, x: Value, min_val: Operand = -1, max_val: Operand = 1) -> Value:
+    return g.Min(g.Max(x, g.scalar(min_val, g.out.dtype)), g.scalar(max_val, g.out.dtype))
+
+
+@aten("relu6")
+def relu6(g: Builder, x: Value) -> Value:
+    return hardtanh(g, x, 0, 6)
+
+
+@aten("hardsigmoid")
+def hardsigmoid(g: Builder, x: Value) -> Value:
+    return g.HardSigmoid(x, alpha=1 / 6, beta=0.5)
+
+
+@aten("hardswish")
+def hardswish(g: Builder, x: Value) -> Value:
+    return g.HardSwish(x)
+
+
+@aten("threshold")
+def threshold(g: Builder, x: Value, threshold: Operand, value: Operand) -> Value:
+    dtype = g.out.dtype
+    return g.Where(g.LessOrEqual(x, g.scalar(threshold, dtype)), g.scalar(value, dtype), x)
+
+
+@aten("prelu", "_prelu_kernel")
+def prelu(g: Builder, x: Value, weight: Value) -> Value:
+    if g.rank(weight) == 1 and g.rank(x) > 2:
+        weight = g.reshape(weight, [*g.dims(weight), *[1] * (g.rank(x) - 2)])
+    return g.Where(g.Greater(x, g.scalar(0, g.out.dtype)), x, g.Mul(x, weight))
+
+
+@aten("log_sigmoid_forward")
+def log_sigmoid_forward(g: Builder, x: Value) -> tuple[Value, Value]:
+    zero = g.scalar(0, g.dtype(x))
+    tail = g.Exp(g.Neg(g.Abs(x)))
+    g_out = g.out
+    g.out = g_out[0]
+    result = g.Sub(g.Min(x, zero), log1p(g, tail))
+    g.out = g_out
+    return result, tail  # torch leaves the second empty on CPU; only its backward reads it
+
+
+@aten("glu")
+def glu(g: Builder, x: Value, dim: int = -1) -> Value:
+    left, right = g.Split(x, axis=g.axis(x, dim), num_outputs=2, outputs=2)
+    return g.Mul(left, g.Sigmoid(right))
+
+
+def _softmax(g: Builder, op_type: str, x: Value, dim: int, dtype: torch.dtype) -> Value:
+    x = g.cast(x, dtype)
+    if not g.rank(x):
+        return g.squeeze(_softmax(g, op_type, g.unsqueeze(x, [0]), 0, dtype), [0])
+    return g.node(op_type, [x], axis=g.axis(x, dim))
+
+
+@aten("_softmax")
+def softmax(g: Builder, x: Value, dim: int, half_to_float: bool = False) -> Value:
+    return _softmax(g, "Softmax", x, dim, g.out.dtype)
+
+
+@aten("_log_softmax")
+def log_softmax(g: Builder, x: Value, dim: int, half_to_float: bool = False) -> Value:
+    return _softmax(g, "LogSoftmax", x, dim, g.out.dtype)
+
+
+@aten("softmax.int")
+def softmax_int(g: Builder, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
+    return _softmax(g, "Softmax", x, dim, g.out.dtype)
+
+
+@aten("log_softmax.int")
+def log_softmax_int(g: Builder, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
+    return _softmax(g, "LogSoftmax", x, dim, g.out.dtype)
+
+
+@aten("_safe_softmax")
+def safe_softmax(g: Builder, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
+    probabilities = _softmax(g, "Softmax", x, dim, g.out.dtype)
+    return g.Where(g.IsNaN(probabilities), g.scalar(0, g.out.dtype), probabilities)

@@ -1,0 +1,145 @@
+"""Scaled dot-product attention, in each form torch dispatches it to."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from sardonyx.translate.builder import Builder
+from sardonyx.translate.errors import Unsupported
+from sardonyx.translate.table import aten
+
+Value = ir.Value
+
+
+def _attention(
+    g: Builder, q: Value, k: Value, v: Value, mask: Value | None, dropout: float, causal: bool, scale: float | None
+) -> Value:
+    if dropout:
+        raise Unsupported("attention with dropout")
+    if g.opset < 23 or g.rank(q) != 4 or g.rank(k) != 4:
+        return _composed(g, q, k, v, mask, causal, scale)
+    y = g.Attention(q, k, v, _fitting(g, mask), is_causal=int(causal), scale=scale)
+    return g.shaped(y, [*g.dims(q)[:-1], g.dims(v)[-1]])
+
+
+def _fitting(g: Builder, mask: Value | None) -> Value | None:
+    """ONNX wants a mask of at least two dimensions, which broadcasts from there."""
+    if mask is None or g.rank(mask) >= 2:
+        return mask
+    return g.unsqueeze(mask, range(2 - g.rank(mask)))
+
+
+def _composed(
+    g: Builder, q: Value, k: Value, v: Value, mask: Value | None, causal: bool, scale: float | None
+) -> Value:
+    dtype = g.dtype(q)
+    width = g.dims(q)[-1]
+    if scale is None and not isinstance(width, int):
+        raise Unsupported("attention over a symbolic head size")
+    if g.dims(q)[:-2] != g.dims(k)[:-2]:
+        raise Unsupported("grouped attention before opset 23")
+    factor = 1 / math.sqrt(int(width)) if scale is None else scale
+    axes = list(range(g.rank(k)))
+    keys = g.transpose(k, [*axes[:-2], axes[-1], axes[-2]])
+    scores = g.MatMul(g.Mul(q, g.scalar(factor, dtype)), keys)
+    sizes = [*g.dims(q)[:-1], g.dims(k)[-2]]
+    g.shaped(scores, sizes)
+    if causal:
+        ones = g.expand(g.scalar(1, torch.int64), sizes[-2:])
+        mask = g.cast(g.Trilu(ones, upper=0), torch.bool)
+    if mask is not None and g.dtype(mask) == torch.bool:
+        scores = g.Where(mask, scores, g.scalar(-math.inf, dtype))
+    elif mask is not None:
+        scores = g.Add(scores, mask)
+    weights = g.Softmax(scores, axis=-1)
+    if mask is not None:
+        weights = g.Where(g.IsNaN(weights), g.scalar(0, dtype), weights)
+    return g.MatMul(weights, v)
+
+
+def _only_result(g: Builder) -> None:
+    if any(g.reads_output(index) for index in range(1, len(g.out))):
+        raise Unsupported("its log-sum-exp is used, as in training")
+
+
+@aten("_scaled_dot_product_flash_attention_for_cpu")
+def flash_for_cpu(
+    g: Builder,
+    q: Value,
+    k: Value,
+    v: Value,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Value | None = None,
+    scale: float | None = None,
+) -> tuple[Value, ...]:
+    _only_result(g)
+    y = _attention(g, q, k, v, attn_mask, dropout_p, is_causal, scale)
+    return (y,) * len(g.out)
+
+
+@aten("_scaled_dot_product_flash_attention")
+def flash(
+    g: Builder,
+    q: Value,
+    k: Value,
+    v: Value,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Value, ...]:
+    return flash_for_cpu(g, q, k, v, dropout_p, is_causal, scale=scale)
+
+
+@aten("_scaled_dot_product_efficient_attention")
+def efficient(
+    g: Builder,
+    q: Value,
+    k: Value,
+    v: Value,
+    attn_bias: Value | None,
+    compute_log_sumexp: bool = False,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Value, ...]:
+    return flash_for_cpu(g, q, k, v, dropout_p, is_causal, attn_mask=attn_bias, scale=scale)
+
+
+@aten("_scaled_dot_product_cudnn_attention")
+def cudnn(
+    g: Builder,
+    q: Value,
+    k: Value,
+    v: Value,
+    attn_bias: Value | None,
+    compute_log_sumexp: bool = False,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Value, ...]:
+    return flash_for_cpu(g, q, k, v, dropout_p, is_causal, attn_mask=attn_bias, scale=scale)
+
+
+@aten("scaled_dot_product_attention")
+def scaled_dot_product_attention(
+    g: Builder,
+    q: Value,
+    k: Value,
+    v: Value,
+    attn_mask: Value | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> Value:
+    return _attention(g, q, k, v, attn_mask, dropout_p, is_causal, options.get("scale"))

@@ -1,0 +1,96 @@
+"""Tensors out of nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+import sympy
+import torch
+
+from sardonyx.translate import dtypes
+from sardonyx.translate.builder import Builder, Operand
+from sardonyx.translate.errors import Unsupported
+from sardonyx.translate.sizes import Dim
+from sardonyx.translate.table import aten, prims
+
+Value = ir.Value
+
+
+def _filled(g: Builder, value: Operand) -> Value:
+    return g.expand(g.scalar(value, g.out.dtype), g.like(g.out))
+
+
+@aten("full", "new_full")
+def full(g: Builder, *args: Any, **ignored: Any) -> Value:
+    return _filled(g, args[-1])
+
+
+@aten("full_like")
+def full_like(g: Builder, x: Value, value: Operand, **ignored: Any) -> Value:
+    return _filled(g, value)
+
+
+@aten("zeros", "zeros_like", "new_zeros", "empty.memory_format", "empty_like", "new_empty", "empty_strided")
+@aten("new_empty_strided")
+def zeros(g: Builder, *args: Any, **ignored: Any) -> Value:
+    return _filled(g, 0)
+
+
+@aten("ones", "ones_like", "new_ones")
+def ones(g: Builder, *args: Any, **ignored: Any) -> Value:
+    return _filled(g, 1)
+
+
+@aten("scalar_tensor")
+def scalar_tensor(g: Builder, value: Operand, **ignored: Any) -> Value:
+    return g.scalar(value, g.out.dtype)
+
+
+@aten("fill.Scalar", "fill.Tensor")
+def fill(g: Builder, x: Value, value: Operand) -> Value:
+    return _filled(g, value)
+
+
+@aten("arange.start_step")
+def arange_start_step(g: Builder, start: Operand, end: Operand, step: Operand = 1, **ignored: Any) -> Value:
+    numbers = (start, end, step)
+    if not any(isinstance(number, sympy.Expr) for number in numbers):
+        return _constant_range(g, *numbers)
+    wide = torch.int64 if not any(isinstance(number, float) for number in numbers) else torch.float64
+    return g.cast(g.Range(*(g.scalar(number, wide) for number in numbers)), g.out.dtype)
+
+
+def _constant_range(g: Builder, start: Any, end: Any, step: Any) -> Value:
+    values = torch.arange(start, end, step, dtype=g.out.dtype)
+    return g.constant(dtypes.to_array(values), dtypes.to_onnx(values.dtype))
+
+
+@aten("arange.start")
+def arange_start(g: Builder, start: Operand, end: Operand, **ignored: Any) -> Value:
+    return arange_start_step(g, start, end)
+
+
+@aten("arange")
+def arange(g: Builder, end: Operand, **ignored: Any) -> Value:
+    return arange_start_step(g, 0, end)
+
+
+@prims("iota")
+def iota(g: Builder, length: Dim, *, start: Dim, step: Dim, **ignored: Any) -> Value:
+    return arange_start_step(g, start, start + length * step, step)
+
+
+@aten("eye", "eye.m")
+def eye(g: Builder, n: Dim, m: Dim | None = None, **ignored: Any) -> Value:
+    base = g.expand(g.scalar(0, g.out.dtype), g.like(g.out))
+    return g.EyeLike(base)
+
+
+@aten("linspace")
+def linspace(g: Builder, start: Any, end: Any, steps: Any, **ignored: Any) -> Value:
+    if not all(isinstance(number, (int, float)) for number in (start, end, steps)):
+        raise Unsupported("linspace of symbolic numbers")
+    values = torch.linspace(start, end, steps, dtype=g.out.dtype)
+    return g.constant(dtypes.to_array(values), dtypes.to_onnx(values.dtype))
+

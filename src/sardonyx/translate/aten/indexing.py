@@ -1,0 +1,191 @@
+"""Gathering, scattering and indexing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+import torch
+
+from sardonyx.translate.builder import Builder, Operand
+from sardonyx.translate.errors import Unsupported
+from sardonyx.translate.inference import broadcast
+from sardonyx.translate.sizes import Dim
+from sardonyx.translate.table import aten
+
+Value = ir.Value
+
+
+@aten("embedding")
+def embedding(
+    g: Builder, weight: Value, indices: Value, padding_idx: int = -1, scale_grad: bool = False, sparse: bool = False
+) -> Value:
+    return g.Gather(weight, indices, axis=0)
+
+
+@aten("index_select")
+def index_select(g: Builder, x: Value, dim: int, index: Value) -> Value:
+    if not g.rank(x):
+        return x
+    index = g.reshape(index, [1]) if not g.rank(index) else index
+    return g.Gather(x, index, axis=g.axis(x, dim))
+
+
+@aten("gather")
+def gather(g: Builder, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
+    if not g.rank(index):
+        return x if not g.rank(x) else g.reshape(g.GatherElements(x, g.unsqueeze(index, [0]), axis=0), [])
+    if not g.rank(x):
+        return g.expand(x, g.dims(index))
+    return g.GatherElements(x, index, axis=g.axis(x, dim))
+
+
+@aten("scatter.src", "scatter.value")
+def scatter(g: Builder, x: Value, dim: int, index: Value, src: Operand) -> Value:
+    return _scatter(g, x, dim, index, src, None)
+
+
+@aten("scatter_add")
+def scatter_add(g: Builder, x: Value, dim: int, index: Value, src: Value) -> Value:
+    return _scatter(g, x, dim, index, src, "add")
+
+
+def _scatter(g: Builder, x: Value, dim: int, index: Value, src: Operand, reduction: str | None) -> Value:
+    if not g.rank(x) or not g.rank(index):
+        raise Unsupported("scattering without dimensions")
+    if 0 in g.dims(index):
+        return x
+    if isinstance(src, Value):
+        src = _prefix(g, src, g.dims(index))
+    else:
+        src = g.expand(g.scalar(src, g.dtype(x)), g.dims(index))
+    return g.ScatterElements(x, index, src, axis=g.axis(x, dim), reduction=reduction)
+
+
+def _prefix(g: Builder, x: Value, dims: Sequence[Dim]) -> Value:
+    """The leading part of `x` that has these sizes: torch lets `src` be larger than `index`."""
+    for axis, (have, want) in enumerate(zip(g.dims(x), dims, strict=True)):
+        if have != want:
+            x = g.slice(x, axis, 0, want)
+            g.shaped(x, [*dims[: axis + 1], *g.dims(x)[axis + 1 :]] if x.meta.get("dims") else dims)
+    return g.shaped(x, dims) if x.producer() is not None else x
+
+
+# x[i, :, j]: advanced indexing
+
+def _indexed(g: Builder, x: Value, indices: Sequence[Value | None]) -> tuple[list[int], list[Value], bool]:
+    """Which axes are indexed, the indices broadcast together, and whether those axes are neighbours."""
+    axes = [axis for axis, index in enumerate(indices) if index is not None]
+    given = [index for index in indices if index is not None]
+    if any(g.dtype(index) in (torch.bool, torch.uint8) for index in given):
+        raise Unsupported("indexing by a mask, whose result has a data-dependent shape")
+    adjacent = axes == list(range(axes[0], axes[-1] + 1))
+    return axes, [g.cast(index, torch.int64) for index in given], adjacent
+
+
+def _front(axes: Sequence[int], rank: int) -> list[int]:
+    return [*axes, *(axis for axis in range(rank) if axis not in axes)]
+
+
+@aten("index.Tensor", "_unsafe_index.Tensor")
+def index(g: Builder, x: Value, indices: Sequence[Value | None]) -> Value:
+    axes, given, adjacent = _indexed(g, x, indices)
+    if len(given) == 1:
+        return g.Gather(x, given[0], axis=axes[0])
+    shape = broadcast(*map(g.dims, given))
+    joined = _joined(g, given, shape)
+    front = g.transpose(x, _front(axes, g.rank(x)))
+    rest = g.dims(front)[len(axes) :]
+    taken = g.shaped(g.GatherND(front, joined), [*shape, *rest])
+    if not adjacent or axes[0] == 0:
+        return taken
+    # torch puts the indexed dimensions where the first indexed axis was.
+    count, lead = len(shape), axes[0]
+    order = [*range(count, count + lead), *range(count), *range(count + lead, len(g.dims(taken)))]
+    return g.transpose(taken, order)
+
+
+def _joined(g: Builder, given: Sequence[Value], shape: Sequence[Dim]) -> Value:
+    """The indices as one tensor whose last axis holds a position, as GatherND and ScatterND take it."""
+    columns = [g.unsqueeze(g.expand(index, shape), [-1]) for index in given]
+    joined = columns[0] if len(columns) == 1 else g.Concat(*columns, axis=-1)
+    return g.shaped(joined, [*shape, len(columns)])
+
+
+@aten("index_put", "_unsafe_index_put")
+def index_put(g: Builder, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False) -> Value:
+    masks = [i for i in indices if i is not None and g.dtype(i) == torch.bool]
+    if masks:
+        return _masked_put(g, x, indices, values, accumulate)
+    axes, given, adjacent = _indexed(g, x, indices)
+    shape = broadcast(*map(g.dims, given))
+    order = _front(axes, g.rank(x))
+    front = g.transpose(x, order)
+    rest = g.dims(front)[len(axes) :]
+    updates = _updates(g, values, shape, rest, axes, adjacent)
+    reduction = "add" if accumulate else None
+    placed = g.ScatterND(front, _joined(g, given, shape), updates, reduction=reduction)
+    g.shaped(placed, g.dims(front))
+    return g.transpose(placed, [order.index(axis) for axis in range(len(order))])
+
+
+
+
+def _updates(
+    g: Builder, values: Value, shape: Sequence[Dim], rest: Sequence[Dim], axes: Sequence[int], adjacent: bool
+) -> Value:
+    """`values` broadcast to what is assigned, with the indexed dimensions in front."""
+    if not adjacent or axes[0] == 0:
+        return g.expand(values, [*shape, *rest])
+    lead, count = axes[0], len(shape)
+    values = g.expand(values, [*rest[:lead], *shape, *rest[lead:]])
+    return g.transpose(values, [*range(lead, lead + count), *range(lead), *range(lead + count, len(rest) + count)])
+
+
+def _masked_put(g: Builder, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool) -> Value:
+    mask = indices[0]
+    single = len(indices) == 1 and mask is not None and not accumulate
+    count = 1
+    for dim in g.dims(values):
+        count = count * dim
+    if not single or count != 1:
+        raise Unsupported("assigning several values under a mask")
+    mask = g.unsqueeze(mask, range(g.rank(mask), g.rank(x)))
+    return g.Where(mask, g.reshape(g.cast(values, g.dtype(x)), []), x)
+
+
+@aten("slice_scatter")
+def slice_scatter(
+    g: Builder, x: Value, src: Value, dim: int = 0, start: Dim | None = None, end: Dim | None = None, step: Dim = 1
+) -> Value:
+    axis = g.axis(x, dim)
+    size = g.dims(x)[axis]
+    if not all(isinstance(v, (int, type(None))) for v in (start, end, step, size)):
+        raise Unsupported("slice_scatter over a symbolic size")
+    positions = range(size)[slice(start, end, step)]
+    if not positions:
+        return x
+    if len(positions) == size:
+        return g.cast(g.expand(src, g.dims(x)), g.dtype(x))
+    return _placed(g, x, src, axis, list(positions))
+
+
+@aten("select_scatter")
+def select_scatter(g: Builder, x: Value, src: Value, dim: int, index: int) -> Value:
+    axis = g.axis(x, dim)
+    size = g.dims(x)[axis]
+    if not isinstance(size, int) or not isinstance(index, int):
+        raise Unsupported("select_scatter over a symbolic size")
+    return _placed(g, x, g.unsqueeze(src, [axis]), axis, [index % size])
+
+
+def _placed(g: Builder, x: Value, src: Value, axis: int, positions: Sequence[int]) -> Value:
+    dims = [len(positions) if i == axis else dim for i, dim in enumerate(g.dims(x))]
+    shape = [len(positions) if i == axis else 1 for i in range(len(dims))]
+    index = g.expand(g.reshape(g.ints(positions), shape), dims)
+    return g.ScatterElements(x, index, g.expand(g.cast(src, g.dtype(x)), dims), axis=axis)
+
+
+@aten("nonzero")
+def nonzero(g: Builder, x: Value) -> Value:
+    return g.Transpose(g.NonZero(x), perm=[1, 0])

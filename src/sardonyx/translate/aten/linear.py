@@ -1,0 +1,59 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from sardonyx.translate.builder import Builder, Operand
+from sardonyx.translate.sizes import Dim
+from sardonyx.translate.table import aten
+
+Value = ir.Value
+
+
+@aten("mm", "bmm", "matmul", "mv", "dot")
+def matmul(g: Builder, x: Value, y: Value) -> Value:
+    return g.MatMul(x, y)
+
+
+def _gemm_fits(g: Builder, bias: Value) -> bool:
+    return g.rank(bias) <= 2 and g.out.dtype.is_floating_point
+
+
+@aten("addmm")
+def addmm(g: Builder, bias: Value, x: Value, y: Value, *, beta: Operand = 1, alpha: Operand = 1) -> Value:
+    if beta == 0:
+        return _scaled(g, g.MatMul(x, y), alpha)
+    if _gemm_fits(g, bias) and isinstance(alpha, (int, float)) and isinstance(beta, (int, float)):
+        return g.Gemm(x, y, bias, alpha=_unless_one(alpha), beta=_unless_one(beta))
+    return g.Add(_scaled(g, g.MatMul(x, y), alpha), _scaled(g, bias, beta))
+
+
+def _unless_one(factor: float) -> float | None:
+    return None if factor == 1 else float(factor)
+
+
+def _scaled(g: Builder, x: Value, factor: Operand) -> Value:
+    return x if factor == 1 else g.Mul(x, g.scalar(factor, g.out.dtype))
+
+
+@aten("baddbmm", "addmv", "addbmm")
+def baddbmm(g: Builder, bias: Value, x: Value, y: Value, *, beta: Operand = 1, alpha: Operand = 1) -> Value:
+    product = _scaled(g, g.MatMul(x, y), alpha)
+    return product if beta == 0 else g.Add(product, _scaled(g, bias, beta))
+
+
+@aten("linear")
+def linear(g: Builder, x: Value, weight: Value, bias: Value | None = None) -> Value:
+    if g.rank(weight) == 1:
+        product = g.MatMul(x, weight)
+        return product if bias is None else g.Add(product, bias)
+    if g.rank(x) == 1:
+        product = g.MatMul(x, g.transpose(weight, [1, 0]))
+        return product if bias is None else g.Add(product, bias)
+    rows: Dim = 1
+    for dim in g.dims(x)[:-1]:
+        rows = rows * dim
+    flat = g.reshape(x, [rows, g.dims(x)[-1]])
+    result = g.Gemm(flat, weight, bias, transB=1)
+    return g.reshape(g.shaped(result, [rows, g.dims(weight)[0]]), g.like(g.out))

@@ -1,0 +1,400 @@
+"""Arithmetic, mathematics, comparison and logic, element by element, with torch's type promotion."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from sardonyx.translate.builder import Builder, Operand
+from sardonyx.translate.errors import Unsupported
+from sardonyx.translate.table import aten, prims
+
+Value = ir.Value
+
+
+def _operands(g: Builder, *xs: Operand) -> list[Value]:
+    """The operands in the dtype of the result."""
+    return [g.cast(x, g.out.dtype) for x in xs]
+
+
+@aten("add.Tensor", "add.Scalar")
+def add(g: Builder, x: Operand, y: Operand, alpha: Operand = 1) -> Value:
+    x, y = _operands(g, x, y)
+    y = y if _is(alpha, 1) else _times(g, y, alpha)
+    return g.Or(x, y) if g.out.dtype == torch.bool else g.Add(x, y)
+
+
+@aten("sub.Tensor", "sub.Scalar")
+def sub(g: Builder, x: Operand, y: Operand, alpha: Operand = 1) -> Value:
+    x, y = _operands(g, x, y)
+    return g.Sub(x, y if _is(alpha, 1) else _times(g, y, alpha))
+
+
+@aten("rsub.Tensor", "rsub.Scalar")
+def rsub(g: Builder, x: Operand, y: Operand, alpha: Operand = 1) -> Value:
+    return sub(g, y, x, alpha)
+
+
+@aten("mul.Tensor", "mul.Scalar")
+def mul(g: Builder, x: Operand, y: Operand) -> Value:
+    x, y = _operands(g, x, y)
+    return g.And(x, y) if g.out.dtype == torch.bool else g.Mul(x, y)
+
+
+def _times(g: Builder, x: Value, factor: Operand) -> Value:
+    if g.out.dtype == torch.bool:
+        return g.And(x, g.scalar(factor, torch.bool))
+    return g.Mul(x, g.scalar(factor, g.out.dtype))
+
+
+def _is(x: Operand, number: float) -> bool:
+    return not isinstance(x, Value) and x == number
+
+
+@aten("div.Tensor", "div.Scalar", "true_divide.Tensor")
+def div(g: Builder, x: Operand, y: Operand) -> Value:
+    return g.Div(*_operands(g, x, y))
+
+
+@aten("div.Tensor_mode", "div.Scalar_mode")
+def div_mode(g: Builder, x: Operand, y: Operand, rounding_mode: str | None = None) -> Value:
+    if rounding_mode is None:
+        return div(g, x, y)
+    return floor_divide(g, x, y) if rounding_mode == "floor" else _trunc(g, g.Div(*_operands(g, x, y)))
+
+
+@aten("floor_divide", "floor_divide.Scalar")
+def floor_divide(g: Builder, x: Operand, y: Operand) -> Value:
+    x, y = _operands(g, x, y)
+    if g.out.dtype.is_floating_point:
+        # torch computes (x - fmod(x, y)) / y, corrects the sign, and rounds: floor(x / y) alone differs by one ulp.
+        quotient = g.Div(g.Sub(x, remainder_of(g, x, y)), y)
+        return g.Where(_equals_zero(g, y), g.Div(x, y), g.Round(quotient))
+    if not g.out.dtype.is_signed:
+        return g.Div(x, y)
+    return g.Div(g.Sub(x, g.Mod(x, y)), y)
+
+
+def _equals_zero(g: Builder, x: Value) -> Value:
+    return g.Equal(x, g.scalar(0, g.dtype(x)))
+
+
+def remainder_of(g: Builder, x: Value, y: Value) -> Value:
+    """Python's `%`: the result takes the divisor's sign."""
+    if not g.dtype(x).is_floating_point:
+        return g.Mod(x, y)
+    rest = g.Mod(x, y, fmod=1)
+    zero = g.scalar(0, g.dtype(x))
+    wrong_sign = g.And(g.Not(g.Equal(rest, zero)), g.Xor(g.Less(rest, zero), g.Less(y, zero)))
+    return g.Where(wrong_sign, g.Add(rest, y), rest)
+
+
+@aten("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
+def remainder(g: Builder, x: Operand, y: Operand) -> Value:
+    return remainder_of(g, *_operands(g, x, y))
+
+
+@aten("fmod.Tensor", "fmod.Scalar")
+def fmod(g: Builder, x: Operand, y: Operand) -> Value:
+    return g.Mod(*_operands(g, x, y), fmod=1)
+
+
+@aten("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar")
+def pow_(g: Builder, x: Operand, y: Operand) -> Value:
+    if isinstance(y, (int, float)) and not isinstance(y, bool) and isinstance(x, Value):
+        simple = _POWERS.get(float(y))
+        if simple is not None and (g.out.dtype.is_floating_point or y in (1, 2, 3)):
+            return simple(g, g.cast(x, g.out.dtype))
+    if g.out.dtype.is_floating_point:
+        return g.Pow(*_operands(g, x, y))
+    raise Unsupported("integer powers differ from torch's for negative exponents and overflow")
+
+
+_POWERS: dict[float, Any] = {
+    0.5: lambda g, x: g.Sqrt(x),
+    1.0: lambda g, x: x,
+    2.0: lambda g, x: g.Mul(x, x),
+    3.0: lambda g, x: g.Mul(g.Mul(x, x), x),
+    -1.0: lambda g, x: g.Reciprocal(x),
+    -0.5: lambda g, x: g.Reciprocal(g.Sqrt(x)),
+}
+
+
+@aten("square")
+def square(g: Builder, x: Value) -> Value:
+    return g.Mul(x, x)
+
+
+@aten("addcmul")
+def addcmul(g: Builder, x: Value, a: Value, b: Value, *, value: Operand = 1) -> Value:
+    x, a, b = _operands(g, x, a, b)
+    product = g.Mul(a, b)
+    return g.Add(x, product if _is(value, 1) else _times(g, product, value))
+
+
+@aten("addcdiv")
+def addcdiv(g: Builder, x: Value, a: Value, b: Value, *, value: Operand = 1) -> Value:
+    x, a, b = _operands(g, x, a, b)
+    quotient = g.Div(a, b)
+    return g.Add(x, quotient if _is(value, 1) else _times(g, quotient, value))
+
+
+@aten("lerp.Scalar", "lerp.Tensor")
+def lerp(g: Builder, x: Value, y: Value, weight: Operand) -> Value:
+    w = g.cast(weight, g.out.dtype)
+    near, far = g.Mul(w, g.Sub(y, x)), g.Mul(g.Sub(g.scalar(1, g.out.dtype), w), g.Sub(y, x))
+    small = g.Less(g.Abs(w), g.scalar(0.5, g.out.dtype))
+    return g.Where(small, g.Add(x, near), g.Sub(y, far))
+
+
+@aten("maximum")
+def maximum(g: Builder, x: Operand, y: Operand) -> Value:
+    x, y = _operands(g, x, y)
+    return g.Or(x, y) if g.out.dtype == torch.bool else g.Max(x, y)
+
+
+@aten("minimum")
+def minimum(g: Builder, x: Operand, y: Operand) -> Value:
+    x, y = _operands(g, x, y)
+    return g.And(x, y) if g.out.dtype == torch.bool else g.Min(x, y)
+
+
+def _ignoring_nan(g: Builder, x: Value, y: Value, pick: str) -> Value:
+    if not g.out.dtype.is_floating_point:
+        return (maximum if pick == "Max" else minimum)(g, x, y)
+    x, y = _operands(g, x, y)
+    return g.Where(g.IsNaN(x), y, g.Where(g.IsNaN(y), x, g.node(pick, [x, y])))
+
+
+@aten("fmax")
+def fmax(g: Builder, x: Value, y: Value) -> Value:
+    return _ignoring_nan(g, x, y, "Max")
+
+
+@aten("fmin")
+def fmin(g: Builder, x: Value, y: Value) -> Value:
+    return _ignoring_nan(g, x, y, "Min")
+
+
+@aten("clamp", "clamp.Tensor", "clamp_min", "clamp_min.Tensor")
+def clamp(g: Builder, x: Value, min: Operand | None = None, max: Operand | None = None) -> Value:
+    x = g.cast(x, g.out.dtype)
+    if min is not None:
+        x = g.Max(x, g.cast(min, g.out.dtype))
+    return x if max is None else g.Min(x, g.cast(max, g.out.dtype))
+
+
+@aten("clamp_max", "clamp_max.Tensor")
+def clamp_max(g: Builder, x: Value, max: Operand) -> Value:
+    return clamp(g, x, None, max)
+
+
+# Functions of one operand. Integers become floating point first where torch makes them so.
+
+_UNARY = {
+    **{name: name.capitalize() for name in ("exp", "log", "sqrt", "sin", "cos", "tan", "asin", "acos", "atan")},
+    **{name: name.capitalize() for name in ("sinh", "cosh", "asinh", "acosh", "atanh", "erf", "tanh", "sigmoid")},
+    **{name: name.capitalize() for name in ("neg", "abs", "reciprocal")},
+}
+
+
+def _register_unary(name: str, op_type: str) -> None:
+    @aten(name)
+    def unary(g: Builder, x: Value) -> Value:
+        return g.node(op_type, _operands(g, x))
+
+
+for _name, _op_type in _UNARY.items():
+    _register_unary(_name, _op_type)
+
+
+def _register_rounding(name: str, op_type: str) -> None:
+    @aten(name)
+    def rounding(g: Builder, x: Value) -> Value:
+        return g.node(op_type, [x]) if g.out.dtype.is_floating_point else x
+
+
+for _name in ("floor", "ceil", "round"):
+    _register_rounding(_name, _name.capitalize())
+
+
+def _trunc(g: Builder, x: Value) -> Value:
+    if not g.dtype(x).is_floating_point:
+        return x
+    return g.Where(g.Less(x, g.scalar(0, g.dtype(x))), g.Ceil(x), g.Floor(x))
+
+
+@aten("trunc")
+def trunc(g: Builder, x: Value) -> Value:
+    return _trunc(g, x)
+
+
+@aten("frac")
+def frac(g: Builder, x: Value) -> Value:
+    return g.Sub(x, _trunc(g, x))
+
+
+@aten("rsqrt")
+def rsqrt(g: Builder, x: Value) -> Value:
+    return g.Reciprocal(g.Sqrt(*_operands(g, x)))
+
+
+@aten("log2")
+def log2(g: Builder, x: Value) -> Value:
+    return g.Mul(g.Log(*_operands(g, x)), g.scalar(1 / math.log(2), g.out.dtype))
+
+
+@aten("log10")
+def log10(g: Builder, x: Value) -> Value:
+    return g.Mul(g.Log(*_operands(g, x)), g.scalar(1 / math.log(10), g.out.dtype))
+
+
+@aten("exp2")
+def exp2(g: Builder, x: Value) -> Value:
+    return g.Pow(g.scalar(2, g.out.dtype), *_operands(g, x))
+
+
+@aten("sign", "sgn")
+def sign(g: Builder, x: Value) -> Value:
+    return x if g.out.dtype == torch.bool else g.Sign(x)
+
+
+@aten("signbit")
+def signbit(g: Builder, x: Value) -> Value:
+    if g.dtype(x) == torch.bool:
+        return g.And(x, g.Not(x))
+    if g.dtype(x).is_floating_point:
+        x = g.Where(_equals_zero(g, x), g.Reciprocal(x), x)  # 1/-0 is -inf
+    return g.Less(x, g.scalar(0, g.dtype(x)))
+
+
+@aten("isnan")
+def isnan(g: Builder, x: Value) -> Value:
+    return g.IsNaN(x) if g.dtype(x).is_floating_point else _everywhere(g, x, False)
+
+
+@aten("isinf")
+def isinf(g: Builder, x: Value) -> Value:
+    return g.IsInf(x) if g.dtype(x).is_floating_point else _everywhere(g, x, False)
+
+
+def _everywhere(g: Builder, x: Value, answer: bool) -> Value:
+    return g.expand(g.scalar(answer, torch.bool), g.dims(x))
+
+
+@aten("nan_to_num")
+def nan_to_num(
+    g: Builder, x: Value, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Value:
+    dtype = g.dtype(x)
+    if not dtype.is_floating_point:
+        return x
+    limits = torch.finfo(dtype)
+    x = g.Where(g.IsNaN(x), g.scalar(nan or 0.0, dtype), x)
+    x = g.Where(g.IsInf(x, detect_negative=0), g.scalar(limits.max if posinf is None else posinf, dtype), x)
+    return g.Where(g.IsInf(x, detect_positive=0), g.scalar(limits.min if neginf is None else neginf, dtype), x)
+
+
+# Comparison and logic
+
+_COMPARISONS = {"eq": "Equal", "gt": "Greater", "ge": "GreaterOrEqual", "lt": "Less", "le": "LessOrEqual"}
+
+
+def _compare(g: Builder, op_type: str, x: Operand, y: Operand) -> Value:
+    x, y = g.promote(x, y)
+    if g.dtype(x) == torch.bool and op_type != "Equal":
+        x, y = (g.Cast(value, dtype=ir.DataType.INT32) for value in (x, y))
+    return g.node(op_type, [x, y])
+
+
+def _register_comparison(name: str, op_type: str) -> None:
+    @aten(f"{name}.Tensor", f"{name}.Scalar")
+    def comparison(g: Builder, x: Operand, y: Operand) -> Value:
+        return _compare(g, op_type, x, y)
+
+
+for _name, _op_type in _COMPARISONS.items():
+    _register_comparison(_name, _op_type)
+
+
+@aten("ne.Tensor", "ne.Scalar")
+def ne(g: Builder, x: Operand, y: Operand) -> Value:
+    return g.Not(_compare(g, "Equal", x, y))
+
+
+def _as_bool(g: Builder, x: Operand) -> Value:
+    return g.cast(x, torch.bool)
+
+
+@aten("logical_and")
+def logical_and(g: Builder, x: Value, y: Value) -> Value:
+    return g.And(_as_bool(g, x), _as_bool(g, y))
+
+
+@aten("logical_or")
+def logical_or(g: Builder, x: Value, y: Value) -> Value:
+    return g.Or(_as_bool(g, x), _as_bool(g, y))
+
+
+@aten("logical_xor")
+def logical_xor(g: Builder, x: Value, y: Value) -> Value:
+    return g.Xor(_as_bool(g, x), _as_bool(g, y))
+
+
+@aten("logical_not")
+def logical_not(g: Builder, x: Value) -> Value:
+    return g.Not(_as_bool(g, x))
+
+
+def _register_bitwise(name: str, logical: str, bitwise: str) -> None:
+    @aten(f"{name}.Tensor", f"{name}.Scalar", f"{name}.Scalar_Tensor")
+    def bitwise_op(g: Builder, x: Operand, y: Operand) -> Value:
+        return g.node(logical if g.out.dtype == torch.bool else bitwise, _operands(g, x, y))
+
+
+for _name, _logical, _bitwise in (
+    ("bitwise_and", "And", "BitwiseAnd"),
+    ("bitwise_or", "Or", "BitwiseOr"),
+    ("bitwise_xor", "Xor", "BitwiseXor"),
+):
+    _register_bitwise(_name, _logical, _bitwise)
+
+
+@aten("bitwise_not")
+def bitwise_not(g: Builder, x: Value) -> Value:
+    return g.Not(x) if g.out.dtype == torch.bool else g.BitwiseNot(x)
+
+
+@aten("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
+def where(g: Builder, condition: Value, x: Operand, y: Operand) -> Value:
+    return g.Where(_as_bool(g, condition), *_operands(g, x, y))
+
+
+@aten("masked_fill.Scalar", "masked_fill.Tensor")
+def masked_fill(g: Builder, x: Value, mask: Value, value: Operand) -> Value:
+    return g.Where(mask, g.cast(value, g.out.dtype), x)
+
+
+# Casts and copies
+
+@aten("_to_copy")
+def to_copy(g: Builder, x: Value, *, dtype: torch.dtype | None = None, **ignored: Any) -> Value:
+    return g.cast(x, dtype or g.dtype(x))
+
+
+@prims("convert_element_type")
+def convert_element_type(g: Builder, x: Value, dtype: torch.dtype) -> Value:
+    return g.cast(x, dtype)
+
+
+@aten("clone", "contiguous", "alias", "detach", "lift_fresh_copy", "lift_fresh")
+def same(g: Builder, x: Value, **ignored: Any) -> Value:
+    return x
+
+
+@aten("copy")
+def copy(g: Builder, x: Value, source: Value, non_blocking: bool = False) -> Value:
+    return g.expand(g.cast(source, g.out.dtype), g.dims(x))

@@ -1,0 +1,215 @@
+"""Reductions, arg-reductions, cumulative sums, sorting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+import torch
+
+from sardonyx.translate.builder import Builder, Operand
+from sardonyx.translate.errors import Unsupported
+from sardonyx.translate.table import aten
+
+Value = ir.Value
+Axes = Sequence[int] | int | None
+
+
+def _axes(g: Builder, x: Value, dim: Axes) -> list[int]:
+    """Which axes a torch `dim` argument names: None and [] name all."""
+    if dim is None or (not isinstance(dim, int) and not dim):
+        return list(range(g.rank(x)))
+    return sorted({g.axis(x, d) for d in ([dim] if isinstance(dim, int) else dim)}) if g.rank(x) else []
+
+
+def _reduce(g: Builder, op_type: str, x: Value, dim: Axes, keepdim: bool) -> Value:
+    axes = _axes(g, x, dim)
+    if not axes:
+        return x
+    dims = [1 if i in axes else size for i, size in enumerate(g.dims(x)) if keepdim or i not in axes]
+    return g.shaped(g.node(op_type, [x, g.ints(axes)], keepdims=int(keepdim)), dims)
+
+
+@aten("sum", "sum.dim_IntList")
+def sum_(
+    g: Builder, x: Value, dim: Axes = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Value:
+    return _reduce(g, "ReduceSum", g.cast(x, g.out.dtype), dim, keepdim)
+
+
+@aten("mean", "mean.dim")
+def mean(
+    g: Builder, x: Value, dim: Axes = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Value:
+    return _reduce(g, "ReduceMean", g.cast(x, g.out.dtype), dim, keepdim)
+
+
+@aten("prod", "prod.dim_int")
+def prod(g: Builder, x: Value, dim: Axes = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Value:
+    return _reduce(g, "ReduceProd", g.cast(x, g.out.dtype), dim, keepdim)
+
+
+def _extreme(g: Builder, op_type: str, x: Value, dim: Axes, keepdim: bool) -> Value:
+    if g.dtype(x) == torch.bool:
+        wide = g.Cast(x, dtype=ir.DataType.INT32)
+        return g.cast(_reduce(g, op_type, wide, dim, keepdim), torch.bool)
+    return _reduce(g, op_type, x, dim, keepdim)
+
+
+@aten("amax", "max")
+def amax(g: Builder, x: Value, dim: Axes = None, keepdim: bool = False) -> Value:
+    return _extreme(g, "ReduceMax", x, dim, keepdim)
+
+
+@aten("amin", "min")
+def amin(g: Builder, x: Value, dim: Axes = None, keepdim: bool = False) -> Value:
+    return _extreme(g, "ReduceMin", x, dim, keepdim)
+
+
+@aten("any", "any.dim", "any.dims")
+def any_(g: Builder, x: Value, dim: Axes = None, keepdim: bool = False) -> Value:
+    return g.cast(_extreme(g, "ReduceMax", g.cast(x, torch.bool), dim, keepdim), g.out.dtype)
+
+
+@aten("all", "all.dim", "all.dims")
+def all_(g: Builder, x: Value, dim: Axes = None, keepdim: bool = False) -> Value:
+    return g.cast(_extreme(g, "ReduceMin", g.cast(x, torch.bool), dim, keepdim), g.out.dtype)
+
+
+def _variance(g: Builder, x: Value, dim: Axes, correction: float | None, keepdim: bool) -> tuple[Value, Value]:
+    """Variance and mean by two passes, as torch computes them; the count may be symbolic."""
+    axes = _axes(g, x, dim)
+    dtype = g.dtype(x)
+    average = _reduce(g, "ReduceMean", x, dim, True)
+    centred = g.Sub(x, average)
+    spread = _reduce(g, "ReduceSum", g.Mul(centred, centred), dim, keepdim)
+    count: Operand = 1
+    for axis in axes:
+        count = count * g.dims(x)[axis]
+    freedom = g.Sub(g.scalar(count, dtype), g.scalar(1 if correction is None else correction, dtype))
+    variance = g.Div(spread, g.Max(freedom, g.scalar(0, dtype)))
+    if not keepdim and axes:
+        average = g.squeeze(average, axes)
+    return variance, average
+
+
+@aten("var.correction", "var.dim", "var")
+def var(
+    g: Builder, x: Value, dim: Axes = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None
+) -> Value:
+    correction = correction if unbiased else 0
+    return _variance(g, x, dim, correction, keepdim)[0]
+
+
+@aten("var_mean.correction")
+def var_mean(
+    g: Builder, x: Value, dim: Axes = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[Value, Value]:
+    return _variance(g, x, dim, correction, keepdim)
+
+
+@aten("std.correction")
+def std(g: Builder, x: Value, dim: Axes = None, *, correction: float | None = None, keepdim: bool = False) -> Value:
+    return g.Sqrt(_variance(g, x, dim, correction, keepdim)[0])
+
+
+@aten("logsumexp")
+def logsumexp(g: Builder, x: Value, dim: Axes, keepdim: bool = False) -> Value:
+    return _reduce(g, "ReduceLogSumExp", g.cast(x, g.out.dtype), dim, keepdim)
+
+
+def _arg(g: Builder, op_type: str, x: Value, dim: int | None, keepdim: bool) -> Value:
+    if not g.rank(x):
+        return g.scalar(0, torch.int64)
+    if dim is None:
+        x, dim = g.reshape(x, [_count(g, x)]), 0
+    if g.dtype(x) == torch.bool:
+        x = g.Cast(x, dtype=ir.DataType.INT32)
+    return g.node(op_type, [x], axis=g.axis(x, dim), keepdims=int(keepdim))
+
+
+def _count(g: Builder, x: Value) -> Operand:
+    total: Operand = 1
+    for dim in g.dims(x):
+        total = total * dim
+    return total
+
+
+@aten("argmax")
+def argmax(g: Builder, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    return g.reshape(_arg(g, "ArgMax", x, dim, keepdim and dim is not None), g.like(g.out)) if dim is None else _arg(
+        g, "ArgMax", x, dim, keepdim
+    )
+
+
+@aten("argmin")
+def argmin(g: Builder, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    return g.reshape(_arg(g, "ArgMin", x, dim, keepdim and dim is not None), g.like(g.out)) if dim is None else _arg(
+        g, "ArgMin", x, dim, keepdim
+    )
+
+
+def _extreme_with_index(
+    g: Builder, reduce_type: str, arg_type: str, x: Value, dim: int, keepdim: bool
+) -> tuple[Value, Value]:
+    values = _extreme(g, reduce_type, x, dim, keepdim) if g.rank(x) else x
+    return values, _arg(g, arg_type, x, dim, keepdim)
+
+
+@aten("max.dim")
+def max_dim(g: Builder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+    return _extreme_with_index(g, "ReduceMax", "ArgMax", x, dim, keepdim)
+
+
+@aten("min.dim")
+def min_dim(g: Builder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+    return _extreme_with_index(g, "ReduceMin", "ArgMin", x, dim, keepdim)
+
+
+@aten("cumsum")
+def cumsum(g: Builder, x: Value, dim: int, *, dtype: torch.dtype | None = None) -> Value:
+    x = g.cast(x, g.out.dtype)
+    return g.CumSum(x, g.scalar(g.axis(x, dim), torch.int64)) if g.rank(x) else x
+
+
+@aten("topk")
+def topk(
+    g: Builder, x: Value, k: Operand, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[Value, Value]:
+    if not g.rank(x):
+        return x, g.scalar(0, torch.int64)
+    return _top(g, x, g.shape_value([k]), g.axis(x, dim), largest)
+
+
+def _top(g: Builder, x: Value, k: Value, axis: int, largest: bool) -> tuple[Value, Value]:
+    if g.dtype(x) == torch.bool:
+        raise Unsupported("sorting of booleans")
+    values, indices = g.TopK(x, k, axis=axis, largest=int(largest), outputs=2)
+    indices.type = ir.TensorType(ir.DataType.INT64)
+    return values, indices
+
+
+@aten("sort", "sort.stable")
+def sort(
+    g: Builder, x: Value, dim: int = -1, descending: bool = False, *, stable: bool | None = None
+) -> tuple[Value, Value]:
+    # ONNX's TopK breaks ties by the lower index, so it sorts stably.
+    if not g.rank(x):
+        return x, g.scalar(0, torch.int64)
+    axis = g.axis(x, dim)
+    return _top(g, x, g.shape_value([g.dims(x)[axis]]), axis, descending)
+
+
+@aten("linalg_vector_norm")
+def linalg_vector_norm(
+    g: Builder, x: Value, ord: float = 2, dim: Axes = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Value:
+    x = g.cast(x, g.out.dtype)
+    if ord in (1, 2):
+        return _reduce(g, f"ReduceL{int(ord)}", x if _axes(g, x, dim) else g.Abs(x), dim, keepdim)
+    if ord in (float("inf"), float("-inf")):
+        return _reduce(g, "ReduceMax" if ord > 0 else "ReduceMin", g.Abs(x), dim, keepdim)
+    if ord == 0:
+        return _reduce(g, "ReduceSum", g.cast(g.Not(g.Equal(x, g.scalar(0, g.out.dtype))), g.out.dtype), dim, keepdim)
+    total = _reduce(g, "ReduceSum", g.Pow(g.Abs(x), g.scalar(ord, g.out.dtype)), dim, keepdim)
+    return g.Pow(total, g.scalar(1 / ord, g.out.dtype))

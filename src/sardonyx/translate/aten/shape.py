@@ -1,0 +1,242 @@
+"""Views, copies in another layout, joining and splitting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+import sympy
+import torch
+
+from sardonyx.translate.builder import Builder
+from sardonyx.translate.errors import Unsupported
+from sardonyx.translate.sizes import Dim
+from sardonyx.translate.table import aten, prims
+
+Value = ir.Value
+_END = 2**63 - 1
+
+
+@aten("view", "_unsafe_view", "reshape", "view_copy", "_reshape_copy", "unflatten.int")
+def view(g: Builder, x: Value, *ignored: Any) -> Value:
+    return g.reshape(x, g.like(g.out))
+
+
+@aten("flatten.using_ints")
+def flatten(g: Builder, x: Value, *ignored: Any) -> Value:
+    return g.reshape(x, g.like(g.out))
+
+
+@aten("squeeze", "squeeze.dim", "squeeze.dims", "squeeze_copy", "squeeze_copy.dim", "squeeze_copy.dims")
+def squeeze(g: Builder, x: Value, dim: int | Sequence[int] | None = None) -> Value:
+    dims = g.dims(x)
+    chosen = range(len(dims)) if dim is None else [dim] if isinstance(dim, int) else dim
+    return g.squeeze(x, [axis for axis in {g.axis(x, d) for d in chosen} if dims and dims[axis] == 1])
+
+
+@aten("unsqueeze", "unsqueeze_copy")
+def unsqueeze(g: Builder, x: Value, dim: int) -> Value:
+    return g.unsqueeze(x, [dim])
+
+
+@aten("t", "t_copy", "numpy_T", "mT", "adjoint")
+def t(g: Builder, x: Value) -> Value:
+    axes = list(range(g.rank(x)))
+    return g.transpose(x, [*axes[:-2], *reversed(axes[-2:])])
+
+
+@aten("transpose.int", "transpose_copy.int")
+def transpose(g: Builder, x: Value, dim0: int, dim1: int) -> Value:
+    axes = list(range(g.rank(x)))
+    if axes:
+        a, b = g.axis(x, dim0), g.axis(x, dim1)
+        axes[a], axes[b] = axes[b], axes[a]
+    return g.transpose(x, axes)
+
+
+@aten("permute", "permute_copy")
+def permute(g: Builder, x: Value, dims: Sequence[int]) -> Value:
+    return g.transpose(x, [g.axis(x, dim) for dim in dims])
+
+
+@prims("transpose")
+def prims_transpose(g: Builder, x: Value, permutation: Sequence[int]) -> Value:
+    return g.transpose(x, permutation)
+
+
+@aten("expand", "expand_copy")
+def expand(g: Builder, x: Value, size: Sequence[Dim], *, implicit: bool = False) -> Value:
+    return g.expand(x, g.like(g.out))
+
+
+@prims("broadcast_in_dim")
+def broadcast_in_dim(g: Builder, x: Value, shape: Sequence[Dim], broadcast_dimensions: Sequence[int]) -> Value:
+    missing = [axis for axis in range(len(shape)) if axis not in broadcast_dimensions]
+    return g.expand(g.unsqueeze(x, missing), g.like(g.out))
+
+
+@aten("repeat")
+def repeat(g: Builder, x: Value, repeats: Sequence[Dim]) -> Value:
+    x = g.unsqueeze(x, range(len(repeats) - g.rank(x)))
+    return x if all(n == 1 for n in repeats) else g.Tile(x, g.shape_value(repeats))
+
+
+@aten("slice.Tensor", "slice_copy.Tensor")
+def slice_(
+    g: Builder, x: Value, dim: int = 0, start: Dim | None = None, end: Dim | None = None, step: Dim = 1
+) -> Value:
+    if g.dims(x) == g.like(g.out) and step == 1:
+        return x
+    if not isinstance(step, int):
+        raise Unsupported("a symbolic slice step")
+    start = 0 if start is None else start
+    end = _END if end is None else end
+    return g.slice(x, g.axis(x, dim), start, end, step)
+
+
+@aten("select.int", "select_copy.int")
+def select(g: Builder, x: Value, dim: int, index: Dim) -> Value:
+    axis = g.axis(x, dim)
+    if isinstance(index, sympy.Expr):
+        return g.squeeze(_one(g, g.Gather(x, g.sizes.value(index), axis=axis), x, axis), [axis])
+    return g.Gather(x, g.scalar(index, torch.int64), axis=axis)
+
+
+def _one(g: Builder, taken: Value, x: Value, axis: int) -> Value:
+    return g.shaped(taken, [1 if i == axis else dim for i, dim in enumerate(g.dims(x))])
+
+
+@aten("narrow")
+def narrow(g: Builder, x: Value, dim: int, start: Dim, length: Dim) -> Value:
+    return g.slice(x, g.axis(x, dim), start, start + length)
+
+
+@aten("cat")
+def cat(g: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
+    # torch skips one-dimensional empty tensors whatever the rank of the others.
+    rank = len(g.like(g.out))
+    axis = dim % rank
+    parts = [
+        g.cast(x, g.out.dtype) for x in tensors if g.dims(x) != (0,) and not (g.rank(x) == rank and g.dims(x)[axis] == 0)
+    ]
+    if not parts:
+        return g.cast(next(x for x in tensors if g.rank(x) == rank), g.out.dtype)
+    return parts[0] if len(parts) == 1 else g.Concat(*parts, axis=axis)
+
+
+@aten("stack")
+def stack(g: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
+    axis = dim % (g.rank(tensors[0]) + 1)
+    return g.Concat(*(g.unsqueeze(g.cast(x, g.out.dtype), [axis]) for x in tensors), axis=axis)
+
+
+def _split(g: Builder, x: Value, axis: int) -> list[Value]:
+    """Split into parts of the sizes that FX states for the results."""
+    sizes = [g.like(part)[axis] for part in g.out]
+    if len(sizes) == 1:
+        return [x]
+    return list(g.Split(x, g.shape_value(sizes), axis=axis, outputs=len(sizes)))
+
+
+@aten("split.Tensor", "split_with_sizes", "split.sizes", "split_copy.Tensor", "split_with_sizes_copy", "chunk")
+@aten("tensor_split.sections", "unsafe_split.Tensor", "unsafe_split_with_sizes", "unsafe_chunk")
+def split(g: Builder, x: Value, size: Any, dim: int = 0) -> list[Value]:
+    return _split(g, x, g.axis(x, dim))
+
+
+@aten("unbind.int", "unbind_copy.int")
+def unbind(g: Builder, x: Value, dim: int = 0) -> list[Value]:
+    axis, count = g.axis(x, dim), len(g.out)
+    if count == 1:
+        return [g.squeeze(x, [axis])]
+    dims = [1 if i == axis else size for i, size in enumerate(g.dims(x))]
+    parts = g.Split(x, axis=axis, num_outputs=count, outputs=count)
+    return [g.squeeze(g.shaped(part, dims), [axis]) for part in parts]
+
+
+@aten("flip")
+def flip(g: Builder, x: Value, dims: Sequence[int]) -> Value:
+    axes = [g.axis(x, dim) for dim in dims]
+    if not axes or not g.rank(x):
+        return x
+    minus = [-1] * len(axes)
+    return g.Slice(x, g.ints(minus), g.ints([-(2**63)] * len(axes)), g.ints(axes), g.ints(minus))
+
+
+@aten("roll")
+def roll(g: Builder, x: Value, shifts: Sequence[Dim], dims: Sequence[int] = ()) -> Value:
+    sizes = g.dims(x)
+    if not dims:
+        if len(sizes) != 1:
+            raise Unsupported("roll of a flattened tensor")
+        dims = [0]
+    for shift, dim in zip(shifts, dims, strict=True):
+        axis = g.axis(x, dim)
+        size = sizes[axis]
+        if not (isinstance(shift, int) and isinstance(size, int)):
+            raise Unsupported("roll by or along a symbolic size")
+        if size and shift % size:
+            at = size - shift % size
+            x = g.Concat(g.slice(x, axis, at, size), g.slice(x, axis, 0, at), axis=axis)
+            g.shaped(x, sizes)
+    return x
+
+
+@aten("constant_pad_nd")
+def constant_pad_nd(g: Builder, x: Value, pad: Sequence[Dim], value: float = 0) -> Value:
+    return _pad(g, x, pad, mode="constant", fill=g.scalar(value, g.dtype(x)))
+
+
+@aten("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
+def reflection_pad(g: Builder, x: Value, padding: Sequence[Dim]) -> Value:
+    return _pad(g, x, padding, mode="reflect")
+
+
+@aten("replication_pad1d", "replication_pad2d", "replication_pad3d")
+def replication_pad(g: Builder, x: Value, padding: Sequence[Dim]) -> Value:
+    return _pad(g, x, padding, mode="edge")
+
+
+def _pad(g: Builder, x: Value, pad: Sequence[Dim], mode: str, fill: Value | None = None) -> Value:
+    if 0 in g.dims(x) and mode != "constant":
+        raise Unsupported("padding an empty tensor with its own values")
+    axes = [g.rank(x) - 1 - i for i in range(len(pad) // 2)]
+    begins, ends = list(pad[0::2]), list(pad[1::2])
+    return g.Pad(x, g.shape_value([*begins, *ends]), fill, g.ints(axes), mode=mode)
+
+
+@aten("pixel_shuffle")
+def pixel_shuffle(g: Builder, x: Value, upscale_factor: int) -> Value:
+    if g.rank(x) != 4:
+        raise Unsupported("pixel_shuffle of other than four dimensions")
+    return g.DepthToSpace(x, blocksize=upscale_factor, mode="CRD")
+
+
+@aten("tril")
+def tril(g: Builder, x: Value, diagonal: Dim = 0) -> Value:
+    return _triangle(g, x, diagonal, upper=0)
+
+
+@aten("triu")
+def triu(g: Builder, x: Value, diagonal: Dim = 0) -> Value:
+    return _triangle(g, x, diagonal, upper=1)
+
+
+def _triangle(g: Builder, x: Value, diagonal: Dim, upper: int) -> Value:
+    return g.Trilu(x, g.scalar(diagonal, torch.int64), upper=upper)
+
+
+@aten("unfold")
+def unfold(g: Builder, x: Value, dimension: int, size: int, step: int) -> Value:
+    axis = g.axis(x, dimension)
+    length = g.dims(x)[axis] if g.rank(x) else None
+    if not isinstance(length, int) or not isinstance(size, int):
+        raise Unsupported("unfold along a symbolic size")
+    starts = range(0, length - size + 1, step)
+    windows = g.ints([start + i for start in starts for i in range(size)])
+    rank = g.rank(x)
+    taken = g.Gather(x, g.reshape(windows, [len(starts), size]), axis=axis)
+    g.shaped(taken, [*g.dims(x)[:axis], len(starts), size, *g.dims(x)[axis + 1 :]])
+    order = [i for i in range(rank + 1) if i != axis + 1] + [axis + 1]
+    return g.transpose(taken, order)

@@ -1,0 +1,246 @@
+"""Builds ONNX graphs: `g.Add(x, y)` appends a node and returns its output, typed and, where known, shaped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+import sympy
+import torch
+
+from sardonyx.translate import dtypes, inference
+from sardonyx.translate.errors import Unsupported
+from sardonyx.translate.sizes import Dim, Dims, SizeTable, dim_of, dims_of
+
+Scalar: TypeAlias = int | float | bool
+Operand: TypeAlias = "ir.Value | Scalar | sympy.Expr"
+
+MICROSOFT = "com.microsoft"
+
+
+class Builder:
+    """Nodes, initializers and the meaning of symbolic sizes of one graph under construction.
+
+    Translations receive it as `g`. Capitalised attributes are ONNX operators; the rest are the few
+    compositions every family needs.
+    """
+
+    def __init__(self, opset: int, tag: str = "") -> None:
+        self.opset = opset
+        self._tag = tag
+        self.nodes: list[ir.Node] = []
+        self.initializers: dict[str, ir.Value] = {}
+        self.sizes = SizeTable(self)
+        self.out: Any = None
+        """`meta["val"]` of the FX node being translated: what the translation must produce."""
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+        self._origin: Any = None
+        self._count = 0
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        if not op_type[0].isupper():
+            raise AttributeError(op_type)
+
+        def append(*inputs: ir.Value | None, **attributes: Any) -> Any:
+            return self.node(op_type, inputs, **attributes)
+
+        return append
+
+    def node(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        *,
+        domain: str = "",
+        outputs: int = 1,
+        dtype: ir.DataType | None = None,
+        **attributes: Any,
+    ) -> Any:
+        """Append a node; one output is returned as itself, several as a tuple.
+
+        An attribute of None is left out, which is how ONNX writes a default. `dtype` states the type of the
+        outputs where it is not that of the first input.
+        """
+        while inputs and inputs[-1] is None:
+            inputs = inputs[:-1]
+        if dtype is not None and op_type == "Cast":
+            attributes["to"], dtype = int(dtype), None
+        attrs = [ir.convenience.convert_attribute(k, v) for k, v in attributes.items() if v is not None]
+        node = ir.Node(domain, op_type, inputs, attrs, num_outputs=outputs)
+        node.meta["fx"] = self._origin
+        inference.annotate(node, dtype)
+        for value in node.outputs:
+            value.name = self.fresh(op_type.lower())
+        self.nodes.append(node)
+        return node.outputs[0] if outputs == 1 else tuple(node.outputs)
+
+    def fresh(self, stem: str) -> str:
+        """A name nothing else in the graph has."""
+        self._count += 1
+        return f"{stem}_{self._tag}{self._count}"
+
+    @contextmanager
+    def translating(self, node: torch.fx.Node) -> Iterator[None]:
+        """While active, what is appended stems from the FX node; undone if the translation fails."""
+        self._origin, self.out = node, node.meta.get("val")
+        mark = len(self.nodes)
+        try:
+            yield
+        except BaseException:
+            for dropped in reversed(self.nodes[mark:]):
+                dropped.resize_inputs(0)
+            del self.nodes[mark:]
+            self.sizes.forget(self.nodes)
+            raise
+        finally:
+            self._origin = self.out = None
+
+    def reads_output(self, index: int) -> bool:
+        """Whether anything reads the given result of the operator being translated."""
+        return any(user.args[1] == index for user in self._origin.users)
+
+    # Constants
+
+    def constant(self, array: np.ndarray, dtype: ir.DataType | None = None) -> ir.Value:
+        """An initializer that holds the array; equal constants are the same value."""
+        tensor = ir.tensor(array, dtype=dtype)
+        key = (str(tensor.dtype), tuple(array.shape), array.tobytes())
+        if key not in self._constants:
+            name = self.fresh("const")
+            value = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+            tensor.name = name
+            value.meta["dims"] = tuple(array.shape)
+            self.initializers[name] = self._constants[key] = value
+        return self._constants[key]
+
+    def constant_vector(self, value: Scalar, count: int, dtype: torch.dtype) -> ir.Value:
+        """`count` times the same number."""
+        return self.constant(dtypes.to_array(torch.full((count,), value, dtype=dtype)), dtypes.to_onnx(dtype))
+
+    def ints(self, values: Sequence[int]) -> ir.Value:
+        """A constant one-dimensional int64 tensor."""
+        return self.constant(np.array(values, dtype=np.int64))
+
+    def scalar(self, value: Operand, dtype: torch.dtype) -> ir.Value:
+        """A number as a tensor without dimensions; a symbolic size is computed in the graph."""
+        if isinstance(value, ir.Value):
+            return self.cast(value, dtype)
+        if isinstance(value, sympy.Expr):
+            size = self.Squeeze(self.sizes.value(value), self.ints([0]))
+            size.meta["dims"] = ()
+            return self.cast(size, dtype)
+        return self.constant(dtypes.to_array(torch.tensor(value, dtype=dtype)), dtypes.to_onnx(dtype))
+
+    # Types and shapes
+
+    def dims(self, x: ir.Value) -> Dims:
+        """The sizes of a value: integers and symbolic expressions."""
+        dims: Dims | None = x.meta.get("dims")
+        if dims is None:
+            raise Unsupported(f"the shape of {x.name} is not known")
+        return dims
+
+    def rank(self, x: ir.Value) -> int:
+        """The number of dimensions of a value."""
+        return len(self.dims(x))
+
+    def dtype(self, x: ir.Value) -> torch.dtype:
+        """The torch dtype of a value."""
+        assert x.dtype is not None, x
+        return dtypes.to_torch(x.dtype)
+
+    def axis(self, x: ir.Value, dim: int) -> int:
+        """A dimension counted from the front."""
+        rank = max(self.rank(x), 1)
+        return dim % rank
+
+    def result_type(self, *operands: Operand) -> torch.dtype:
+        """What torch computes in, given these operands: its promotion rules, asked of torch itself."""
+        dtype = torch.result_type(*map(self._stand_in, operands[:2])) if len(operands) > 1 else None
+        if dtype is None:
+            return self._stand_in(operands[0]).dtype  # type: ignore[union-attr]  # one operand is a tensor
+        for operand in operands[2:]:
+            dtype = torch.promote_types(dtype, torch.result_type(torch.empty((), dtype=dtype), self._stand_in(operand)))
+        return dtype
+
+    def _stand_in(self, operand: Operand) -> torch.Tensor | Scalar:
+        if isinstance(operand, ir.Value):
+            return torch.empty((1,) * min(self.rank(operand), 1), dtype=self.dtype(operand), device="meta")
+        return 1 if isinstance(operand, sympy.Expr) else operand
+
+    def cast(self, x: Operand, dtype: torch.dtype) -> ir.Value:
+        """The operand as a tensor of `dtype`; no node where it is one already."""
+        if not isinstance(x, ir.Value):
+            return self.scalar(x, dtype)
+        to = dtypes.to_onnx(dtype)
+        if x.dtype == to:
+            return x
+        if x.name in self.initializers and not self.rank(x):
+            return self.scalar(x.const_value.numpy().item(), dtype)
+        return self.Cast(x, dtype=to)
+
+    def promote(self, *operands: Operand) -> list[ir.Value]:
+        """The operands as tensors of the dtype torch would compute in."""
+        dtype = self.result_type(*operands)
+        return [self.cast(operand, dtype) for operand in operands]
+
+    def shape_value(self, dims: Sequence[Dim]) -> ir.Value:
+        """Sizes as a one-dimensional int64 tensor: a constant where all are known."""
+        return self.sizes.vector(dims)
+
+    # Compositions that every family needs
+
+    def shaped(self, x: ir.Value, dims: Sequence[Dim]) -> ir.Value:
+        """State the sizes of a value that was just made."""
+        inference.set_dims(x, tuple(dims))
+        return x
+
+    def reshape(self, x: ir.Value, dims: Sequence[Dim]) -> ir.Value:
+        """`x` seen with other sizes; no node where they are the same."""
+        dims = tuple(dims)
+        if x.meta.get("dims") == dims:
+            return x
+        return self.shaped(self.Reshape(x, self.sizes.target(x, dims)), dims)
+
+    def transpose(self, x: ir.Value, perm: Sequence[int]) -> ir.Value:
+        """Axes in another order; no node for the order they have."""
+        if list(perm) == list(range(len(perm))):
+            return x
+        dims = self.dims(x)
+        return self.shaped(self.Transpose(x, perm=list(perm)), [dims[axis] for axis in perm])
+
+    def expand(self, x: ir.Value, dims: Sequence[Dim]) -> ir.Value:
+        """Broadcast to exactly these sizes; no node where `x` has them."""
+        dims = tuple(dims)
+        if self.dims(x) == dims:
+            return x
+        return self.shaped(self.Expand(x, self.shape_value(dims)), dims)
+
+    def unsqueeze(self, x: ir.Value, axes: Sequence[int]) -> ir.Value:
+        """Insert axes of size one at these places of the result."""
+        dims = list(self.dims(x))
+        axes = sorted(axis % (len(dims) + len(axes)) for axis in axes)
+        for axis in axes:
+            dims.insert(axis, 1)
+        return self.shaped(self.Unsqueeze(x, self.ints(axes)), dims) if axes else x
+
+    def squeeze(self, x: ir.Value, axes: Sequence[int]) -> ir.Value:
+        """Drop axes of size one."""
+        axes = sorted(self.axis(x, axis) for axis in axes)
+        dims = [dim for i, dim in enumerate(self.dims(x)) if i not in axes]
+        return self.shaped(self.Squeeze(x, self.ints(axes)), dims) if axes else x
+
+    def slice(self, x: ir.Value, axis: int, start: Dim, end: Dim, step: int = 1) -> ir.Value:
+        """`x[start:end:step]` along one axis; sizes may be symbolic, negative ones are not allowed here."""
+        return self.Slice(x, *(self.shape_value([v]) for v in (start, end)), self.ints([axis]), self.ints([step]))
+
+    def like(self, value: torch.Tensor) -> Dims:
+        """The sizes of a tensor that FX describes."""
+        return dims_of(value)
+
+    def dim(self, size: Any) -> Dim:
+        """A size that FX describes: an integer or an expression."""
+        return dim_of(size)

@@ -1,0 +1,51 @@
+"""Which torch dtype is which ONNX dtype: the one table."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from sardonyx.translate.errors import Unsupported
+
+_ONNX_OF_TORCH: dict[torch.dtype, ir.DataType] = {
+    torch.float32: ir.DataType.FLOAT,
+    torch.float64: ir.DataType.DOUBLE,
+    torch.float16: ir.DataType.FLOAT16,
+    torch.bfloat16: ir.DataType.BFLOAT16,
+    torch.int8: ir.DataType.INT8,
+    torch.int16: ir.DataType.INT16,
+    torch.int32: ir.DataType.INT32,
+    torch.int64: ir.DataType.INT64,
+    torch.uint8: ir.DataType.UINT8,
+    torch.uint16: ir.DataType.UINT16,
+    torch.uint32: ir.DataType.UINT32,
+    torch.uint64: ir.DataType.UINT64,
+    torch.bool: ir.DataType.BOOL,
+}
+_TORCH_OF_ONNX = {onnx: torch_ for torch_, onnx in _ONNX_OF_TORCH.items()}
+
+
+def to_onnx(dtype: torch.dtype) -> ir.DataType:
+    """The ONNX dtype that stores `dtype`.
+
+    >>> to_onnx(torch.float16)
+    FLOAT16
+    """
+    try:
+        return _ONNX_OF_TORCH[dtype]
+    except KeyError:
+        raise Unsupported(f"ONNX has no tensors of dtype {dtype}") from None
+
+
+def to_torch(dtype: ir.DataType) -> torch.dtype:
+    """The torch dtype stored by the ONNX dtype `dtype`."""
+    return _TORCH_OF_ONNX[dtype]
+
+
+def to_array(tensor: torch.Tensor) -> np.ndarray:
+    """A numpy array over the tensor's memory; numpy's missing dtypes come from ml_dtypes."""
+    tensor = tensor.detach().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.uint16).numpy().view(ir.DataType.BFLOAT16.numpy())
+    return tensor.numpy()

@@ -1,0 +1,74 @@
+"""Dtypes and sizes of the nodes a translation appends, as far as the next translation step needs them.
+
+Not a full shape inference: FX states the type of everything a user wrote. This covers what translations put between.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from sardonyx.translate.sizes import Dim, Dims
+
+_TO_BOOL = {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "Xor", "IsNaN", "IsInf"}
+_TO_INT64 = {"Shape", "Size", "ArgMax", "ArgMin", "NonZero"}
+_SECOND = {"Where": 1}
+_ELEMENTWISE = {
+    *_TO_BOOL - {"NonZero"},
+    *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Min", "Max", "Where", "BitwiseAnd", "BitwiseOr", "BitwiseXor"),
+    *("BitwiseNot", "BitShift", "Cast", "Neg", "Abs", "Exp", "Log", "Sqrt", "Reciprocal", "Erf", "Sigmoid", "Tanh"),
+    *("Relu", "Gelu", "Floor", "Ceil", "Round", "Sign", "Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh"),
+    *("Asinh", "Acosh", "Atanh", "Elu", "Selu", "Celu", "LeakyRelu", "HardSigmoid", "HardSwish", "Mish", "Softplus"),
+    *("Softsign", "ThresholdedRelu", "Clip", "Softmax", "LogSoftmax", "Identity", "QuickGelu", "Trilu", "CumSum"),
+    *("LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization", "LpNormalization"),
+}
+
+
+def annotate(node: ir.Node, dtype: ir.DataType | None) -> None:
+    """Set the type, and for elementwise operators the sizes, of a new node's outputs."""
+    dtype = dtype or _dtype(node)
+    dims = _elementwise_dims(node) if node.op_type in _ELEMENTWISE else None
+    for output in node.outputs:
+        if dtype is not None:
+            output.type = ir.TensorType(dtype)
+        if dims is not None:
+            set_dims(output, dims)
+
+
+def set_dims(value: ir.Value, dims: Dims) -> None:
+    """Record sizes both as expressions, for later translations, and as ONNX prints them."""
+    value.meta["dims"] = dims
+    value.shape = ir.Shape([dim if isinstance(dim, int) else str(dim) for dim in dims])
+
+
+def _dtype(node: ir.Node) -> ir.DataType | None:
+    if node.op_type in _TO_BOOL:
+        return ir.DataType.BOOL
+    if node.op_type in _TO_INT64:
+        return ir.DataType.INT64
+    if node.op_type == "Cast":
+        return ir.DataType(node.attributes["to"].as_int())
+    source = node.inputs[_SECOND.get(node.op_type, 0)] if node.inputs else None
+    return source.dtype if source is not None else None
+
+
+def _elementwise_dims(node: ir.Node) -> Dims | None:
+    operands = [x for x in node.inputs if x is not None]
+    if node.op_type.endswith("Normalization") or node.op_type in ("CumSum", "Trilu"):
+        operands = operands[:1]
+    known = [x.meta.get("dims") for x in operands]
+    return None if any(dims is None for dims in known) else broadcast(*known)
+
+
+def broadcast(*shapes: Dims) -> Dims:
+    """The sizes that several operands take together.
+
+    >>> broadcast((4, 1), (3,))
+    (4, 3)
+    """
+    rank = max(map(len, shapes), default=0)
+    padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+    return tuple(_wider(column) for column in zip(*padded, strict=True))
+
+
+def _wider(sizes: tuple[Dim, ...]) -> Dim:
+    return next((size for size in sizes if size != 1), 1)

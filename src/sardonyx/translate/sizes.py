@@ -1,0 +1,186 @@
+"""Symbolic sizes: from torch's sympy expressions to int64 values computed inside the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import onnx_ir as ir
+import sympy
+import torch
+from torch.utils._sympy import functions as torch_sympy
+
+from sardonyx.translate.errors import Unsupported
+
+if TYPE_CHECKING:
+    from sardonyx.translate.builder import Builder
+
+Dim: TypeAlias = "int | sympy.Expr"
+Dims: TypeAlias = tuple[Dim, ...]
+
+
+def dim_of(size: Any) -> Dim:
+    """An int, SymInt or expression as an int where it is one, else as an expression."""
+    if isinstance(size, torch.SymInt):
+        size = size.node.expr
+    if isinstance(size, sympy.Expr):
+        return int(size) if size.is_number else size
+    return int(size)
+
+
+def dims_of(tensor: torch.Tensor) -> Dims:
+    """The sizes of a (fake) tensor."""
+    return tuple(map(dim_of, tensor.shape))
+
+
+class SizeTable:
+    """Knows where each symbol can be read off, and computes expressions of them, each once."""
+
+    def __init__(self, g: Builder) -> None:
+        self._g = g
+        self._sources: dict[sympy.Symbol, tuple[ir.Value, int | None]] = {}
+        self._values: dict[sympy.Expr, ir.Value] = {}
+        self._vectors: dict[tuple[Dim, ...], ir.Value] = {}
+
+    def learn(self, value: ir.Value, dims: Dims) -> None:
+        """Each dimension that is a bare symbol tells that symbol from now on."""
+        for axis, dim in enumerate(dims):
+            if isinstance(dim, sympy.Symbol):
+                self._sources.setdefault(dim, (value, axis))
+
+    def learn_input(self, symbol: sympy.Expr, value: ir.Value) -> None:
+        """An integer input of the graph, as a tensor of one element, that no tensor's size tells."""
+        if isinstance(symbol, sympy.Symbol):
+            self._sources.setdefault(symbol, (value, None))
+
+    def knows(self, expr: sympy.Expr) -> bool:
+        """Whether every symbol of the expression can be read off something."""
+        return all(symbol in self._sources for symbol in expr.free_symbols)
+
+    def forget(self, nodes: Sequence[ir.Node]) -> None:
+        """Drop what was computed by nodes that are no longer in the graph."""
+        kept = set(map(id, nodes))
+
+        def stays(value: ir.Value) -> bool:
+            producer = value.producer()
+            return producer is None or id(producer) in kept
+
+        self._values = {expr: value for expr, value in self._values.items() if stays(value)}
+        self._vectors = {dims: value for dims, value in self._vectors.items() if stays(value)}
+
+    def value(self, dim: Dim) -> ir.Value:
+        """The size as an int64 tensor of shape [1]."""
+        if isinstance(dim, int):
+            return self._g.ints([dim])
+        if dim not in self._values:
+            self._values[dim] = self._g.shaped(self._compute(dim), (1,))
+        return self._values[dim]
+
+    def vector(self, dims: Sequence[Dim]) -> ir.Value:
+        """Several sizes as a one-dimensional int64 tensor; neighbours read off one tensor stay together."""
+        dims = tuple(dims)
+        if all(isinstance(dim, int) for dim in dims):
+            return self._g.ints([int(dim) for dim in dims])
+        if len(dims) == 1:
+            return self.value(dims[0])
+        if dims not in self._vectors:
+            pieces = self._pieces(dims)
+            joined = pieces[0] if len(pieces) == 1 else self._g.Concat(*pieces, axis=0)
+            self._vectors[dims] = self._g.shaped(joined, (len(dims),))
+        return self._vectors[dims]
+
+    def _pieces(self, dims: Dims) -> list[ir.Value]:
+        pieces: list[ir.Value] = []
+        at = 0
+        while at < len(dims):
+            run = self._run_length(dims, at)
+            if run > 1:
+                value, axis = self._sources[dims[at]]
+                assert axis is not None
+                pieces.append(self._g.Shape(value, start=axis, end=axis + run))
+            elif isinstance(dims[at], int):
+                run = next((i for i, d in enumerate(dims[at:]) if not isinstance(d, int)), len(dims) - at)
+                pieces.append(self._g.ints([int(d) for d in dims[at : at + run]]))
+            else:
+                pieces.append(self.value(dims[at]))
+            at += run
+        return pieces
+
+    def _run_length(self, dims: Dims, at: int) -> int:
+        source = self._sources.get(dims[at]) if isinstance(dims[at], sympy.Symbol) else None
+        if source is None or source[1] is None:
+            return 1
+        run = 1
+        while at + run < len(dims) and self._sources.get(dims[at + run]) == (source[0], source[1] + run):
+            run += 1
+        return run
+
+    def target(self, x: ir.Value, dims: Dims) -> ir.Value:
+        """Sizes for a Reshape of `x`, without arithmetic where 0 (keep) and −1 (the rest) can say it."""
+        symbolic = [axis for axis, dim in enumerate(dims) if not isinstance(dim, int)]
+        if not symbolic or 0 in dims:
+            return self.vector(dims)
+        old: Dims = x.meta.get("dims") or ()
+        kept = [axis for axis in symbolic if axis < len(old) and old[axis] == dims[axis]]
+        if len(symbolic) - len(kept) > 1:
+            return self.vector(dims)
+        short = [0 if axis in kept else -1 if axis in symbolic else int(dims[axis]) for axis in range(len(dims))]
+        return self._g.ints(short)
+
+    def _compute(self, expr: sympy.Expr) -> ir.Value:
+        if isinstance(expr, sympy.Symbol):
+            return self._read(expr)
+        for kind, rule in _EXPRESSIONS.items():
+            if isinstance(expr, kind):
+                return rule(self._g, [self.value(dim_of(arg)) for arg in expr.args], expr)
+        raise Unsupported(f"a size computed as {expr} has no ONNX form")
+
+    def _read(self, symbol: sympy.Symbol) -> ir.Value:
+        if symbol not in self._sources:
+            raise Unsupported(f"the size {symbol} is no dimension of an input")
+        value, axis = self._sources[symbol]
+        return value if axis is None else self._g.Shape(value, start=axis, end=axis + 1)
+
+
+def _fold(op_type: str) -> Callable[[Builder, list[ir.Value], sympy.Expr], ir.Value]:
+    def rule(g: Builder, args: list[ir.Value], expr: sympy.Expr) -> ir.Value:
+        result = args[0]
+        for arg in args[1:]:
+            result = g.node(op_type, [result, arg])
+        return result
+
+    return rule
+
+
+def _floor_div(g: Builder, args: list[ir.Value], expr: sympy.Expr) -> ir.Value:
+    # ONNX's integer Div truncates; floor(a/b) = (a - mod(a, b)) / b, whose Mod takes the divisor's sign.
+    base, divisor = expr.args
+    if base.is_nonnegative and divisor.is_positive:
+        return g.Div(*args)
+    return g.Div(g.Sub(args[0], g.Mod(*args)), args[1])
+
+
+def _power(g: Builder, args: list[ir.Value], expr: sympy.Expr) -> ir.Value:
+    exponent = expr.args[1]
+    if not (exponent.is_Integer and 1 < int(exponent) < 8):
+        raise Unsupported(f"a size computed as {expr} has no ONNX form")
+    result = args[0]
+    for _ in range(int(exponent) - 1):
+        result = g.Mul(result, args[0])
+    return result
+
+
+_EXPRESSIONS: dict[type, Callable[[Builder, list[ir.Value], sympy.Expr], ir.Value]] = {
+    sympy.Add: _fold("Add"),
+    sympy.Mul: _fold("Mul"),
+    sympy.Max: _fold("Max"),
+    sympy.Min: _fold("Min"),
+    torch_sympy.Max: _fold("Max"),
+    torch_sympy.Min: _fold("Min"),
+    torch_sympy.FloorDiv: _floor_div,
+    torch_sympy.Mod: _fold("Mod"),
+    torch_sympy.PythonMod: _fold("Mod"),
+    sympy.Mod: _fold("Mod"),
+    sympy.Pow: _power,
+    torch_sympy.PowByNatural: _power,
+}

@@ -1,0 +1,246 @@
+"""From an FX graph to an ONNX graph, node by node through the table."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx_ir as ir
+import sympy
+import torch
+from torch.fx.node import map_arg
+
+from sardonyx.translate import dtypes, inference, table, torchlib
+from sardonyx.translate.builder import Builder
+from sardonyx.translate.errors import Unsupported
+from sardonyx.translate.sizes import dim_of, dims_of
+
+WEIGHTS_LOCATION = "torch"
+"""The external-data location that marks an initializer whose bytes live in a torch tensor."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A node that ONNX cannot express, and why."""
+
+    node: torch.fx.Node
+    reason: str
+
+
+class NotExpressible(Exception):
+    """Some nodes of a graph have no translation; all of them are listed."""
+
+    def __init__(self, refusals: Sequence[Refusal]) -> None:
+        self.refusals = list(refusals)
+        super().__init__(", ".join(str(r.node.target) for r in refusals))
+
+
+@dataclass
+class Translation:
+    """An ONNX model and how its inputs and outputs relate to the FX graph it came from."""
+
+    model: ir.Model
+    inputs: list[int]
+    """For each ONNX input, the index of the FX placeholder it is."""
+    weights: dict[str, int]
+    """For each initializer that lives in torch, the index of its FX placeholder."""
+
+
+@dataclass
+class _Run:
+    """The state of one translation."""
+
+    g: Builder
+    values: dict[torch.fx.Node, Any] = field(default_factory=dict)
+    refusals: list[Refusal] = field(default_factory=list)
+
+
+def translate(
+    graph: torch.fx.GraphModule,
+    *,
+    opset: int,
+    outputs: Sequence[torch.fx.Node],
+    orders: Sequence[tuple[int, ...] | None] = (),
+    weights: Iterable[int] = (),
+    numbers: Mapping[int, float] | None = None,
+    stays: Set[torch.fx.Node] = frozenset(),
+) -> Translation:
+    """Translate the whole graph, or raise `NotExpressible` with every node that stands in the way.
+
+    `outputs` are the FX nodes to return, each with its axes in the order that `orders` gives. `weights` are the
+    placeholders that become initializers sharing torch's memory, `numbers` those that become constants, `stays` the
+    nodes that torch computes and this graph receives.
+    """
+    run = _Run(Builder(opset))
+    frozen = set(weights)
+    placeholders = list(graph.graph.find_nodes(op="placeholder"))
+    for index, node in enumerate(placeholders):
+        if numbers and index in numbers:
+            run.values[node] = run.g.scalar(numbers[index], node.meta["val"].dtype)
+        else:
+            _add_input(run, node, frozen=index in frozen)
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            run.values[node] = _constant(run, graph, node)
+        elif node.op == "call_function" and node in stays:
+            _add_input(run, node, frozen=False)
+        elif node.op == "call_function":
+            _add_call(run, node)
+    if run.refusals:
+        raise NotExpressible(run.refusals)
+    return _assemble(run, placeholders, outputs, orders)
+
+
+def _add_input(run: _Run, node: torch.fx.Node, *, frozen: bool) -> None:
+    val = node.meta.get("val")
+    if isinstance(val, torch.Tensor):
+        try:
+            dtype = dtypes.to_onnx(val.dtype)
+        except Unsupported:
+            return  # an error only if something uses it
+        value = ir.Value(name=node.name, type=ir.TensorType(dtype))
+        inference.set_dims(value, dims_of(val))
+        run.g.sizes.learn(value, dims_of(val))
+        if frozen and val.numel():
+            value.const_value = _in_torch(node.name, dtype, tuple(map(int, val.shape)))
+        run.values[node] = value
+    elif isinstance(val, (tuple, list)):
+        pass  # results of an operator that stays in torch; each is an input when it is taken out
+    elif isinstance(val, (torch.SymInt, int)):
+        value = ir.Value(name=node.name, type=ir.TensorType(ir.DataType.INT64))
+        inference.set_dims(value, (1,))
+        run.values[node] = value
+        dim = dim_of(val)
+        if isinstance(dim, sympy.Expr):
+            run.g.sizes.learn_input(dim, value)
+
+
+def _in_torch(name: str, dtype: ir.DataType, shape: tuple[int, ...]) -> ir.ExternalTensor:
+    return ir.ExternalTensor(WEIGHTS_LOCATION, 0, 0, dtype, shape=ir.Shape(shape), name=name)
+
+
+def _constant(run: _Run, graph: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
+    held = graph
+    for part in str(node.target).split("."):
+        held = getattr(held, part)
+    if not isinstance(held, torch.Tensor):
+        return held
+    return run.g.constant(dtypes.to_array(held.cpu()), dtypes.to_onnx(held.dtype))
+
+
+_WITHOUT_EFFECT = ("_assert_scalar", "_assert_async", "_assert_tensor_metadata", "sym_constrain_range_for_size")
+
+
+def _add_call(run: _Run, node: torch.fx.Node) -> None:
+    if table.is_size_arithmetic(node):
+        return
+    if getattr(node.target, "_opname", "") in _WITHOUT_EFFECT:
+        return
+    if any(source not in run.values and not _is_size(source) for source in node.all_input_nodes):
+        _add_input(run, node, frozen=False)  # its producer was refused: go on as if torch had computed this too
+        return
+    try:
+        with run.g.translating(node):
+            result = _translate_call(run, node)
+            run.values[node] = _state_types(run, node, result)
+    except Unsupported as refusal:
+        run.refusals.append(Refusal(node, str(refusal)))
+        _add_input(run, node, frozen=False)
+
+
+def _is_size(node: torch.fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float))
+
+
+def _translate_call(run: _Run, node: torch.fx.Node) -> Any:
+    if node.target is operator.getitem:
+        return run.values[node.args[0]][node.args[1]]
+    args = [_argument(run, arg) for arg in node.args]
+    kwargs = {key: _argument(run, arg) for key, arg in node.kwargs.items()}
+    translation = table.find(node.target)
+    if translation is not None:
+        return translation(run.g, *args, **kwargs)
+    return torchlib.translate(run.g, node, args, kwargs)
+
+
+def _argument(run: _Run, arg: Any) -> Any:
+    """FX arguments as translations see them: ONNX values, expressions, Python values."""
+
+    def one(node: torch.fx.Node) -> Any:
+        val = node.meta.get("val")
+        if isinstance(val, (torch.SymInt, int)) and not isinstance(val, bool):
+            return dim_of(val)
+        if isinstance(val, (torch.SymFloat, torch.SymBool)):
+            raise Unsupported(f"{node.name} is a symbolic number, {val}")
+        return run.values[node]
+
+    return map_arg(arg, one)
+
+
+def _state_types(run: _Run, node: torch.fx.Node, result: Any) -> Any:
+    """Check what a translation returned against what FX promised, and record sizes."""
+    expected = node.meta.get("val")
+    if isinstance(expected, torch.Tensor):
+        return _state_type(run, result, expected)
+    if isinstance(expected, (tuple, list)) and isinstance(result, (tuple, list)):
+        return [
+            _state_type(run, value, promised) if isinstance(promised, torch.Tensor) and value is not None else value
+            for value, promised in zip(result, expected, strict=False)
+        ]
+    return result
+
+
+def _state_type(run: _Run, value: ir.Value, expected: torch.Tensor) -> ir.Value:
+    if not isinstance(value, ir.Value):
+        raise Unsupported(f"its translation gave {value!r} instead of a tensor")
+    if value.dtype is None:
+        value.type = ir.TensorType(dtypes.to_onnx(expected.dtype))
+    value = run.g.cast(value, expected.dtype)
+    if value.producer() is not None:
+        inference.set_dims(value, dims_of(expected))
+        run.g.sizes.learn(value, dims_of(expected))
+    return value
+
+
+def _assemble(
+    run: _Run,
+    placeholders: Sequence[torch.fx.Node],
+    outputs: Sequence[torch.fx.Node],
+    orders: Sequence[tuple[int, ...] | None],
+) -> Translation:
+    g = run.g
+    results = [_as_output(g, run.values[node], order) for node, order in zip(outputs, orders, strict=True)]
+    used = {id(x) for node in g.nodes for x in node.inputs if x is not None}
+    inputs, weights, held = [], {}, []
+    for index, node in enumerate(placeholders):
+        value = run.values.get(node)
+        if value is None or id(value) not in used or value.name in g.initializers:
+            continue
+        if value.const_value is not None:
+            weights[node.name] = index
+            held.append(value)
+        else:
+            inputs.append(index)
+    held += [value for value in g.initializers.values() if id(value) in used]
+    graph = ir.Graph(
+        [run.values[placeholders[i]] for i in inputs],
+        results,
+        nodes=g.nodes,
+        initializers=held,
+        opset_imports={"": g.opset},
+        name="sardonyx",
+    )
+    model = ir.Model(graph, ir_version=10, producer_name="sardonyx")
+    return Translation(model, inputs, weights)
+
+
+def _as_output(g: Builder, value: ir.Value, order: tuple[int, ...] | None) -> ir.Value:
+    """The value as a result: laid out in memory as torch expects it, and by a node of its own."""
+    if order is not None:
+        value = g.transpose(value, order)
+    if value.producer() is None or value.meta.get("returned"):
+        value = g.shaped(g.Identity(value), g.dims(value))
+    value.meta["returned"] = True
+    return value
