@@ -15,20 +15,15 @@ from sardonyx.translate import table
 
 GraphCompiler: TypeAlias = Callable[[torch.fx.GraphModule, Sequence[Any], str, frozenset[int]], Callable[..., Any]]
 
-_KEPT = ("lift_fresh", "lift_fresh_copy")
+_KEPT = frozenset({"aten::lift_fresh", "aten::lift_fresh_copy"})
 """Decompositions that break tensor constants, or hide them."""
 
 
 @cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """What torch takes apart before we see it: its core table, less all that our own table translates whole."""
-    ours = set(table.targets())
-    rules = core_aten_decompositions()
-    return {
-        target: rule
-        for target, rule in rules.items()
-        if target not in ours and getattr(target, "_opname", "") not in _KEPT
-    }
+    kept = table.names() | _KEPT
+    return {target: rule for target, rule in core_aten_decompositions().items() if target.name() not in kept}
 
 
 def lower(graph: torch.fx.GraphModule, inputs: Sequence[Any], compile_graph: GraphCompiler) -> Callable[..., Any]:

@@ -27,7 +27,13 @@ def _registry() -> Any:
     from torch.onnx._internal.exporter import _registration
 
     log.debug("building the torchlib registry")
-    return _registration.ONNXRegistry.from_torchlib()
+    chatter = logging.getLogger(_registration.__name__)
+    level = chatter.level
+    chatter.setLevel(logging.ERROR)  # it warns of every operator of packages that are not installed
+    try:
+        return _registration.ONNXRegistry.from_torchlib()
+    finally:
+        chatter.setLevel(level)
 
 
 @cache
@@ -47,6 +53,8 @@ def translate(g: Builder, node: torch.fx.Node, args: Sequence[Any], kwargs: Mapp
     from onnxscript import evaluator
     from torch.onnx._internal.exporter import _building, _dispatching
 
+    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        raise Unsupported("random numbers come from torch's generator")
     if len(_returns(node)) > 1 and str(node.target) not in _CHECKED:
         raise Unsupported("no translation of ours, and torchlib's is not checked for several outputs")
     function, reason = _dispatching.dispatch(node, _registry())

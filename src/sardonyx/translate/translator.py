@@ -134,7 +134,7 @@ _WITHOUT_EFFECT = ("_assert_scalar", "_assert_async", "_assert_tensor_metadata",
 
 
 def _add_call(run: _Run, node: torch.fx.Node) -> None:
-    if table.is_size_arithmetic(node):
+    if _is_size_arithmetic(node):
         return
     if getattr(node.target, "_opname", "") in _WITHOUT_EFFECT:
         return
@@ -148,6 +148,11 @@ def _add_call(run: _Run, node: torch.fx.Node) -> None:
     except Unsupported as refusal:
         run.refusals.append(Refusal(node, str(refusal)))
         _add_input(run, node, frozen=False)
+
+
+def _is_size_arithmetic(node: torch.fx.Node) -> bool:
+    """Whether the node computes a number from sizes, which the graph reads off tensors instead."""
+    return _is_size(node) and node.target is not operator.getitem
 
 
 def _is_size(node: torch.fx.Node) -> bool:
