@@ -46,7 +46,7 @@ class _GraphCompiler:
     def compile(self, graph: torch.fx.GraphModule) -> Callable[[list[Any]], Sequence[Any]]:
         stays = views_of_inputs(graph.graph)
         whole = None if stays else region_of(graph, self._weights)
-        if whole is not None:
+        if whole is not None and whole.outputs:
             try:
                 return self._region(whole).run_boxed
             except NotExpressible as error:

@@ -133,18 +133,16 @@ def _allocator(job: Job) -> Any:
 
 def _session_options(ort: Any, given: Any) -> Any:
     options = ort.SessionOptions()
-    options.use_per_session_threads = not use_global_pool()
     options.log_severity_level = 3
-    if given is None:
-        return options
-    if isinstance(given, Mapping):
-        _apply(options, given)
-    elif isinstance(given, ort.SessionOptions):
-        _apply(options, _attributes_of(given))
-    else:
+    if isinstance(given, ort.SessionOptions):
+        given = _attributes_of(given)
+    if given is not None and not isinstance(given, Mapping):
         raise OptionError(
             f"session_options is {type(given).__name__}", hint="use a dict or an onnxruntime.SessionOptions"
         )
+    _apply(options, given or {})
+    use_global_pool(options.intra_op_num_threads or None)
+    options.use_per_session_threads = False
     return options
 
 
@@ -164,8 +162,6 @@ def _apply(options: Any, given: Mapping[str, Any]) -> None:
         elif isinstance(getattr(type(options), name, None), property):
             if getattr(options, name) != value:
                 setattr(options, name, value)
-                if name == "intra_op_num_threads":
-                    options.use_per_session_threads = True
         else:
             raise OptionError(f"onnxruntime.SessionOptions has no attribute {name!r}")
 

@@ -64,8 +64,13 @@ def _fits(pattern: Operator | str | float, value: ir.Value | None, bound: Bindin
         producer = value.producer()
         if producer is not None and (pattern.shared or is_private(value)) and len(producer.outputs) == 1:
             yield from pattern.matches(producer, bound)
-    elif (number := scalar_of(value)) is not None and abs(number - pattern) <= 1e-6 * abs(pattern):
+    elif _is_number(value, pattern):
         yield bound
+
+
+def _is_number(value: ir.Value, wanted: float) -> bool:
+    number = scalar_of(value)
+    return number is not None and abs(number - wanted) <= 1e-6 * abs(wanted)
 
 
 def is_private(value: ir.Value) -> bool:

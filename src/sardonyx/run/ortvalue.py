@@ -26,7 +26,9 @@ def from_torch(tensor: torch.Tensor) -> Any:
     if tensor.numel() == 0:
         return _empty(tensor)
     c = binding()
-    return c.OrtValue.from_dlpack(to_dlpack(tensor.detach()), tensor.dtype == torch.bool)
+    if tensor.dtype == torch.bool:  # torch's DLPack has a code for booleans, ONNX Runtime's takes them as bytes
+        return c.OrtValue.from_dlpack(to_dlpack(tensor.detach().view(torch.uint8)), True)
+    return c.OrtValue.from_dlpack(to_dlpack(tensor.detach()), False)
 
 
 def _empty(tensor: torch.Tensor) -> Any:

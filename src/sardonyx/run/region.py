@@ -248,8 +248,19 @@ def _result(result: Result, outputs: Sequence[torch.Tensor], args: Sequence[Any]
     if result.order is not None:
         return value.permute([result.order.index(axis) for axis in range(value.dim())])
     if result.strides is not None:
-        return torch.empty_strided(value.shape, result.strides, dtype=value.dtype, device=value.device).copy_(value)
+        return _with_strides(value, result.strides)
     return value
+
+
+def _with_strides(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    made = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
+    if not torch._debug_has_internal_overlap(made):
+        return made.copy_(value)
+    # Elements that share memory, as an expanded tensor's do, are equal: write them by position.
+    size = made.untyped_storage().nbytes() // made.element_size()
+    memory = torch.empty(size, dtype=value.dtype, device=value.device)
+    memory[torch.arange(size, device=value.device).as_strided(value.shape, strides)] = value
+    return memory.as_strided(value.shape, strides)
 
 
 def _dtype(value: ir.Value) -> ir.DataType:

@@ -203,7 +203,8 @@ class Builder:
         dims = tuple(dims)
         if x.meta.get("dims") == dims:
             return x
-        return self.shaped(self.Reshape(x, self.sizes.target(x, dims)), dims)
+        allowzero = 1 if 0 in dims else None  # else a zero would stand for "as it was"
+        return self.shaped(self.Reshape(x, self.sizes.target(x, dims), allowzero=allowzero), dims)
 
     def transpose(self, x: ir.Value, perm: Sequence[int]) -> ir.Value:
         """Axes in another order; no node for the order they have."""

@@ -143,7 +143,7 @@ def _add_call(run: _Run, node: torch.fx.Node) -> None:
         return
     try:
         with run.g.translating(node):
-            result = _translate_call(run, node)
+            result = None if _is_empty(node.meta.get("val")) else _translate_call(run, node)
             run.values[node] = _state_types(run, node, result)
     except Unsupported as refusal:
         run.refusals.append(Refusal(node, str(refusal)))
@@ -197,7 +197,15 @@ def _state_types(run: _Run, node: torch.fx.Node, result: Any) -> Any:
     return result
 
 
+def _is_empty(expected: Any) -> bool:
+    """Whether a result has no elements, whatever the inputs hold: ONNX leaves many operators undefined there."""
+    return isinstance(expected, torch.Tensor) and 0 in (dims := dims_of(expected)) and all(isinstance(d, int) for d in dims)
+
+
 def _state_type(run: _Run, value: ir.Value, expected: torch.Tensor) -> ir.Value:
+    if _is_empty(expected):
+        nothing = torch.empty(tuple(map(int, expected.shape)), dtype=expected.dtype)
+        return run.g.constant(dtypes.to_array(nothing), dtypes.to_onnx(expected.dtype))
     if not isinstance(value, ir.Value):
         raise Unsupported(f"its translation gave {value!r} instead of a tensor")
     if value.dtype is None:

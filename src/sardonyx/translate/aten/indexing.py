@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
-from sardonyx.translate.builder import Builder, Operand
+from sardonyx.translate.builder import Builder
 from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.inference import broadcast
 from sardonyx.translate.sizes import Dim
@@ -38,37 +39,6 @@ def gather(g: Builder, x: Value, dim: int, index: Value, *, sparse_grad: bool = 
     if not g.rank(x):
         return g.expand(x, g.dims(index))
     return g.GatherElements(x, index, axis=g.axis(x, dim))
-
-
-@aten("scatter.src", "scatter.value")
-def scatter(g: Builder, x: Value, dim: int, index: Value, src: Operand) -> Value:
-    return _scatter(g, x, dim, index, src, None)
-
-
-@aten("scatter_add")
-def scatter_add(g: Builder, x: Value, dim: int, index: Value, src: Value) -> Value:
-    return _scatter(g, x, dim, index, src, "add")
-
-
-def _scatter(g: Builder, x: Value, dim: int, index: Value, src: Operand, reduction: str | None) -> Value:
-    if not g.rank(x) or not g.rank(index):
-        raise Unsupported("scattering without dimensions")
-    if 0 in g.dims(index):
-        return x
-    if isinstance(src, Value):
-        src = _prefix(g, src, g.dims(index))
-    else:
-        src = g.expand(g.scalar(src, g.dtype(x)), g.dims(index))
-    return g.ScatterElements(x, index, src, axis=g.axis(x, dim), reduction=reduction)
-
-
-def _prefix(g: Builder, x: Value, dims: Sequence[Dim]) -> Value:
-    """The leading part of `x` that has these sizes: torch lets `src` be larger than `index`."""
-    for axis, (have, want) in enumerate(zip(g.dims(x), dims, strict=True)):
-        if have != want:
-            x = g.slice(x, axis, 0, want)
-            g.shaped(x, [*dims[: axis + 1], *g.dims(x)[axis + 1 :]] if x.meta.get("dims") else dims)
-    return g.shaped(x, dims) if x.producer() is not None else x
 
 
 # x[i, :, j]: advanced indexing
@@ -129,8 +99,6 @@ def index_put(g: Builder, x: Value, indices: Sequence[Value | None], values: Val
     return g.transpose(placed, [order.index(axis) for axis in range(len(order))])
 
 
-
-
 def _updates(
     g: Builder, values: Value, shape: Sequence[Dim], rest: Sequence[Dim], axes: Sequence[int], adjacent: bool
 ) -> Value:
@@ -145,13 +113,23 @@ def _updates(
 def _masked_put(g: Builder, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool) -> Value:
     mask = indices[0]
     single = len(indices) == 1 and mask is not None and not accumulate
-    count = 1
-    for dim in g.dims(values):
-        count = count * dim
-    if not single or count != 1:
-        raise Unsupported("assigning several values under a mask")
+    if not single:
+        raise Unsupported("assigning under a mask beside other indices, or adding")
+    if any(dim != 1 for dim in g.dims(values)):
+        return _masked_scatter(g, x, mask, values)
     mask = g.unsqueeze(mask, range(g.rank(mask), g.rank(x)))
     return g.Where(mask, g.reshape(g.cast(values, g.dtype(x)), []), x)
+
+
+def _masked_scatter(g: Builder, x: Value, mask: Value, values: Value) -> Value:
+    """Each marked place takes the next of the values."""
+    if g.dims(mask) != g.dims(x) or g.rank(values) != 1:
+        raise Unsupported("assigning several values under a mask of fewer dimensions")
+    rank_of_place = g.CumSum(g.cast(_flat(g, mask), torch.int64), g.scalar(0, torch.int64), exclusive=1)
+    # Behind the last marked place the count runs out of the values; what it takes there is not used.
+    source = g.Concat(g.cast(values, g.dtype(x)), g.constant_vector(0, 1, g.dtype(x)), axis=0)
+    taken = g.reshape(g.Gather(source, rank_of_place, axis=0), g.dims(x))
+    return g.Where(mask, taken, x)
 
 
 @aten("slice_scatter")
@@ -188,4 +166,45 @@ def _placed(g: Builder, x: Value, src: Value, axis: int, positions: Sequence[int
 
 @aten("nonzero")
 def nonzero(g: Builder, x: Value) -> Value:
-    return g.Transpose(g.NonZero(x), perm=[1, 0])
+    found = g.Transpose(g.NonZero(x if g.rank(x) else g.unsqueeze(x, [0])), perm=[1, 0])
+    return found if g.rank(x) else g.slice(found, 1, 0, 0)  # a position in no dimensions has no coordinates
+
+
+@aten("take")
+def take(g: Builder, x: Value, index: Value) -> Value:
+    return g.Gather(_flat(g, x), index, axis=0)
+
+
+@aten("put")
+def put(g: Builder, x: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
+    reduction = "add" if accumulate else None
+    placed = g.ScatterElements(_flat(g, x), _flat(g, index), _flat(g, source), axis=0, reduction=reduction)
+    return g.reshape(placed, g.dims(x))
+
+
+def _flat(g: Builder, x: Value) -> Value:
+    count: Dim = 1
+    for dim in g.dims(x):
+        count = count * dim
+    return g.reshape(x, [count])
+
+
+@aten("masked_select")
+def masked_select(g: Builder, x: Value, mask: Value) -> Value:
+    shape = broadcast(g.dims(x), g.dims(mask))
+    return g.Compress(_flat(g, g.expand(x, shape)), _flat(g, g.expand(mask, shape)), axis=0)
+
+
+@aten("diagonal_scatter")
+def diagonal_scatter(g: Builder, x: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+    first, second = g.axis(x, dim1), g.axis(x, dim2)
+    length = g.dims(src)[-1]
+    if not isinstance(length, int):
+        raise Unsupported("diagonal_scatter over a symbolic size")
+    order = _front([first, second], g.rank(x))
+    places = [i + start for i in range(length) for start in (max(-offset, 0), max(offset, 0))]
+    index = g.constant(np.array(places, dtype=np.int64).reshape(length, 2))
+    updates = g.transpose(g.cast(src, g.dtype(x)), [g.rank(src) - 1, *range(g.rank(src) - 1)])
+    front = g.transpose(x, order)
+    placed = g.shaped(g.ScatterND(front, index, updates), g.dims(front))
+    return g.transpose(placed, [order.index(axis) for axis in range(len(order))])

@@ -22,6 +22,8 @@ def _gemm_fits(g: Builder, bias: Value) -> bool:
 
 @aten("addmm")
 def addmm(g: Builder, bias: Value, x: Value, y: Value, *, beta: Operand = 1, alpha: Operand = 1) -> Value:
+    if g.dims(x)[1] == 0:  # nothing to sum over: engines leave such a Gemm undefined
+        return g.expand(_scaled(g, bias, beta), g.like(g.out))
     if beta == 0:
         return _scaled(g, g.MatMul(x, y), alpha)
     if _gemm_fits(g, bias) and isinstance(alpha, (int, float)) and isinstance(beta, (int, float)):
@@ -37,9 +39,18 @@ def _scaled(g: Builder, x: Value, factor: Operand) -> Value:
     return x if factor == 1 else g.Mul(x, g.scalar(factor, g.out.dtype))
 
 
-@aten("baddbmm", "addmv", "addbmm")
+@aten("baddbmm", "addmv")
 def baddbmm(g: Builder, bias: Value, x: Value, y: Value, *, beta: Operand = 1, alpha: Operand = 1) -> Value:
-    product = _scaled(g, g.MatMul(x, y), alpha)
+    return _added(g, bias, g.MatMul(x, y), beta, alpha)
+
+
+@aten("addbmm")
+def addbmm(g: Builder, bias: Value, x: Value, y: Value, *, beta: Operand = 1, alpha: Operand = 1) -> Value:
+    return _added(g, bias, g.ReduceSum(g.MatMul(x, y), g.ints([0]), keepdims=0), beta, alpha)
+
+
+def _added(g: Builder, bias: Value, product: Value, beta: Operand, alpha: Operand) -> Value:
+    product = _scaled(g, product, alpha)
     return product if beta == 0 else g.Add(product, _scaled(g, bias, beta))
 
 

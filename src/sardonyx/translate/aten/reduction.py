@@ -22,11 +22,26 @@ def _axes(g: Builder, x: Value, dim: Axes) -> list[int]:
     return sorted({g.axis(x, d) for d in ([dim] if isinstance(dim, int) else dim)}) if g.rank(x) else []
 
 
+_OF_NOTHING = {
+    "ReduceSum": 0,
+    "ReduceProd": 1,
+    "ReduceMean": float("nan"),
+    "ReduceLogSumExp": float("-inf"),
+    "ReduceL1": 0,
+    "ReduceL2": 0,
+    "ReduceMax": 0,  # torch reduces nothing to a largest or smallest number; of booleans these are any and all
+    "ReduceMin": 1,
+}
+"""What a reduction over no elements gives; engines do not agree."""
+
+
 def _reduce(g: Builder, op_type: str, x: Value, dim: Axes, keepdim: bool) -> Value:
     axes = _axes(g, x, dim)
     if not axes:
         return x
     dims = [1 if i in axes else size for i, size in enumerate(g.dims(x)) if keepdim or i not in axes]
+    if any(g.dims(x)[axis] == 0 for axis in axes):
+        return g.expand(g.scalar(_OF_NOTHING[op_type], g.dtype(x)), dims)
     return g.shaped(g.node(op_type, [x, g.ints(axes)], keepdims=int(keepdim)), dims)
 
 

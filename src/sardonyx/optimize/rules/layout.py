@@ -1,0 +1,185 @@
+"""Views: reshapes and transposes that cancel, join, or move out of the way."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from sardonyx.optimize.pattern import P, is_private
+from sardonyx.optimize.rule import Match, rule, rule_at
+from sardonyx.translate.sizes import Dims
+
+
+@rule(P.Reshape("x", "shape"))
+def drop_reshape(m: Match) -> ir.Value:
+    """Reshape(x, shape of x) = x."""
+    m.require(m.dims(m.x) == m.dims(m.result), "the shapes differ")
+    return m.x
+
+
+@rule(P.Reshape(P.Reshape("x", "first", _shared=True), "second"))
+@rule(P.Reshape(P.Unsqueeze("x", "first", _shared=True), "second"))
+@rule(P.Reshape(P.Squeeze("x", "first", _shared=True), "second"))
+def join_reshapes(m: Match) -> ir.Value:
+    """Reshape(Reshape(x, a), b) = Reshape(x, b)."""
+    return m.g.reshape(m.x, m.dims(m.result))
+
+
+@rule(P.Unsqueeze("x", "axes"))
+@rule(P.Squeeze("x", "axes"))
+def view_as_reshape(m: Match) -> ir.Value:
+    """Squeeze and Unsqueeze over a Reshape join it; elsewhere they say it more plainly."""
+    producer = m.x.producer()
+    m.require(producer is not None and producer.op_type in ("Reshape", "Squeeze", "Unsqueeze"), "nothing to join")
+    assert producer is not None and producer.inputs[0] is not None
+    m.dims(producer.inputs[0])
+    return m.g.reshape(producer.inputs[0], m.dims(m.result))
+
+
+@rule(P.Transpose("x", _name="outer"))
+def drop_transpose(m: Match) -> ir.Value:
+    """A Transpose that moves only axes of size one is a Reshape; one that moves nothing is nothing."""
+    perm = m.attribute(m.outer, "perm")
+    dims = m.dims(m.x)
+    moved = [axis for axis in perm if dims[axis] != 1]
+    m.require(moved == sorted(moved), "axes with more than one element change places")
+    return m.g.reshape(m.x, m.dims(m.result))
+
+
+@rule(P.Transpose(P.Transpose("x", _shared=True, _name="inner"), _name="outer"))
+def join_transposes(m: Match) -> ir.Value:
+    """Transpose(Transpose(x, p), q) = Transpose(x, p∘q)."""
+    inner, outer = m.attribute(m.inner, "perm"), m.attribute(m.outer, "perm")
+    m.dims(m.x)
+    return m.g.transpose(m.x, [inner[axis] for axis in outer])
+
+
+@rule(P.Expand("x", "shape"))
+def drop_expand(m: Match) -> ir.Value:
+    """Expand(x, shape of x) = x."""
+    m.require(m.dims(m.x) == m.dims(m.result), "it broadcasts")
+    return m.x
+
+
+_BROADCASTING = ("Add", "Sub", "Mul", "Div", "Pow", "Where", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
+_BROADCASTING += ("And", "Or", "Max", "Min")
+
+
+@rule_at(*_BROADCASTING)
+def drop_expand_before_broadcast(m: Match) -> ir.Value:
+    """f(Expand(x), y) = f(x, y) where f broadcasts to the same shape by itself."""
+    inputs = [_unexpanded(x) for x in m.node.inputs]
+    m.require(any(a is not b for a, b in zip(inputs, m.node.inputs, strict=True)), "no Expand among the operands")
+    for index, (kept, given) in enumerate(zip(inputs, m.node.inputs, strict=True)):
+        others = [x for i, x in enumerate(m.node.inputs) if i != index]
+        if kept is not given and not _covered(m, given, others):
+            inputs[index] = given
+    m.require(any(a is not b for a, b in zip(inputs, m.node.inputs, strict=True)), "the Expand sets the shape")
+    return m.g.node(m.node.op_type, inputs)
+
+
+def _unexpanded(value: ir.Value | None) -> ir.Value | None:
+    producer = value.producer() if value is not None else None
+    if producer is None or producer.op_type != "Expand":
+        return value
+    source = producer.inputs[0]
+    return source if source is not None and "dims" in source.meta else value
+
+
+def _covered(m: Match, expanded: ir.Value | None, others: list[ir.Value | None]) -> bool:
+    """Whether one other operand has, unexpanded, every size that the Expand gives."""
+    if expanded is None:
+        return False
+    wanted = m.dims(expanded)
+    return any(
+        other is not None and other is not expanded and _unexpanded(other) is other and m.dims(other) == wanted
+        for other in others
+    )
+
+
+# Reshapes sink towards the outputs, through whatever looks at single elements or at rows, so that they meet and join.
+
+_ELEMENTWISE = ("Relu", "Gelu", "Sigmoid", "Tanh", "Neg", "Exp", "Sqrt", "Reciprocal", "Cast", "Erf", "Abs", "HardSwish")
+_ELEMENTWISE += ("QuickGelu", "LeakyRelu", "HardSigmoid")
+_ROWWISE = ("LayerNormalization", "RMSNormalization", "Softmax", "LogSoftmax")
+
+
+def _reshaped(value: ir.Value | None) -> ir.Value | None:
+    """What a value is a private Reshape of, if it is one."""
+    producer = value.producer() if value is not None else None
+    if producer is None or value is None or producer.op_type not in ("Reshape",) or not is_private(value):
+        return None
+    source = producer.inputs[0]
+    return source if source is not None and "dims" in source.meta else None
+
+
+@rule_at(*_ELEMENTWISE)
+def sink_reshape_through_elementwise(m: Match) -> ir.Value:
+    """f(Reshape(x)) = Reshape(f(x))."""
+    source = _reshaped(m.node.inputs[0])
+    m.require(source is not None, "no Reshape before it")
+    attributes = {name: a.value for name, a in m.node.attributes.items()}
+    result = m.g.node(m.node.op_type, [source, *m.node.inputs[1:]], domain=m.node.domain, **attributes)
+    return m.g.reshape(result, m.dims(m.result))
+
+
+@rule_at(*_ROWWISE)
+def sink_reshape_through_rowwise(m: Match) -> ir.Value:
+    """f(Reshape(x)) = Reshape(f(x)) where f works along the last axis and the Reshape keeps it."""
+    source = _reshaped(m.node.inputs[0])
+    m.require(source is not None and bool(m.dims(source)), "no Reshape before it")
+    assert source is not None
+    before, after = m.dims(source), m.dims(m.result)
+    axis = m.node.attributes["axis"].value if "axis" in m.node.attributes else -1
+    m.require(axis in (-1, len(after) - 1), "it works along more than the last axis")
+    m.require(before[-1] == after[-1], "the last axis changes")
+    attributes = {name: a.value for name, a in m.node.attributes.items()} | {"axis": -1}
+    result = m.g.node(m.node.op_type, [source, *m.node.inputs[1:]], **attributes)
+    return m.g.reshape(m.g.shaped(result, before), after)
+
+
+@rule_at("Add", "Sub", "Mul", "Div")
+def sink_reshape_through_arithmetic(m: Match) -> ir.Value:
+    """f(Reshape(x), y) = Reshape(f(x, Reshape(y))) for operands of one shape, or a number, or a row both keep."""
+    left, right = m.node.inputs
+    source = _reshaped(left)
+    other, flipped = (right, False) if source is not None else (left, True)
+    source = source if source is not None else _reshaped(right)
+    m.require(source is not None and other is not None, "no Reshape before it")
+    assert source is not None and other is not None
+    before, after = m.dims(source), m.dims(m.result)
+    m.require(m.dims(left if not flipped else right) == after, "it broadcasts")  # type: ignore[arg-type]
+    moved = _moved(m, other, before, after)
+    operands = [moved, source] if flipped else [source, moved]
+    return m.g.reshape(m.g.shaped(m.g.node(m.node.op_type, operands), before), after)
+
+
+def _moved(m: Match, other: ir.Value, before: Dims, after: Dims) -> ir.Value:
+    """The other operand as it must look before the Reshape."""
+    dims = m.dims(other)
+    if all(dim == 1 for dim in dims) and len(dims) <= len(before):
+        return other
+    if len(dims) == 1 and before and dims[0] == before[-1] == after[-1]:
+        return other
+    m.require(dims == after, "the other operand has another shape")
+    m.require(len(before) < len(after) or _reshaped(other) is not None, "nothing is gained")
+    return m.g.reshape(other, before)
+
+
+@rule_at("Slice")
+def drop_slice(m: Match) -> ir.Value:
+    """A Slice that keeps everything in order is nothing."""
+    source = m.node.inputs[0]
+    assert source is not None
+    m.require(m.dims(source) == m.dims(m.result), "it takes a part")
+    steps = m.node.inputs[4] if len(m.node.inputs) > 4 else None
+    array = steps.const_value.numpy() if steps is not None and steps.const_value is not None else None
+    m.require(steps is None or (array is not None and (array == 1).all()), "it changes the order")
+    return source
+
+
+@rule_at("Concat")
+def drop_concat(m: Match) -> ir.Value:
+    """A Concat of one tensor is that tensor."""
+    m.require(len(m.node.inputs) == 1 and m.node.inputs[0] is not None, "it joins several")
+    assert m.node.inputs[0] is not None
+    return m.node.inputs[0]

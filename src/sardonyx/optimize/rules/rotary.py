@@ -1,0 +1,87 @@
+"""Rotary position embedding: x·cos + rotate_half(x)·sin as one operator."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from sardonyx.optimize.pattern import P, array_of
+from sardonyx.optimize.rule import Match, Refused, rule
+from sardonyx.translate.sizes import Dims
+
+_HALVES_SWAPPED = P.Concat(P.Neg(P.Slice("x", "mid", "end", "axis", "step", _name="upper")), P.Slice("x", "start", "mid", "axis", "step"))
+
+
+@rule(P.Add(P.Mul("x", "cos"), P.Mul(_HALVES_SWAPPED, "sin")))
+def rotary_embedding(m: Match) -> ir.Value:
+    """x·cos + concat(−x₂, x₁)·sin = RotaryEmbedding(x, cos₁, sin₁), where both halves of cos, and of sin, are equal."""
+    m.require(m.g.opset >= 23, "RotaryEmbedding came with opset 23")
+    m.require(m.x.dtype == ir.DataType.FLOAT, "no such kernel")
+    batch, _, length, width = _four(m, m.x)
+    _require_halves(m, width)
+    cos, sin = (_table(m, value, batch, length, width) for value in (m.cos, m.sin))
+    return m.g.shaped(m.g.RotaryEmbedding(m.x, cos, sin), m.dims(m.x))
+
+
+def _four(m: Match, value: ir.Value) -> Dims:
+    dims = m.dims(value)
+    m.require(len(dims) == 4, "not (batch, heads, length, width)")
+    return dims
+
+
+def _require_halves(m: Match, width: object) -> None:
+    start, mid, end, axis = (array_of(v) for v in (m.start, m.mid, m.end, m.axis))
+    m.require(all(a is not None and a.size == 1 for a in (start, mid, end, axis)), "slices of several axes")
+    m.require(isinstance(width, int) and int(axis.item()) in (3, -1), "not along the last axis")
+    m.require((start.item(), mid.item()) == (0, width // 2) and end.item() >= width, "not the two halves")  # type: ignore[operator]
+
+
+def _table(m: Match, value: ir.Value, batch: object, length: object, width: object) -> ir.Value:
+    """The first half of cos or sin as (batch, length, width/2)."""
+    half = _half(m, value)
+    dims = m.dims(half)
+    m.require(len(dims) in (3, 4) and dims[-2] == length, "positions do not lie along the length")
+    m.require(len(dims) == 3 or dims[1] == 1, "it differs between heads")
+    m.require(dims[0] in (1, batch), "it belongs to another batch")
+    flat = m.g.reshape(half, [dims[0], length, width // 2])  # type: ignore[operator]
+    return m.g.expand(flat, [batch, length, width // 2])  # type: ignore[operator]
+
+
+_ELEMENTWISE = ("Cos", "Sin", "Cast", "Neg")
+
+
+def _half(m: Match, value: ir.Value) -> ir.Value:
+    """One half of a value whose two halves along the last axis are equal by construction."""
+    producer = value.producer()
+    if producer is None:
+        raise Refused("its halves are not known to be equal")
+    source = producer.inputs[0]
+    assert source is not None
+    dims = m.dims(value)
+    halved = (*dims[:-1], dims[-1] // 2)
+    if producer.op_type == "Concat" and len(producer.inputs) == 2 and source is producer.inputs[1]:
+        m.require(producer.attributes["axis"].value in (-1, len(dims) - 1), "joined along another axis")
+        return source
+    if producer.op_type in _ELEMENTWISE:
+        attributes = {name: a.value for name, a in producer.attributes.items()}
+        return m.g.shaped(m.g.node(producer.op_type, [_half(m, source)], **attributes), halved)
+    if producer.op_type in ("Unsqueeze", "Reshape") and m.dims(source)[-1] == dims[-1]:
+        return m.g.reshape(_half(m, source), halved)
+    if producer.op_type == "Mul" and producer.inputs[1] is not None and not _rows(m, producer.inputs[1]):
+        return m.g.shaped(m.g.Mul(_half(m, source), producer.inputs[1]), halved)
+    raise Refused("its halves are not known to be equal")
+
+
+def _rows(m: Match, factor: ir.Value) -> bool:
+    dims = m.dims(factor)
+    return bool(dims) and dims[-1] != 1
+
+
+@rule(P.RotaryEmbedding(P.Transpose("x", _shared=True, _name="turned"), "cos", "sin"))
+def rotary_in_rows(m: Match) -> ir.Value:
+    """RotaryEmbedding over transposed heads = the same over rows, transposed afterwards, where Transposes can meet."""
+    m.require(list(m.attribute(m.turned, "perm")) == [0, 2, 1, 3], "not heads before length")
+    batch, length, heads, width = _four(m, m.x)
+    m.require(isinstance(heads, int), "a symbolic number of heads")
+    rows = m.g.reshape(m.x, [batch, length, heads * width])
+    turned = m.g.shaped(m.g.RotaryEmbedding(rows, m.cos, m.sin, num_heads=heads), m.dims(rows))
+    return m.g.transpose(m.g.reshape(turned, m.dims(m.x)), [0, 2, 1, 3])
