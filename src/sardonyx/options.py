@@ -43,9 +43,7 @@ class Options:
         "a dict of onnxruntime.SessionOptions attributes (and 'config' entries), or such an object",
         artifact=True,
     )
-    fallback: Fallback = _option(
-        "warn", "what happens to an operator ONNX cannot express: 'warn', 'error' or 'quiet'"
-    )
+    fallback: Fallback = _option("warn", "what happens to an operator ONNX cannot express: 'warn', 'error' or 'quiet'")
     dump: str | None = _option(
         None, "folder for numbered .onnx files, each with its FX graph beside it", env=("ONNXRT_DUMP_PATH",)
     )
@@ -89,9 +87,7 @@ class Options:
 
     def artifact_key(self) -> tuple[str, ...]:
         """What identifies a compiled artifact, as far as options decide it."""
-        return tuple(
-            f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self) if f.metadata["artifact"]
-        )
+        return tuple(f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self) if f.metadata["artifact"])
 
 
 def _one_of(name: str, value: object, allowed: Sequence[object]) -> None:

@@ -7,15 +7,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import onnx_ir as ir
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sardonyx.engines.registry import find as find_engine
-from sardonyx.capture.regions import Region, partition, region_of
+from sardonyx.capture.regions import Region, device_of, partition, region_of
 from sardonyx.capture.views import views_of_inputs
 from sardonyx.diagnose.report import Fallback, GraphReport, RegionReport, new_graph_report
 from sardonyx.diagnose.source import source_of
+from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import UnsupportedOperator
+from sardonyx.optimize.legalize import lack
 from sardonyx.options import Options
 from sardonyx.run.region import CompiledRegion
 from sardonyx.translate.translator import NotExpressible, Refusal, Translation, translate
@@ -31,7 +33,7 @@ def compile_graph(
     Nothing is built for an engine yet: the values of weights and numbers are known at the first call.
     """
     report = new_graph_report(kind, sum(node.op == "call_function" for node in graph.graph.nodes))
-    compiler = _GraphCompiler(kind, weights if options.freeze else frozenset(), options, report)
+    compiler = _GraphCompiler(kind, weights, device_of(graph), options, report)
     with report.stage("translate"), _disable_current_modes():
         run = compiler.compile(graph)
     log.info("%s graph: %d operators, %d region(s)", kind, report.operators, len(report.regions))
@@ -39,9 +41,14 @@ def compile_graph(
 
 
 class _GraphCompiler:
-    def __init__(self, kind: str, weights: frozenset[int], options: Options, report: GraphReport) -> None:
+    def __init__(
+        self, kind: str, weights: frozenset[int], device: torch.device, options: Options, report: GraphReport
+    ) -> None:
         self._kind, self._weights, self._options, self._report = kind, weights, options, report
-        self._opset = options.opset or find_engine(options.engine).opset
+        engine = find_engine(options.engine)
+        self._opset = options.opset or engine.opset
+        self._kernels = engine.kernels(device)
+        self._freeze = options.freeze and engine.freezes(device)
 
     def compile(self, graph: torch.fx.GraphModule) -> Callable[[list[Any]], Sequence[Any]]:
         stays = views_of_inputs(graph.graph)
@@ -70,7 +77,7 @@ class _GraphCompiler:
         """Nodes without a translation, those behind a refused one included."""
         found: dict[torch.fx.Node, Refusal] = {}
         try:
-            translate(graph, opset=self._opset, outputs=(), stays=stays)
+            translate(graph, opset=self._opset, outputs=(), stays=stays, lack=self._lack)
         except NotExpressible as error:
             found = {refusal.node: refusal for refusal in error.refusals}
         return list(found.values())
@@ -86,13 +93,18 @@ class _GraphCompiler:
         return {refusal.node for refusal in refusals}
 
     def _region(self, region: Region) -> CompiledRegion:
-        translation = self._translate(region, region.weights)
+        frozen = region.weights if self._freeze else frozenset()
+        translation = self._translate(region, frozen)
         report = RegionReport(nodes_translated=translation.model.graph.num_nodes(), weights=len(translation.weights))
         report.operators = Counter(node.op_type for node in translation.model.graph)
         self._report.regions.append(report)
-        return CompiledRegion(region, self._kind, translation, self._translate, self._options, self._report, report)
+        return CompiledRegion(
+            region, frozen, self._kind, translation, self._translate, self._options, self._report, report
+        )
 
-    def _translate(self, region: Region, weights: frozenset[int], numbers: dict[int, float] | None = None) -> Translation:
+    def _translate(
+        self, region: Region, weights: frozenset[int], numbers: dict[int, float] | None = None
+    ) -> Translation:
         return translate(
             region.graph,
             opset=self._opset,
@@ -100,7 +112,11 @@ class _GraphCompiler:
             numbers=numbers or {},
             outputs=region.outputs,
             orders=region.orders,
+            lack=self._lack,
         )
+
+    def _lack(self, node: ir.Node) -> str | None:
+        return lack(node, self._opset, self._kernels)
 
 
 def _unsupported(refusals: Sequence[Refusal]) -> UnsupportedOperator:

@@ -34,6 +34,7 @@ class Region:
     graph: torch.fx.GraphModule
     weights: frozenset[int]
     """Which placeholders are parameters or buffers: the same tensors on every call."""
+    device: torch.device
     outputs: tuple[torch.fx.Node, ...]
     orders: tuple[tuple[int, ...] | None, ...]
     results: tuple[Result, ...]
@@ -44,7 +45,7 @@ class Region:
 def region_of(graph: torch.fx.GraphModule, weights: frozenset[int]) -> Region | None:
     """The whole graph as a region, unless it returns something that ONNX cannot (a symbolic number, say)."""
     placeholders = {node: i for i, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
-    returned = graph.graph.output_node().args[0]
+    returned: Any = graph.graph.output_node().args[0]
     single = not isinstance(returned, (tuple, list))
     outputs: dict[torch.fx.Node, int] = {}
     results = []
@@ -60,7 +61,14 @@ def region_of(graph: torch.fx.GraphModule, weights: frozenset[int]) -> Region | 
         else:
             return None
     orders = tuple(layout_of(node.meta["val"]) for node in outputs)
-    return Region(graph, weights, tuple(outputs), orders, tuple(results), single)
+    return Region(graph, weights, device_of(graph), tuple(outputs), orders, tuple(results), single)
+
+
+def device_of(graph: torch.fx.GraphModule) -> torch.device:
+    """Where the graph runs: on an accelerator if any of its tensors is there."""
+    values = (node.meta.get("val") for node in graph.graph.nodes)
+    devices = [val.device for val in values if isinstance(val, torch.Tensor)]
+    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
 
 
 class _Support(OperatorSupportBase):

@@ -9,6 +9,10 @@ import torch
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)\n\s*(.*)')
 
 
+_ROOT = re.compile(r"^L\['\w+'\]\.?")
+"""How dynamo writes the model itself at the start of a module's path."""
+
+
 def source_of(node: torch.fx.Node | None) -> str:
     """The innermost line of the user's code, as `file:line in function, code: …`; empty where torch kept none."""
     trace = (node.meta.get("stack_trace") or "") if node is not None else ""
@@ -26,10 +30,14 @@ def annotate(metadata: dict[str, str], node: torch.fx.Node | None) -> None:
     stack = node.meta.get("nn_module_stack") or {}
     metadata["pkg.torch.onnx.fx_node"] = node.format_node() or node.name
     if stack:
-        scopes = [str(path) for path, _ in stack.values()]
-        kinds = [kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}" for _, kind in stack.values()]
+        scopes = [_ROOT.sub("", str(path)) for path, _ in stack.values()]
+        kinds = [_qualified(kind) for _, kind in stack.values()]
         metadata["pkg.torch.onnx.name_scopes"] = repr([*scopes, node.name])
         metadata["pkg.torch.onnx.class_hierarchy"] = repr([*kinds, str(node.target)])
     trace = node.meta.get("stack_trace")
     if trace:
         metadata["pkg.torch.onnx.stack_trace"] = trace
+
+
+def _qualified(kind: type | str) -> str:
+    return kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"

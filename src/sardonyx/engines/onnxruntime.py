@@ -34,6 +34,10 @@ class OnnxRuntime:
         """What its kernels on this device accept."""
         return _kernels("CUDAExecutionProvider" if device.type == "cuda" else "CPUExecutionProvider")
 
+    def freezes(self, device: torch.device) -> bool:
+        """On the CPU constants are pre-packed; elsewhere they would be copied through the host, so they are bound."""
+        return device.type == "cpu"
+
     def load(self, job: Job) -> OnnxRuntimeRunner:
         """Create a session."""
         return OnnxRuntimeRunner(job)
@@ -75,8 +79,7 @@ class OnnxRuntimeRunner:
         c = ortvalue.binding()
         options = _session_options(ort, job.options.session_options)
         self._weights = {name: ortvalue.from_torch(t.detach().contiguous()) for name, t in job.weights.items()}
-        if self._weights:
-            options.add_external_initializers(list(self._weights), list(map(ort.OrtValue, self._weights.values())))
+        _share(ort, options, self._weights)
         providers = _providers(ort, job)
         try:
             self._session = ort.InferenceSession(job.model, options, providers=providers)
@@ -90,14 +93,15 @@ class OnnxRuntimeRunner:
         if job.device.type == "cuda":
             self._run_options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         self._allocate = _allocator(job)
+        self._fixed: dict[int, tuple[torch.Tensor, int, Any]] = {}
+        self._is_fixed = [index in job.fixed for index in range(len(job.inputs))]
 
     def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:
         """Run once. Nothing here is shared between calls, so threads need no lock."""
         vector = self._c.OrtValueVector
         feeds, fetches = vector(), vector()
-        contiguous = [x if isinstance(x, int) or x.is_contiguous() else x.contiguous() for x in inputs]
-        for x in contiguous:
-            feeds.push_back(ortvalue.from_int(x) if isinstance(x, int) else ortvalue.from_torch(x))
+        for index, x in enumerate(inputs):
+            feeds.push_back(self._weight(index, x) if self._is_fixed[index] else ortvalue.from_any(x))
         given = self._allocate(fetches) if self._allocate else None
         try:
             self._run(self._run_options, self._inputs, feeds, self._outputs, fetches, self._devices)
@@ -105,10 +109,30 @@ class OnnxRuntimeRunner:
             raise _run_error(error) from error
         return given or [read(fetches, index) for index, read in enumerate(self._readers)]
 
+    def _weight(self, index: int, x: Any) -> Any:
+        """The value of an input that seldom changes, made once for each tensor and address."""
+        known = self._fixed.get(index)
+        if known is None or known[0] is not x or known[1] != x.data_ptr():
+            known = self._fixed[index] = (x, x.data_ptr(), ortvalue.from_any(x))
+        return known[2]
+
     def close(self) -> None:
         """Drop the session and its hold on the weights."""
         self._session = self._run = None
         self._weights = {}
+
+
+def _share(ort: Any, options: Any, weights: Mapping[str, Any]) -> None:
+    """Let the session use torch's memory for its weights.
+
+    The external initializers are what its optimizers read; alone, each would be copied. The plain initializers of the
+    same names are what its kernels use in place of those copies.
+    """
+    values = {name: ort.OrtValue(value) for name, value in weights.items()}
+    if values:
+        options.add_external_initializers(list(values), list(values.values()))
+    for name, value in values.items():
+        options.add_initializer(name, value)
 
 
 def _allocator(job: Job) -> Any:

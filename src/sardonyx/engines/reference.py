@@ -28,6 +28,10 @@ class Reference:
         """It computes every operator in every dtype."""
         return None
 
+    def freezes(self, device: torch.device) -> bool:
+        """Constants can be folded."""
+        return True
+
     def load(self, job: Job) -> ReferenceRunner:
         """Prepare the evaluator."""
         return ReferenceRunner(job)

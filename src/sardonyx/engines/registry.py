@@ -38,6 +38,8 @@ class Job:
     output_types: tuple[torch.dtype, ...]
     output_shapes: tuple[tuple[int, ...] | None, ...]
     """The sizes of each output where all are known ahead."""
+    fixed: frozenset[int]
+    """Which inputs are weights: the same tensors on nearly every call."""
     device: torch.device
     options: Options
 
@@ -66,6 +68,9 @@ class Engine(Protocol):
 
     def kernels(self, device: torch.device) -> Any:
         """A `sardonyx.optimize.legalize.Kernels`: which operators it has for which dtypes; None if it has all."""
+
+    def freezes(self, device: torch.device) -> bool:
+        """Whether weights on this device had better be constants of the model than inputs."""
 
     def load(self, job: Job) -> Runner:
         """Make the model ready to run."""

@@ -47,7 +47,8 @@ def _evaluate(node: ir.Node, arrays: list[Any]) -> Any:
     simple = _NUMPY.get(node.op_type)
     try:
         with np.errstate(all="ignore"):
-            return np.asarray(simple(node, *arrays)) if simple is not None else _reference(node, arrays)
+            result = simple(node, *arrays) if simple is not None else _reference(node, arrays)
+            return None if result is None else np.asarray(result)
     except Exception:
         return None  # the reference evaluator has gaps; an engine will fold or run the node
 

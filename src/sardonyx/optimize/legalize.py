@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any, TypeAlias
 
 import onnx
@@ -70,7 +70,7 @@ def legalize(model: ir.Model, kernels: Kernels) -> Counter[str]:
     return widened
 
 
-@lru_cache(maxsize=None)
+@cache
 def _formals(op_type: str, opset: int) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, frozenset[str]]] | None:
     """The type constraint of each input and output, the last repeated for variadic ones; and what ONNX allows."""
     try:
@@ -98,10 +98,30 @@ def _types(node: ir.Node, inputs: Sequence[str], outputs: Sequence[str], allowed
 
 
 def _named(types: Mapping[str, ir.DataType]) -> dict[str, str]:
-    return {name: f"tensor({_SPELLING.get(dtype, dtype.name.lower())})" for name, dtype in types.items()}
+    return {name: _spelled(dtype) for name, dtype in types.items()}
 
 
-_SPELLING = {ir.DataType.FLOAT: "float", ir.DataType.DOUBLE: "double"}
+def _spelled(dtype: ir.DataType) -> str:
+    return f"tensor({dtype.name.lower()})"
+
+
+def lack(node: ir.Node, opset: int, kernels: Kernels | None) -> str | None:
+    """Why a node cannot run, whatever casts are inserted: ONNX or the engine does not have it for these dtypes."""
+    formals = _formals(node.op_type, opset) if not node.domain else None
+    types = _types(node, *formals) if formals is not None else None
+    if formals is None or types is None:
+        return None
+    named = _named(types)
+    for name, spelled in named.items():
+        if name in formals[2] and spelled not in formals[2][name]:
+            return f"ONNX's {node.op_type} does not take {types[name].name.lower()}"
+    if kernels is None or kernels.accepts(node.op_type, opset, named):
+        return None
+    if _widening(node.op_type, opset, types, kernels, formals[2]):
+        return None
+    return f"the engine's {node.op_type} does not take " + " and ".join(
+        d.name.lower() for d in dict.fromkeys(types.values())
+    )
 
 
 def _widening(
@@ -110,10 +130,10 @@ def _widening(
     """The dtypes to compute in instead: the same wider one for every operand that has the lacking one."""
     for narrow in dict.fromkeys(types.values()):
         for wide in _WIDER.get(narrow, ()):
-            changed = {name: wide for name, dtype in types.items() if dtype == narrow and name in allowed}
-            named = _named({**types, **changed})
-            legal = all(named[name] in allowed[name] for name in changed)
-            if changed and legal and kernels.accepts(op_type, opset, named):
+            spelled = _spelled(wide)
+            # A constraint that ONNX fixes to the lacking dtype, as Where's condition is to booleans, stays.
+            changed = {n: wide for n, dtype in types.items() if dtype == narrow and spelled in allowed.get(n, ())}
+            if changed and kernels.accepts(op_type, opset, _named({**types, **changed})):
                 return changed
     return None
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
-from torch.utils.dlpack import from_dlpack, to_dlpack
+from torch._C import _to_dlpack as to_dlpack
+from torch.utils.dlpack import from_dlpack
 
 from sardonyx.translate import dtypes
 
@@ -22,7 +22,7 @@ def binding() -> Any:
 
 
 def from_torch(tensor: torch.Tensor) -> Any:
-    """A value over the tensor's memory. The tensor must be contiguous, and stay alive while the value is used."""
+    """A value over the memory of a contiguous tensor."""
     if tensor.numel() == 0:
         return _empty(tensor)
     c = binding()
@@ -39,9 +39,14 @@ def _empty(tensor: torch.Tensor) -> Any:
     return c.OrtValue.ortvalue_from_shape_and_onnx_type(list(tensor.shape), onnx, cpu)
 
 
-def from_int(number: int) -> Any:
-    """A value of one int64 element."""
-    return binding().OrtValue.ortvalue_from_numpy(np.array([number], dtype=np.int64), _cpu())
+def from_any(x: torch.Tensor | int) -> Any:
+    """A value over a tensor's memory, or over a copy where the tensor is not contiguous; of an integer, one element.
+
+    DLPack keeps the memory alive as long as the value.
+    """
+    if isinstance(x, int):
+        return from_torch(torch.tensor([x]))
+    return from_torch(x if x.is_contiguous() else x.contiguous())
 
 
 @cache

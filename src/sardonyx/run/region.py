@@ -12,7 +12,6 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from sardonyx.engines.registry import find as find_engine
 from sardonyx.cache.lru import LRU
 from sardonyx.cache.sessions import shared_runner
 from sardonyx.capture.regions import Region, Result
@@ -20,6 +19,7 @@ from sardonyx.diagnose import dump
 from sardonyx.diagnose.report import GraphReport, RegionReport
 from sardonyx.diagnose.verify import verify
 from sardonyx.engines import Job, Runner
+from sardonyx.engines.registry import find as find_engine
 from sardonyx.optimize import optimize
 from sardonyx.optimize.legalize import legalize
 from sardonyx.options import Options
@@ -57,6 +57,7 @@ class CompiledRegion(torch.nn.Module):
     def __init__(
         self,
         region: Region,
+        frozen: frozenset[int],
         kind: str,
         translation: Translation,
         translate: Callable[..., Translation],
@@ -74,7 +75,7 @@ class CompiledRegion(torch.nn.Module):
         self._current: _Session | None = None
         self._built: _Built | None = None
         self._lock = threading.Lock()
-        self._frozen = region.weights
+        self._frozen = frozen
         self._fixed = frozenset(_numbers(region))
         self._edits = 0
         self._finish = _finisher(region.results)
@@ -95,9 +96,12 @@ class CompiledRegion(torch.nn.Module):
         return results[0] if self._region.single else results
 
     def _fits(self, session: _Session, args: Sequence[Any]) -> bool:
-        return (
-            session.weights.holds(args) and not session.numbers.changed(args) and session.stream == _stream(args)
-        )
+        return session.weights.holds(args) and not session.numbers.changed(args) and session.stream == self._stream()
+
+    def _stream(self) -> int:
+        """Which stream a session must have been made for: torch's current one, on an accelerator."""
+        device = self._region.device
+        return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
     def _switch(self, args: Sequence[Any]) -> _Session:
         with self._lock:
@@ -129,13 +133,14 @@ class CompiledRegion(torch.nn.Module):
             outputs=tuple(str(x.name) for x in translation.model.graph.outputs),
             output_types=tuple(dtypes.to_torch(_dtype(x)) for x in translation.model.graph.outputs),
             output_shapes=tuple(_static(x) for x in translation.model.graph.outputs),
-            device=_device(args),
+            fixed=frozenset(i for i, index in enumerate(translation.inputs) if index in self._region.weights),
+            device=self._region.device,
             options=self._options,
         )
         with self._graph_report.stage("engine"):
             runner = shared_runner(self._engine, job, snapshot)
         self._report.sessions += 1
-        return _Session(runner, tuple(translation.inputs), snapshot, built.numbers, _stream(args))
+        return _Session(runner, tuple(translation.inputs), snapshot, built.numbers, self._stream())
 
     def _model(self, args: Sequence[Any]) -> _Built:
         """The optimized model: kept while only weights are edited, made again when an assumption fails."""
@@ -167,7 +172,7 @@ class CompiledRegion(torch.nn.Module):
         if self._options.optimize in ("default", True):
             with self._graph_report.stage("optimize"):
                 self._report.rules = optimize(model, domains=self._engine.domains)
-        kernels = self._engine.kernels(_device(args))
+        kernels = self._engine.kernels(self._region.device)
         if kernels is not None:
             legalize(model, kernels)
         translation = _still_used(translation)
@@ -189,10 +194,16 @@ class CompiledRegion(torch.nn.Module):
         """Every node's value as our translation computes it, without rewrites: for finding where one differs."""
         nodes = [n for n in self._region.graph.graph.nodes if _is_traceable(n)]
         region = Region(
-            self._region.graph, frozenset(), tuple(nodes), (None,) * len(nodes), tuple(Result(i) for i in range(len(nodes)))
+            self._region.graph,
+            frozenset(),
+            self._region.device,
+            tuple(nodes),
+            (None,) * len(nodes),
+            tuple(Result(i) for i in range(len(nodes))),
         )
         probe = CompiledRegion(
             region,
+            frozenset(),
             "trace",
             self._translate(region, frozenset()),
             self._translate,
@@ -271,16 +282,3 @@ def _dtype(value: ir.Value) -> ir.DataType:
 def _static(value: ir.Value) -> tuple[int, ...] | None:
     dims = value.meta.get("dims")
     return dims if dims is not None and all(isinstance(d, int) for d in dims) else None
-
-
-def _device(args: Sequence[Any]) -> torch.device:
-    devices = [a.device for a in args if isinstance(a, torch.Tensor)]
-    return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
-
-
-def _stream(args: Sequence[Any]) -> int:
-    """Which stream a session must have been made for: torch's current one, on an accelerator."""
-    if not torch.cuda.is_initialized():
-        return 0
-    device = _device(args)
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0

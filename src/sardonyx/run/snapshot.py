@@ -36,7 +36,6 @@ class Snapshot:
                 return False
         return all(map(_same, self._samples, self._sampled))
 
-
     def identity(self) -> tuple[tuple[int, int, int], ...]:
         """What tells these tensors in this state from any other while they are alive."""
         return tuple(zip(map(id, self.tensors), self._addresses, self._versions, strict=True))

@@ -40,30 +40,39 @@ class Builder:
         self._origin: Any = None
         self._count = 0
 
-    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+    def __getattr__(self, op_type: str) -> Callable[..., ir.Value]:
         if not op_type[0].isupper():
             raise AttributeError(op_type)
 
-        def append(*inputs: ir.Value | None, **attributes: Any) -> Any:
+        def append(*inputs: ir.Value | None, **attributes: Any) -> ir.Value:
             return self.node(op_type, inputs, **attributes)
 
         return append
 
-    def node(
+    def node(self, op_type: str, inputs: Sequence[ir.Value | None], **attributes: Any) -> ir.Value:
+        """Append a node of one output.
+
+        An attribute of None is left out, which is how ONNX writes a default. `domain` is the operator's, and `dtype`
+        the type of the output where it is not that of the first input.
+        """
+        return self._append(op_type, inputs, 1, **attributes)[0]
+
+    def several(
+        self, op_type: str, outputs: int, inputs: Sequence[ir.Value | None], **attributes: Any
+    ) -> tuple[ir.Value, ...]:
+        """Append a node of several outputs."""
+        return self._append(op_type, inputs, outputs, **attributes)
+
+    def _append(
         self,
         op_type: str,
         inputs: Sequence[ir.Value | None],
+        outputs: int,
         *,
         domain: str = "",
-        outputs: int = 1,
         dtype: ir.DataType | None = None,
         **attributes: Any,
-    ) -> Any:
-        """Append a node; one output is returned as itself, several as a tuple.
-
-        An attribute of None is left out, which is how ONNX writes a default. `dtype` states the type of the
-        outputs where it is not that of the first input.
-        """
+    ) -> tuple[ir.Value, ...]:
         while inputs and inputs[-1] is None:
             inputs = inputs[:-1]
         if dtype is not None and op_type == "Cast":
@@ -75,7 +84,7 @@ class Builder:
         for value in node.outputs:
             value.name = self.fresh(op_type.lower())
         self.nodes.append(node)
-        return node.outputs[0] if outputs == 1 else tuple(node.outputs)
+        return tuple(node.outputs)
 
     def fresh(self, stem: str) -> str:
         """A name nothing else in the graph has."""

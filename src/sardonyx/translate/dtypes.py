@@ -43,6 +43,11 @@ def to_torch(dtype: ir.DataType) -> torch.dtype:
     return _TORCH_OF_ONNX[dtype]
 
 
+def summing(dtype: torch.dtype) -> torch.dtype:
+    """What torch sums and squares a dtype in: half precision is too narrow for it."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
 def to_array(tensor: torch.Tensor) -> np.ndarray:
     """A numpy array over the tensor's memory; numpy's missing dtypes come from ml_dtypes."""
     tensor = tensor.detach().contiguous()

@@ -6,21 +6,22 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 Translation: TypeAlias = Callable[..., Any]
+F = TypeVar("F", bound=Translation)
 
 _TABLE: dict[str, Translation] = {}
 
 
-def operator(*names: str) -> Callable[[Translation], Translation]:
+def operator(*names: str) -> Callable[[F], F]:
     """Register a translation for operators by qualified name: `"aten::add.Tensor"`, `"mylib::op"`.
 
     The function receives the builder, then the operator's arguments as torch's schema orders them, tensors as ONNX
     values and symbolic sizes as expressions; it returns a value, or a tuple of them.
     """
 
-    def register(translation: Translation) -> Translation:
+    def register(translation: F) -> F:
         for name in names:
             if name in _TABLE:
                 raise ValueError(f"{name} is translated twice")
@@ -30,12 +31,12 @@ def operator(*names: str) -> Callable[[Translation], Translation]:
     return register
 
 
-def aten(*names: str) -> Callable[[Translation], Translation]:
+def aten(*names: str) -> Callable[[F], F]:
     """Register a translation for ATen overloads, written `"add.Tensor"` or, for the default one, `"relu"`."""
     return operator(*(f"aten::{name}" for name in names))
 
 
-def prims(*names: str) -> Callable[[Translation], Translation]:
+def prims(*names: str) -> Callable[[F], F]:
     """Register a translation for operators of torch's `prims`."""
     return operator(*(f"prims::{name}" for name in names))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +53,7 @@ class _Run:
     """The state of one translation."""
 
     g: Builder
+    lack: Callable[[ir.Node], str | None]
     values: dict[torch.fx.Node, Any] = field(default_factory=dict)
     refusals: list[Refusal] = field(default_factory=list)
 
@@ -66,17 +67,19 @@ def translate(
     weights: Iterable[int] = (),
     numbers: Mapping[int, float] | None = None,
     stays: Set[torch.fx.Node] = frozenset(),
+    lack: Callable[[ir.Node], str | None] = lambda node: None,
 ) -> Translation:
     """Translate the whole graph, or raise `NotExpressible` with every node that stands in the way.
 
     `outputs` are the FX nodes to return, each with its axes in the order that `orders` gives. `weights` are the
     placeholders that become initializers sharing torch's memory, `numbers` those that become constants, `stays` the
-    nodes that torch computes and this graph receives.
+    nodes that torch computes and this graph receives. `lack` says why a node could not run on the engine, if so.
     """
-    run = _Run(Builder(opset))
+    run = _Run(Builder(opset), lack)
     frozen = set(weights)
     placeholders = list(graph.graph.find_nodes(op="placeholder"))
-    for index, node in enumerate(placeholders):
+    tensors_first = sorted(enumerate(placeholders), key=lambda item: _is_size(item[1]))
+    for index, node in tensors_first:  # so that sizes are read off tensors where they can be
         if numbers and index in numbers:
             run.values[node] = run.g.scalar(numbers[index], node.meta["val"].dtype)
         else:
@@ -141,13 +144,23 @@ def _add_call(run: _Run, node: torch.fx.Node) -> None:
     if any(source not in run.values and not _is_size(source) for source in node.all_input_nodes):
         _add_input(run, node, frozen=False)  # its producer was refused: go on as if torch had computed this too
         return
+    mark = len(run.g.nodes)
     try:
         with run.g.translating(node):
             result = None if _is_empty(node.meta.get("val")) else _translate_call(run, node)
-            run.values[node] = _state_types(run, node, result)
+            value = _state_types(run, node, result)
+            _check_runs(run, run.g.nodes[mark:])
+            run.values[node] = value
     except Unsupported as refusal:
         run.refusals.append(Refusal(node, str(refusal)))
         _add_input(run, node, frozen=False)
+
+
+def _check_runs(run: _Run, made: Sequence[ir.Node]) -> None:
+    for node in made:
+        reason = run.lack(node)
+        if reason is not None:
+            raise Unsupported(reason)
 
 
 def _is_size_arithmetic(node: torch.fx.Node) -> bool:
@@ -199,7 +212,11 @@ def _state_types(run: _Run, node: torch.fx.Node, result: Any) -> Any:
 
 def _is_empty(expected: Any) -> bool:
     """Whether a result has no elements, whatever the inputs hold: ONNX leaves many operators undefined there."""
-    return isinstance(expected, torch.Tensor) and 0 in (dims := dims_of(expected)) and all(isinstance(d, int) for d in dims)
+    return (
+        isinstance(expected, torch.Tensor)
+        and 0 in (dims := dims_of(expected))
+        and all(isinstance(d, int) for d in dims)
+    )
 
 
 def _state_type(run: _Run, value: ir.Value, expected: torch.Tensor) -> ir.Value:

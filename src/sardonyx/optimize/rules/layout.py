@@ -60,7 +60,19 @@ def drop_expand(m: Match) -> ir.Value:
     return m.x
 
 
-_BROADCASTING = ("Add", "Sub", "Mul", "Div", "Pow", "Where", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
+_BROADCASTING = (
+    "Add",
+    "Sub",
+    "Mul",
+    "Div",
+    "Pow",
+    "Where",
+    "Equal",
+    "Greater",
+    "GreaterOrEqual",
+    "Less",
+    "LessOrEqual",
+)
 _BROADCASTING += ("And", "Or", "Max", "Min")
 
 
@@ -98,7 +110,20 @@ def _covered(m: Match, expanded: ir.Value | None, others: list[ir.Value | None])
 
 # Reshapes sink towards the outputs, through whatever looks at single elements or at rows, so that they meet and join.
 
-_ELEMENTWISE = ("Relu", "Gelu", "Sigmoid", "Tanh", "Neg", "Exp", "Sqrt", "Reciprocal", "Cast", "Erf", "Abs", "HardSwish")
+_ELEMENTWISE = (
+    "Relu",
+    "Gelu",
+    "Sigmoid",
+    "Tanh",
+    "Neg",
+    "Exp",
+    "Sqrt",
+    "Reciprocal",
+    "Cast",
+    "Erf",
+    "Abs",
+    "HardSwish",
+)
 _ELEMENTWISE += ("QuickGelu", "LeakyRelu", "HardSigmoid")
 _ROWWISE = ("LayerNormalization", "RMSNormalization", "Softmax", "LogSoftmax")
 

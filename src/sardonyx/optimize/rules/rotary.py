@@ -8,7 +8,9 @@ from sardonyx.optimize.pattern import P, array_of
 from sardonyx.optimize.rule import Match, Refused, rule
 from sardonyx.translate.sizes import Dims
 
-_HALVES_SWAPPED = P.Concat(P.Neg(P.Slice("x", "mid", "end", "axis", "step", _name="upper")), P.Slice("x", "start", "mid", "axis", "step"))
+_HALVES_SWAPPED = P.Concat(
+    P.Neg(P.Slice("x", "mid", "end", "axis", "step", _name="upper")), P.Slice("x", "start", "mid", "axis", "step")
+)
 
 
 @rule(P.Add(P.Mul("x", "cos"), P.Mul(_HALVES_SWAPPED, "sin")))

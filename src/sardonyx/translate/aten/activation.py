@@ -122,7 +122,7 @@ def log_sigmoid_forward(g: Builder, x: Value) -> tuple[Value, Value]:
 
 @aten("glu")
 def glu(g: Builder, x: Value, dim: int = -1) -> Value:
-    left, right = g.Split(x, axis=g.axis(x, dim), num_outputs=2, outputs=2)
+    left, right = g.several("Split", 2, [x], axis=g.axis(x, dim), num_outputs=2)
     return g.Mul(left, g.Sigmoid(right))
 
 

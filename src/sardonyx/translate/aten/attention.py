@@ -33,9 +33,7 @@ def _fitting(g: Builder, mask: Value | None) -> Value | None:
     return g.unsqueeze(mask, range(2 - g.rank(mask)))
 
 
-def _composed(
-    g: Builder, q: Value, k: Value, v: Value, mask: Value | None, causal: bool, scale: float | None
-) -> Value:
+def _composed(g: Builder, q: Value, k: Value, v: Value, mask: Value | None, causal: bool, scale: float | None) -> Value:
     dtype = g.dtype(q)
     width = g.dims(q)[-1]
     if scale is None and not isinstance(width, int):

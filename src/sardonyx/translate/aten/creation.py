@@ -93,4 +93,3 @@ def linspace(g: Builder, start: Any, end: Any, steps: Any, **ignored: Any) -> Va
         raise Unsupported("linspace of symbolic numbers")
     values = torch.linspace(start, end, steps, dtype=g.out.dtype)
     return g.constant(dtypes.to_array(values), dtypes.to_onnx(values.dtype))
-

@@ -25,7 +25,7 @@ def grouped_mm(
     ends = g.cast(offs, torch.int64)
     starts = g.Concat(g.ints([0]), g.slice(ends, 0, 0, groups - 1), axis=0) if groups > 1 else g.ints([0])
     counts = g.Sub(ends, g.shaped(starts, [groups]))
-    rows = g.Split(x, counts, axis=0, outputs=groups) if groups > 1 else (x,)
+    rows = g.several("Split", groups, [x, counts], axis=0) if groups > 1 else (x,)
     products = [g.MatMul(part, _matrix(g, weight, index, [inner, width])) for index, part in enumerate(rows)]
     return products[0] if groups == 1 else g.Concat(*products, axis=0)
 

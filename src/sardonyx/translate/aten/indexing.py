@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from sardonyx.translate import dtypes
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.inference import broadcast
@@ -42,6 +43,7 @@ def gather(g: Builder, x: Value, dim: int, index: Value, *, sparse_grad: bool = 
 
 
 # x[i, :, j]: advanced indexing
+
 
 def _indexed(g: Builder, x: Value, indices: Sequence[Value | None]) -> tuple[list[int], list[Value], bool]:
     """Which axes are indexed, the indices broadcast together, and whether those axes are neighbours."""
@@ -94,7 +96,9 @@ def index_put(g: Builder, x: Value, indices: Sequence[Value | None], values: Val
     rest = g.dims(front)[len(axes) :]
     updates = _updates(g, values, shape, rest, axes, adjacent)
     reduction = "add" if accumulate else None
-    placed = g.ScatterND(front, _joined(g, given, shape), updates, reduction=reduction)
+    wide = dtypes.summing(g.dtype(x)) if accumulate else g.dtype(x)
+    front, updates = g.cast(front, wide), g.cast(updates, wide)
+    placed = g.cast(g.ScatterND(front, _joined(g, given, shape), updates, reduction=reduction), g.dtype(x))
     g.shaped(placed, g.dims(front))
     return g.transpose(placed, [order.index(axis) for axis in range(len(order))])
 
@@ -112,8 +116,7 @@ def _updates(
 
 def _masked_put(g: Builder, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool) -> Value:
     mask = indices[0]
-    single = len(indices) == 1 and mask is not None and not accumulate
-    if not single:
+    if mask is None or len(indices) > 1 or accumulate:
         raise Unsupported("assigning under a mask beside other indices, or adding")
     if any(dim != 1 for dim in g.dims(values)):
         return _masked_scatter(g, x, mask, values)
@@ -125,7 +128,7 @@ def _masked_scatter(g: Builder, x: Value, mask: Value, values: Value) -> Value:
     """Each marked place takes the next of the values."""
     if g.dims(mask) != g.dims(x) or g.rank(values) != 1:
         raise Unsupported("assigning several values under a mask of fewer dimensions")
-    rank_of_place = g.CumSum(g.cast(_flat(g, mask), torch.int64), g.scalar(0, torch.int64), exclusive=1)
+    rank_of_place = g.CumSum(g.cast(flat(g, mask), torch.int64), g.scalar(0, torch.int64), exclusive=1)
     # Behind the last marked place the count runs out of the values; what it takes there is not used.
     source = g.Concat(g.cast(values, g.dtype(x)), g.constant_vector(0, 1, g.dtype(x)), axis=0)
     taken = g.reshape(g.Gather(source, rank_of_place, axis=0), g.dims(x))
@@ -172,17 +175,11 @@ def nonzero(g: Builder, x: Value) -> Value:
 
 @aten("take")
 def take(g: Builder, x: Value, index: Value) -> Value:
-    return g.Gather(_flat(g, x), index, axis=0)
+    return g.Gather(flat(g, x), index, axis=0)
 
 
-@aten("put")
-def put(g: Builder, x: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
-    reduction = "add" if accumulate else None
-    placed = g.ScatterElements(_flat(g, x), _flat(g, index), _flat(g, source), axis=0, reduction=reduction)
-    return g.reshape(placed, g.dims(x))
-
-
-def _flat(g: Builder, x: Value) -> Value:
+def flat(g: Builder, x: Value) -> Value:
+    """`x` with one dimension."""
     count: Dim = 1
     for dim in g.dims(x):
         count = count * dim
@@ -192,7 +189,7 @@ def _flat(g: Builder, x: Value) -> Value:
 @aten("masked_select")
 def masked_select(g: Builder, x: Value, mask: Value) -> Value:
     shape = broadcast(g.dims(x), g.dims(mask))
-    return g.Compress(_flat(g, g.expand(x, shape)), _flat(g, g.expand(mask, shape)), axis=0)
+    return g.Compress(flat(g, g.expand(x, shape)), flat(g, g.expand(mask, shape)), axis=0)
 
 
 @aten("diagonal_scatter")

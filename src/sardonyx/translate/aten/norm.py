@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 import torch
 
+from sardonyx.translate import dtypes
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.sizes import Dim
@@ -14,8 +15,6 @@ from sardonyx.translate.table import aten
 
 Value = ir.Value
 _STATISTICS_USED = "its statistics are used, as in training"
-
-
 
 
 @aten("native_layer_norm")
@@ -35,10 +34,12 @@ def _layer_norm_with_statistics(
     g: Builder, x: Value, count: int, weight: Value, bias: Value | None, eps: float
 ) -> tuple[Value, Value, Value]:
     axes = list(range(g.rank(x) - count, g.rank(x)))
+    dtype = dtypes.summing(g.dtype(x))
+    x, weight, bias = g.cast(x, dtype), g.cast(weight, dtype), None if bias is None else g.cast(bias, dtype)
     mean = g.ReduceMean(x, g.ints(axes), keepdims=1)
     centred = g.Sub(x, mean)
     variance = g.ReduceMean(g.Mul(centred, centred), g.ints(axes), keepdims=1)
-    rstd = g.Reciprocal(g.Sqrt(g.Add(variance, g.scalar(eps, g.dtype(x)))))
+    rstd = g.Reciprocal(g.Sqrt(g.Add(variance, g.scalar(eps, dtype))))
     y = g.Mul(g.Mul(centred, rstd), weight)
     return (y if bias is None else g.Add(y, bias)), mean, rstd
 
@@ -82,7 +83,7 @@ def rms_norm(
     return g.Mul(g.Div(x, g.Sqrt(g.Add(mean, g.scalar(eps, g.dtype(x))))), weight)
 
 
-@aten("_native_batch_norm_legit_no_training", "cudnn_batch_norm_inference")
+@aten("_native_batch_norm_legit_no_training")
 def batch_norm_inference(
     g: Builder,
     x: Value,
@@ -101,8 +102,73 @@ def batch_norm_inference(
     return y, running_mean, running_var
 
 
-@aten("native_batch_norm", "_native_batch_norm_legit")
+def _per_channel(g: Builder, x: Value, values: Value) -> Value:
+    """One value for each channel, so that it broadcasts over `x`."""
+    return g.reshape(values, [g.dims(x)[1], *[1] * (g.rank(x) - 2)])
+
+
+def _batch_norm_training(
+    g: Builder, x: Value, weight: Value | None, bias: Value | None, eps: float
+) -> tuple[Value, Value, Value, Value]:
+    """The result, then mean, reciprocal deviation and variance of each channel."""
+    dtype = dtypes.summing(g.out[1].dtype)
+    wide, channels = g.cast(x, dtype), g.dims(x)[1]
+    axes = g.ints([axis for axis in range(g.rank(x)) if axis != 1])
+    mean = g.shaped(g.ReduceMean(wide, axes, keepdims=0), [channels])
+    centred = g.Sub(wide, _per_channel(g, x, mean))
+    variance = g.shaped(g.ReduceMean(g.Mul(centred, centred), axes, keepdims=0), [channels])
+    rstd = g.Reciprocal(g.Sqrt(g.Add(variance, g.scalar(eps, dtype))))
+    y = g.Mul(centred, _per_channel(g, x, rstd))
+    if weight is not None:
+        y = g.Mul(y, _per_channel(g, x, g.cast(weight, dtype)))
+    if bias is not None:
+        y = g.Add(y, _per_channel(g, x, g.cast(bias, dtype)))
+    return y, mean, rstd, variance
+
+
+def _moved(g: Builder, running: Value, current: Value, momentum: float) -> Value:
+    dtype = g.dtype(running)
+    kept = g.Mul(running, g.scalar(1 - momentum, dtype))
+    return g.Add(kept, g.Mul(g.cast(current, dtype), g.scalar(momentum, dtype)))
+
+
+def _unbiased(g: Builder, x: Value, variance: Value) -> Value:
+    count: Dim = 1
+    for axis, size in enumerate(g.dims(x)):
+        count = count if axis == 1 else count * size
+    dtype = g.dtype(variance)
+    n = g.scalar(count, dtype)
+    return g.Mul(variance, g.Div(n, g.Sub(n, g.scalar(1, dtype))))
+
+
+@aten("native_batch_norm")
 def native_batch_norm(
+    g: Builder,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, Value, Value]:
+    if training:
+        raise Unsupported("batch norm in training mode, which changes its running statistics in place")
+    if running_mean is None or running_var is None:
+        raise Unsupported("batch norm without statistics")
+    return batch_norm_inference(g, x, weight, bias, running_mean, running_var, momentum, eps)
+
+
+@aten("_native_batch_norm_legit.no_stats")
+def batch_norm_without_statistics(
+    g: Builder, x: Value, weight: Value | None, bias: Value | None, training: bool, momentum: float, eps: float
+) -> tuple[Value, Value, Value]:
+    return _batch_norm_training(g, x, weight, bias, eps)[:3]
+
+
+@aten("_native_batch_norm_legit_functional")
+def batch_norm_functional(
     g: Builder,
     x: Value,
     weight: Value | None,
@@ -112,10 +178,14 @@ def native_batch_norm(
     training: bool,
     momentum: float,
     eps: float,
-) -> tuple[Value, Value, Value]:
-    if training:
-        raise Unsupported("batch norm in training mode")
-    return batch_norm_inference(g, x, weight, bias, running_mean, running_var, momentum, eps)
+) -> tuple[Value, ...]:
+    if not training:
+        y = batch_norm_inference(g, x, weight, bias, running_mean, running_var, momentum, eps)
+        return (*y, running_mean, running_var)
+    y, mean, rstd, variance = _batch_norm_training(g, x, weight, bias, eps)
+    new_mean = _moved(g, running_mean, mean, momentum)
+    new_var = _moved(g, running_var, _unbiased(g, x, variance), momentum)
+    return y, mean, rstd, new_mean, new_var
 
 
 @aten("native_group_norm")
@@ -130,18 +200,20 @@ def native_group_norm(
     groups: int,
     eps: float,
 ) -> tuple[Value, Value, Value]:
-    if g.reads_output(1) or g.reads_output(2):
-        raise Unsupported(_STATISTICS_USED)
     dtype = g.dtype(x)
-    if g.dims(x)[0] == 0:
-        return x, x, x
-    ones = g.constant_vector(1, groups, dtype)
-    zeros = g.constant_vector(0, groups, dtype)
     grouped = g.reshape(x, [n, groups, (channels // groups) * inner])
-    y = g.reshape(g.InstanceNormalization(grouped, ones, zeros, epsilon=eps), g.dims(x))
+    mean = rstd = x
+    if g.reads_output(1) or g.reads_output(2):
+        one = g.constant_vector(1, 1, dtype)
+        y, mean, rstd = (g.cast(v, dtype) for v in _layer_norm_with_statistics(g, grouped, 1, one, None, eps))
+        mean, rstd = (g.reshape(g.shaped(v, [n, groups, 1]), [n, groups]) for v in (mean, rstd))
+    else:
+        ones, zeros = (g.constant_vector(value, groups, dtype) for value in (1, 0))
+        y = g.InstanceNormalization(grouped, ones, zeros, epsilon=eps)
+    y = g.reshape(y, g.dims(x))
     tail = [channels] + [1] * (g.rank(x) - 2)
     if weight is not None:
         y = g.Mul(y, g.reshape(weight, tail))
     if bias is not None:
         y = g.Add(y, g.reshape(bias, tail))
-    return y, y, y
+    return y, mean, rstd

@@ -271,6 +271,61 @@ def signbit(g: Builder, x: Value) -> Value:
     return g.Less(x, g.scalar(0, g.dtype(x)))
 
 
+@aten("copysign.Tensor", "copysign.Scalar")
+def copysign(g: Builder, x: Operand, y: Operand) -> Value:
+    x, y = _operands(g, x, y)
+    size = g.Abs(x)
+    return g.Where(signbit(g, y), g.Neg(size), size)
+
+
+@aten("hypot")
+def hypot(g: Builder, x: Operand, y: Operand) -> Value:
+    x, y = (g.Abs(operand) for operand in _operands(g, x, y))
+    # max · √(1 + (min/max)²): the squares of large numbers would overflow.
+    large, small = g.Max(x, y), g.Min(x, y)
+    zero, one = g.scalar(0, g.out.dtype), g.scalar(1, g.out.dtype)
+    ratio = g.Div(small, g.Where(g.Equal(large, zero), one, large))
+    length = g.Mul(large, g.Sqrt(g.Add(one, g.Mul(ratio, ratio))))
+    return g.Where(g.Or(g.IsInf(x), g.IsInf(y)), g.scalar(math.inf, g.out.dtype), length)
+
+
+@aten("ldexp.Tensor")
+def ldexp(g: Builder, x: Value, exponent: Value) -> Value:
+    x, exponent = _operands(g, x, exponent)
+    return g.Mul(x, g.Pow(g.scalar(2, g.out.dtype), exponent))
+
+
+@aten("round.decimals")
+def round_decimals(g: Builder, x: Value, *, decimals: int) -> Value:
+    if not g.out.dtype.is_floating_point:
+        if decimals < 0:
+            raise Unsupported("rounding integers to tens")
+        return x
+    scale = g.scalar(10.0 ** abs(decimals), g.out.dtype)
+    if decimals < 0:
+        return g.Mul(g.Round(g.Div(x, scale)), scale)
+    return g.Div(g.Round(g.Mul(x, scale)), scale)
+
+
+_ERFC = (0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.18628806, 0.09678418, 0.37409196, 1.00002368)
+
+
+@aten("erfc")
+def erfc(g: Builder, x: Value) -> Value:
+    """1 − erf(x) would lose every digit of the tail: t·exp(−x² − 1.27 + P(t)), t = 1/(1 + |x|/2), keeps seven."""
+    dtype = g.out.dtype
+    if dtype == torch.float64:
+        raise Unsupported("the complementary error function in double precision")
+    x = g.cast(x, dtype)
+    size = g.Abs(x)
+    t = g.Reciprocal(g.Add(g.scalar(1, dtype), g.Mul(size, g.scalar(0.5, dtype))))
+    poly = g.scalar(_ERFC[0], dtype)
+    for coefficient in (*_ERFC[1:], -1.26551223):
+        poly = g.Add(g.Mul(poly, t), g.scalar(coefficient, dtype))
+    tail = g.Mul(t, g.Exp(g.Sub(poly, g.Mul(size, size))))
+    return g.Where(g.Less(x, g.scalar(0, dtype)), g.Sub(g.scalar(2, dtype), tail), tail)
+
+
 @aten("isnan")
 def isnan(g: Builder, x: Value) -> Value:
     return g.IsNaN(x) if g.dtype(x).is_floating_point else _everywhere(g, x, False)
@@ -379,6 +434,7 @@ def masked_fill(g: Builder, x: Value, mask: Value, value: Operand) -> Value:
 
 
 # Casts and copies
+
 
 @aten("_to_copy")
 def to_copy(g: Builder, x: Value, *, dtype: torch.dtype | None = None, **ignored: Any) -> Value:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 import torch
 
+from sardonyx.translate import dtypes
 from sardonyx.translate.builder import Builder, Operand
 from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.table import aten
@@ -46,16 +47,12 @@ def _reduce(g: Builder, op_type: str, x: Value, dim: Axes, keepdim: bool) -> Val
 
 
 @aten("sum", "sum.dim_IntList")
-def sum_(
-    g: Builder, x: Value, dim: Axes = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Value:
+def sum_(g: Builder, x: Value, dim: Axes = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Value:
     return _reduce(g, "ReduceSum", g.cast(x, g.out.dtype), dim, keepdim)
 
 
 @aten("mean", "mean.dim")
-def mean(
-    g: Builder, x: Value, dim: Axes = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Value:
+def mean(g: Builder, x: Value, dim: Axes = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Value:
     return _reduce(g, "ReduceMean", g.cast(x, g.out.dtype), dim, keepdim)
 
 
@@ -94,7 +91,8 @@ def all_(g: Builder, x: Value, dim: Axes = None, keepdim: bool = False) -> Value
 def _variance(g: Builder, x: Value, dim: Axes, correction: float | None, keepdim: bool) -> tuple[Value, Value]:
     """Variance and mean by two passes, as torch computes them; the count may be symbolic."""
     axes = _axes(g, x, dim)
-    dtype = g.dtype(x)
+    dtype = dtypes.summing(g.dtype(x))
+    x = g.cast(x, dtype)
     average = _reduce(g, "ReduceMean", x, dim, True)
     centred = g.Sub(x, average)
     spread = _reduce(g, "ReduceSum", g.Mul(centred, centred), dim, keepdim)
@@ -108,9 +106,15 @@ def _variance(g: Builder, x: Value, dim: Axes, correction: float | None, keepdim
     return variance, average
 
 
-@aten("var.correction", "var.dim", "var")
+@aten("var.correction", "var.dim")
 def var(
-    g: Builder, x: Value, dim: Axes = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None
+    g: Builder,
+    x: Value,
+    dim: Axes = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
 ) -> Value:
     correction = correction if unbiased else 0
     return _variance(g, x, dim, correction, keepdim)[0]
@@ -152,15 +156,19 @@ def _count(g: Builder, x: Value) -> Operand:
 
 @aten("argmax")
 def argmax(g: Builder, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
-    return g.reshape(_arg(g, "ArgMax", x, dim, keepdim and dim is not None), g.like(g.out)) if dim is None else _arg(
-        g, "ArgMax", x, dim, keepdim
+    return (
+        g.reshape(_arg(g, "ArgMax", x, dim, keepdim and dim is not None), g.like(g.out))
+        if dim is None
+        else _arg(g, "ArgMax", x, dim, keepdim)
     )
 
 
 @aten("argmin")
 def argmin(g: Builder, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
-    return g.reshape(_arg(g, "ArgMin", x, dim, keepdim and dim is not None), g.like(g.out)) if dim is None else _arg(
-        g, "ArgMin", x, dim, keepdim
+    return (
+        g.reshape(_arg(g, "ArgMin", x, dim, keepdim and dim is not None), g.like(g.out))
+        if dim is None
+        else _arg(g, "ArgMin", x, dim, keepdim)
     )
 
 
@@ -199,7 +207,7 @@ def topk(
 def _top(g: Builder, x: Value, k: Value, axis: int, largest: bool) -> tuple[Value, Value]:
     if g.dtype(x) == torch.bool:
         raise Unsupported("sorting of booleans")
-    values, indices = g.TopK(x, k, axis=axis, largest=int(largest), outputs=2)
+    values, indices = g.several("TopK", 2, [x, k], axis=axis, largest=int(largest))
     indices.type = ir.TensorType(ir.DataType.INT64)
     return values, indices
 
@@ -219,12 +227,43 @@ def sort(
 def linalg_vector_norm(
     g: Builder, x: Value, ord: float = 2, dim: Axes = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Value:
-    x = g.cast(x, g.out.dtype)
+    wide = dtypes.summing(g.out.dtype)
+    x = g.cast(x, wide)
     if ord in (1, 2):
         return _reduce(g, f"ReduceL{int(ord)}", x if _axes(g, x, dim) else g.Abs(x), dim, keepdim)
     if ord in (float("inf"), float("-inf")):
         return _reduce(g, "ReduceMax" if ord > 0 else "ReduceMin", g.Abs(x), dim, keepdim)
     if ord == 0:
-        return _reduce(g, "ReduceSum", g.cast(g.Not(g.Equal(x, g.scalar(0, g.out.dtype))), g.out.dtype), dim, keepdim)
-    total = _reduce(g, "ReduceSum", g.Pow(g.Abs(x), g.scalar(ord, g.out.dtype)), dim, keepdim)
-    return g.Pow(total, g.scalar(1 / ord, g.out.dtype))
+        return _reduce(g, "ReduceSum", g.cast(g.Not(g.Equal(x, g.scalar(0, wide))), wide), dim, keepdim)
+    total = _reduce(g, "ReduceSum", g.Pow(g.Abs(x), g.scalar(ord, wide)), dim, keepdim)
+    return g.Pow(total, g.scalar(1 / ord, wide))
+
+
+@aten("dist")
+def dist(g: Builder, x: Value, y: Value, p: float = 2) -> Value:
+    difference = g.Sub(g.cast(x, g.out.dtype), g.cast(y, g.out.dtype))
+    return linalg_vector_norm(g, difference, p)
+
+
+_PAIRS_ONE_BY_ONE = 25
+"""Up to so many rows torch takes differences; above, it takes products, which are faster and less exact."""
+
+
+@aten("_cdist_forward")
+def cdist(g: Builder, x: Value, y: Value, p: float, compute_mode: int | None) -> Value:
+    rows = (g.dims(x)[-2], g.dims(y)[-2])
+    if not all(isinstance(n, int) for n in (*rows, g.dims(x)[-1])):
+        raise Unsupported("distances between a symbolic number of points")
+    large = any(int(n) > _PAIRS_ONE_BY_ONE for n in rows)
+    if p == 2 and (compute_mode == 1 or (large and compute_mode in (None, 0))):
+        return _distances_by_products(g, x, y)
+    return linalg_vector_norm(g, g.Sub(g.unsqueeze(x, [-2]), g.unsqueeze(y, [-3])), p, [-1])
+
+
+def _distances_by_products(g: Builder, x: Value, y: Value) -> Value:
+    axes = list(range(g.rank(y)))
+    cross = g.MatMul(x, g.transpose(y, [*axes[:-2], axes[-1], axes[-2]]))
+    squares = [_reduce(g, "ReduceSum", g.Mul(v, v), [-1], True) for v in (x, y)]
+    turned = g.transpose(squares[1], [*axes[:-2], axes[-1], axes[-2]])
+    total = g.Sub(g.Add(squares[0], turned), g.Mul(cross, g.scalar(2, g.out.dtype)))
+    return g.Sqrt(g.Max(total, g.scalar(0, g.out.dtype)))

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import onnx_ir as ir
 import torch
 
+from sardonyx.translate import dtypes
+from sardonyx.translate.aten.indexing import flat
 from sardonyx.translate.aten.pointwise import floor_divide
 from sardonyx.translate.builder import Builder, Operand
 from sardonyx.translate.errors import Unsupported
@@ -40,9 +42,18 @@ def _scatter(g: Builder, x: Value, dim: int, index: Value, src: Operand, reducti
         src = _prefix(g, src, g.dims(index))
     else:
         src = g.expand(g.scalar(src, g.dtype(x)), g.dims(index))
-    if reduction is not None and g.dtype(x) == torch.bool:
+    if reduction is None:
+        return g.shaped(g.ScatterElements(x, index, src, axis=g.axis(x, dim)), g.dims(x))
+    return _combined(g, x, g.axis(x, dim), index, src, reduction)
+
+
+def _combined(g: Builder, x: Value, axis: int, index: Value, src: Value, reduction: str) -> Value:
+    dtype = g.dtype(x)
+    if dtype == torch.bool:
         raise Unsupported("combining booleans while scattering")
-    return g.shaped(g.ScatterElements(x, index, src, axis=g.axis(x, dim), reduction=reduction), g.dims(x))
+    wide = dtypes.summing(dtype)  # engines combine no half precision here, though their types say they do
+    result = g.ScatterElements(g.cast(x, wide), index, g.cast(src, wide), axis=axis, reduction=reduction)
+    return g.cast(g.shaped(result, g.dims(x)), dtype)
 
 
 def _scatter_flat(g: Builder, x: Value, index: Value, src: Operand, reduction: str | None) -> Value:
@@ -103,3 +114,9 @@ def index_reduce(
     axis = g.axis(x, dim)
     places = g.reshape(index, [1] * axis + list(g.dims(source))[axis : axis + 1] + [1] * (g.rank(x) - axis - 1))
     return scatter_reduce(g, x, dim, g.expand(places, g.dims(source)), source, reduce, include_self=include_self)
+
+
+@aten("put")
+def put(g: Builder, x: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
+    placed = _scatter(g, flat(g, x), 0, flat(g, index), flat(g, source), "add" if accumulate else None)
+    return g.reshape(placed, g.dims(x))

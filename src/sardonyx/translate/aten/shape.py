@@ -107,9 +107,12 @@ def _one(g: Builder, taken: Value, x: Value, axis: int) -> Value:
     return g.shaped(taken, [1 if i == axis else dim for i, dim in enumerate(g.dims(x))])
 
 
-@aten("narrow")
+@aten("narrow", "narrow_copy")
 def narrow(g: Builder, x: Value, dim: int, start: Dim, length: Dim) -> Value:
-    return g.slice(x, g.axis(x, dim), start, start + length)
+    axis = g.axis(x, dim)
+    if isinstance(start, int) and start < 0:
+        start = start + g.dims(x)[axis]
+    return g.slice(x, axis, start, start + length)
 
 
 @aten("cat")
@@ -118,7 +121,9 @@ def cat(g: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
     rank = len(g.like(g.out))
     axis = dim % rank
     parts = [
-        g.cast(x, g.out.dtype) for x in tensors if g.dims(x) != (0,) and not (g.rank(x) == rank and g.dims(x)[axis] == 0)
+        g.cast(x, g.out.dtype)
+        for x in tensors
+        if g.dims(x) != (0,) and not (g.rank(x) == rank and g.dims(x)[axis] == 0)
     ]
     if not parts:
         return g.cast(next(x for x in tensors if g.rank(x) == rank), g.out.dtype)
@@ -136,7 +141,7 @@ def _split(g: Builder, x: Value, axis: int) -> list[Value]:
     sizes = [g.like(part)[axis] for part in g.out]
     if len(sizes) == 1:
         return [x]
-    return list(g.Split(x, g.shape_value(sizes), axis=axis, outputs=len(sizes)))
+    return list(g.several("Split", len(sizes), [x, g.shape_value(sizes)], axis=axis))
 
 
 @aten("split.Tensor", "split_with_sizes", "split.sizes", "split_copy.Tensor", "split_with_sizes_copy", "chunk")
@@ -151,7 +156,7 @@ def unbind(g: Builder, x: Value, dim: int = 0) -> list[Value]:
     if count == 1:
         return [g.squeeze(x, [axis])]
     dims = [1 if i == axis else size for i, size in enumerate(g.dims(x))]
-    parts = g.Split(x, axis=axis, num_outputs=count, outputs=count)
+    parts = g.several("Split", count, [x], axis=axis, num_outputs=count)
     return [g.squeeze(g.shaped(part, dims), [axis]) for part in parts]
 
 
@@ -168,9 +173,19 @@ def flip(g: Builder, x: Value, dims: Sequence[int]) -> Value:
 def roll(g: Builder, x: Value, shifts: Sequence[Dim], dims: Sequence[int] = ()) -> Value:
     sizes = g.dims(x)
     if not dims:
-        if len(sizes) != 1:
-            raise Unsupported("roll of a flattened tensor")
-        dims = [0]
+        return g.reshape(_rolled(g, g.reshape(x, [_product(sizes)]), shifts, [0]), sizes)
+    return _rolled(g, x, shifts, dims)
+
+
+def _product(sizes: Sequence[Dim]) -> Dim:
+    product: Dim = 1
+    for size in sizes:
+        product = product * size
+    return product
+
+
+def _rolled(g: Builder, x: Value, shifts: Sequence[Dim], dims: Sequence[int]) -> Value:
+    sizes = g.dims(x)
     for shift, dim in zip(shifts, dims, strict=True):
         axis = g.axis(x, dim)
         size = sizes[axis]
@@ -202,8 +217,30 @@ def _pad(g: Builder, x: Value, pad: Sequence[Dim], mode: str, fill: Value | None
     if 0 in g.dims(x) and mode != "constant":
         raise Unsupported("padding an empty tensor with its own values")
     axes = [g.rank(x) - 1 - i for i in range(len(pad) // 2)]
+    if mode != "constant":
+        x, pad = _cropped(g, x, pad, axes)
     begins, ends = list(pad[0::2]), list(pad[1::2])
     return g.Pad(x, g.shape_value([*begins, *ends]), fill, g.ints(axes), mode=mode)
+
+
+def _cropped(g: Builder, x: Value, pad: Sequence[Dim], axes: Sequence[int]) -> tuple[Value, list[Dim]]:
+    """Negative padding as slices: engines take it for the constant mode only."""
+    dims, rest = list(g.dims(x)), list(pad)
+    for i, axis in enumerate(axes):
+        begin, end, size = rest[2 * i], rest[2 * i + 1], dims[axis]
+        if not (_is_negative(begin) or _is_negative(end)):
+            continue
+        start, stop = (-begin if _is_negative(begin) else 0), size + (end if _is_negative(end) else 0)
+        if not (isinstance(start, int) and isinstance(stop, int)) or start >= stop:
+            raise Unsupported("padding with the values of an axis of which nothing is left")
+        dims[axis] = stop - start
+        x = g.shaped(g.slice(x, axis, start, stop), dims)
+        rest[2 * i : 2 * i + 2] = [0 if _is_negative(side) else side for side in (begin, end)]
+    return x, rest
+
+
+def _is_negative(size: Dim) -> bool:
+    return isinstance(size, int) and size < 0
 
 
 @aten("pixel_shuffle")
@@ -229,13 +266,16 @@ def _triangle(g: Builder, x: Value, diagonal: Dim, upper: int) -> Value:
 
 @aten("unfold")
 def unfold(g: Builder, x: Value, dimension: int, size: int, step: int) -> Value:
+    x = x if g.rank(x) else g.unsqueeze(x, [0])
     axis = g.axis(x, dimension)
-    length = g.dims(x)[axis] if g.rank(x) else None
+    length = g.dims(x)[axis]
     if not isinstance(length, int) or not isinstance(size, int):
         raise Unsupported("unfold along a symbolic size")
     starts = range(0, length - size + 1, step)
     windows = g.ints([start + i for start in starts for i in range(size)])
     rank = g.rank(x)
+    if rank == 1 and length == size == 1 and g.like(g.out) == (1,):
+        return x  # of a tensor without dimensions
     taken = g.Gather(x, g.reshape(windows, [len(starts), size]), axis=axis)
     g.shaped(taken, [*g.dims(x)[:axis], len(starts), size, *g.dims(x)[axis + 1 :]])
     order = [i for i in range(rank + 1) if i != axis + 1] + [axis + 1]

@@ -1,0 +1,44 @@
+# make demo   the main job, from nothing       make test   every test
+# make lint   ruff and mypy --strict           make bench  inference against eager, inductor, ONNX Runtime, OpenVINO
+# make ops    PyTorch's operator database      make setup  the environment that all of them share
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: setup demo test lint format bench ops clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "sardonyx needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cpu,demo,dev]'
+	touch $(READY)
+
+demo: setup
+	$(BIN)/python examples/demo.py
+
+test: setup
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --maxfail 25 --durations 8
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup
+	$(BIN)/python -m benchmarks.inference
+
+ops: setup
+	$(BIN)/python -m tests.ops.sweep
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,1 @@
+"""Measurements of sardonyx beside other ways to run the same models."""

@@ -1,0 +1,25 @@
+"""Every operator of our own table on samples of PyTorch's operator database; `make ops` runs all of both."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from ..ops.check import check, operators
+from ..ops.sweep import in_own_table
+
+SAMPLES = 2
+
+
+@cache
+def own() -> dict[str, Any]:
+    return {name: op for name, op in operators().items() if in_own_table(op)}
+
+
+@pytest.mark.parametrize("name", sorted(own()))
+def test_samples_of_pytorchs_database_agree_with_eager(name: str) -> None:
+    outcome = check(name, own()[name], torch.float32, SAMPLES)
+    assert outcome.verdict in ("passes", "partly", "in torch", "no samples"), outcome.wrong + outcome.crashed
