@@ -25,14 +25,13 @@ from types import TracebackType
 from typing import Any
 
 from benchmarks.engines import ENGINES, USUAL
-from benchmarks.machine import describe
+from benchmarks.machine import describe, note_if_busy
 from benchmarks.models import MODELS
 from benchmarks.tables import Progress, Table, milliseconds, progress, say
 
 _ROUND_SECONDS = 0.3
 _LEAST_CALLS = 3
 _PAUSE_SECONDS = 0.05  # a thread pool spins for a moment after a run; the next engine must not share the cores with it
-_BUSY = 0.5
 
 
 @dataclass
@@ -45,6 +44,8 @@ class Measured:
     error_vs_eager: float | None = None
     round_seconds: list[float] = field(default_factory=list)
     calls: int = 0
+    graphs: int | None = None
+    busy_cores: float | None = None
     failed: str | None = None
 
     @property
@@ -95,6 +96,7 @@ class Worker:
             ready = self._answer()
             self.measured.first_call_seconds = ready["first"]
             self.measured.error_vs_eager = ready["error_vs_eager"]
+            self.measured.graphs = ready["graphs"]
             self._estimate = ready["call"]
 
     def round(self) -> None:
@@ -141,13 +143,19 @@ def _cold(folder: str) -> dict[str, str]:
 
 
 def measure(model: str, engines: Sequence[str], rounds: int, timeout: float, shown: Progress) -> list[Measured]:
-    """Prepare the engines one after the other, then let them take turns."""
+    """Prepare the engines one after the other, then let them take turns.
+
+    All of them wait when `busy_cores` is taken, so it is what other programs use.
+    """
     with contextlib.ExitStack() as stack:
         workers = []
         for engine in engines:
             shown.step(f"{model}: preparing {engine}")
             workers.append(stack.enter_context(Worker(model, engine, timeout)))
             workers[-1].prepare()
+        busy = note_if_busy()
+        for worker in workers:
+            worker.measured.busy_cores = busy
         for number in range(rounds):
             shown.step(f"{model}: round {number + 1} of {rounds}")
             _take_turns(workers)
@@ -236,8 +244,6 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure what the command line asks for."""
     given, machine, results = _arguments(), describe(), []
-    if machine["load"] and machine["load"] > _BUSY:
-        say(f"note: the load average is {machine['load']:.1f}; times are only comparable on an idle machine")
     with progress(len(given.models) * (len(given.engines) + given.rounds)) as shown:
         for model in given.models:
             results += measure(model, given.engines, given.rounds, given.timeout, shown)

@@ -5,24 +5,27 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.tables import say
+
+_BUSY = 0.2
 _PACKAGES = ("torch", "onnxruntime", "onnxruntime-gpu", "onnx", "onnxscript", "transformers", "openvino")
 
 
 def describe() -> dict[str, Any]:
-    """Date, versions, processor, threads and load, for the head of a result."""
+    """Date, versions, processor and threads, for the head of a result."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), **versions()},
         "cpu": _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     }
 
 
@@ -43,3 +46,30 @@ def _processor() -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return named[0] if named else platform.processor()
+
+
+def busy_cores(seconds: float = 0.3) -> float | None:
+    """How many cores are at work while we wait; None where the system does not tell."""
+    before = _ticks()
+    time.sleep(seconds)
+    after = _ticks()
+    if before is None or after is None or after[1] == before[1]:
+        return None
+    return (os.cpu_count() or 1) * (1 - (after[0] - before[0]) / (after[1] - before[1]))
+
+
+def _ticks() -> tuple[int, int] | None:
+    """Idle and all ticks of the processor so far."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return None
+    ticks = [int(number) for number in stat.read_text().split("\n", 1)[0].split()[1:9]]
+    return ticks[3] + ticks[4], sum(ticks)
+
+
+def note_if_busy() -> float | None:
+    """Warn that times will mislead when others use the machine: a pool of threads waits for its slowest."""
+    busy = busy_cores()
+    if busy is not None and busy > _BUSY:
+        say(f"note: other programs keep {busy:.1f} of {os.cpu_count()} cores busy; times taken now mislead")
+    return busy

@@ -17,6 +17,7 @@ import torch
 
 from benchmarks.engines import ENGINES, Call
 from benchmarks.models import build
+from sardonyx.diagnose.report import collecting
 from sardonyx.diagnose.verify import difference
 
 _WARM_CALLS = 3
@@ -52,11 +53,15 @@ def _prepare(model: str, engine: str) -> tuple[Call, dict[str, Any]]:
     module, args = build(model)
     expected = module(*args)
     started = time.perf_counter()
-    call = ENGINES[engine](module, args)
-    result = call()
+    with collecting() as report:
+        call = ENGINES[engine](module, args)
+        result = call()
     first = time.perf_counter() - started
-    error = difference(result, expected)
-    return call, {"first": first, "error_vs_eager": error, "call": _round(call, _WARM_CALLS)["seconds"]}
+    graphs = len(report.graphs) if engine == "sardonyx" else None
+    if graphs == 0:
+        raise RuntimeError("nothing was compiled: torch ran the model eagerly")
+    seconds = _round(call, _WARM_CALLS)["seconds"]
+    return call, {"first": first, "error_vs_eager": difference(result, expected), "graphs": graphs, "call": seconds}
 
 
 def _round(call: Call, calls: int) -> dict[str, Any]:

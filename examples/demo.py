@@ -26,13 +26,14 @@ from sardonyx.diagnose.verify import difference
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file, it finds its neighbour `benchmarks`
 
-from benchmarks import models  # noqa: E402  # after the line that makes it importable
-from benchmarks.tables import Progress, Table, milliseconds, progress, say  # noqa: E402  # as above
+from benchmarks import models
+from benchmarks.machine import note_if_busy
+from benchmarks.tables import Progress, Table, milliseconds, progress, say
 
 Call: TypeAlias = Callable[[], Any]
 Tokens: TypeAlias = Mapping[str, torch.Tensor]
 
-_ROUNDS = 7
+_ROUNDS = 5
 _ROUND_SECONDS = 0.2
 _PAUSE_SECONDS = 0.05  # a thread pool spins for a moment after a run, and would take a core from who comes next
 _BATCH = 4
@@ -133,7 +134,7 @@ def search() -> None:
         found = scores(compiled, documents, queries)
     expected = scores(encoder, documents, queries)
     _show_answers(found, expected)
-    runs = {"eager": encoder, "sardonyx": compiled}
+    runs: dict[str, Callable[..., torch.Tensor]] = {"eager": encoder, "sardonyx": compiled}
     _show_search(report, interleaved({name: partial(scores, run, documents, queries) for name, run in runs.items()}))
 
 
@@ -154,6 +155,8 @@ def _show_search(report: Report, seconds: Mapping[str, float]) -> None:
 
 
 def _in_torch(report: Report) -> str:
+    if not report.graphs:
+        return "everything"
     return ", ".join(sorted({fallback.operator for fallback in report.fallbacks})) or "none"
 
 
@@ -185,6 +188,7 @@ SHOWN: Mapping[str, Callable[[], models.Case]] = {
 
 def compare(name: str, shown: Progress) -> Compared:
     """Compile a model both ways and let the three take turns."""
+    torch._dynamo.reset()  # models that share a class share dynamo's limit of compilations and its guesses at sizes
     model, args = models.make(SHOWN[name])
     runs: dict[str, Call] = {"eager": partial(model, *args)}
     shown.step(f"{name}: inductor compiles")
@@ -210,6 +214,7 @@ def _add_inductor(runs: dict[str, Call], model: nn.Module, args: tuple[torch.Ten
 def main() -> None:
     """Both parts."""
     started = time.perf_counter()
+    note_if_busy()
     with torch.no_grad():
         say(f"semantic search with all-MiniLM-L6-v2: {len(SENTENCES)} sentences, {len(QUERIES)} queries\n")
         search()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import onnx_ir as ir
@@ -32,8 +32,10 @@ def compile_graph(
 
     Nothing is built for an engine yet: the values of weights and numbers are known at the first call.
     """
-    report = new_graph_report(kind, sum(node.op == "call_function" for node in graph.graph.nodes))
-    compiler = _GraphCompiler(kind, weights, device_of(graph), options, report)
+    calls = [node for node in graph.graph.nodes if node.op == "call_function"]
+    report = new_graph_report(kind, len(calls))
+    operators = {str(node.target.name()) for node in calls if isinstance(node.target, torch._ops.OpOverload)}  # type: ignore[no-untyped-call]
+    compiler = _GraphCompiler(kind, weights, device_of(graph), operators, options, report)
     with report.stage("translate"), _disable_current_modes():
         run = compiler.compile(graph)
     log.info("%s graph: %d operators, %d region(s)", kind, report.operators, len(report.regions))
@@ -42,11 +44,17 @@ def compile_graph(
 
 class _GraphCompiler:
     def __init__(
-        self, kind: str, weights: frozenset[int], device: torch.device, options: Options, report: GraphReport
+        self,
+        kind: str,
+        weights: frozenset[int],
+        device: torch.device,
+        operators: Set[str],
+        options: Options,
+        report: GraphReport,
     ) -> None:
         self._kind, self._weights, self._options, self._report = kind, weights, options, report
         engine = find_engine(options.engine)
-        self._opset = options.opset or engine.opset
+        self._opset = options.opset or engine.opset(device, operators)
         self._kernels = engine.kernels(device)
         self._freeze = options.freeze and engine.freezes(device)
 

@@ -397,9 +397,8 @@ class TestSessions:
 
         def work(index: int) -> None:
             with torch.no_grad():
-                for _ in range(125):
-                    if not torch.allclose(run(inputs[index]), expected[index], atol=1e-5):
-                        wrong.append(index)
+                results = [run(inputs[index]) for _ in range(125)]
+            wrong.extend(index for result in results if not torch.allclose(result, expected[index], atol=1e-5))
 
         threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
         for thread in threads:

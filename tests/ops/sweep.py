@@ -28,7 +28,7 @@ def _serve(pipe: Connection, count: int) -> None:
     """The worker: takes tasks, gives outcomes."""
     import torch
 
-    from tests.ops.check import check, operators
+    from .check import check, operators
 
     torch.set_num_threads(1)
     known = operators()
@@ -82,7 +82,7 @@ class Worker:
 
 
 def _crashed(task: Task, problem: str) -> dict[str, Any]:
-    from tests.ops.check import Outcome
+    from .check import Outcome
 
     return Outcome(*task, crashed=[problem]).as_json()
 
@@ -101,15 +101,6 @@ def versions() -> dict[str, str]:
     from importlib.metadata import version
 
     return {name: version(name) for name in ("sardonyx", "torch", "onnxruntime", "onnx", "onnxscript")}
-
-
-def in_own_table(op: Any) -> bool:
-    """Whether our own table has an operator of this name, in any overload."""
-    from sardonyx.translate import table
-
-    own = {name.split("::")[1].split(".")[0].lstrip("_") for name in table.names()}
-    known = (op.name.split(".")[-1], op.aten_name, *(alias.name for alias in op.aliases))
-    return any(name.lstrip("_") in own for name in known)
 
 
 def _arguments() -> argparse.Namespace:
@@ -131,7 +122,7 @@ def _matches(name: str, only: list[str]) -> bool:
 
 
 def _tasks(given: argparse.Namespace) -> list[Task]:
-    from tests.ops.check import operators
+    from .check import in_own_table, operators
 
     names = [n for n, op in operators().items() if _matches(n, given.only) and (not given.own or in_own_table(op))]
     return [(name, dtype) for dtype in given.dtypes.split(",") for name in names]
@@ -161,7 +152,7 @@ def main() -> int:
             _save(given.results, outcomes, count)
     _save(given.results, outcomes, count)
     if given.page:
-        from tests.ops.page import page
+        from .page import page
 
         given.page.write_text(page(json.loads(given.results.read_text())))
     return _conclude(outcomes)

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
 from sardonyx.engines import Engine, Job, Runner
 from sardonyx.run.snapshot import Snapshot
 
-_live: WeakValueDictionary[Any, Any] = WeakValueDictionary()
+
+@dataclass(eq=False)
+class Held:
+    """A runner with what it was built from; alive as long as a compiled graph holds it."""
+
+    runner: Runner
+    snapshot: Snapshot
 
 
-def shared_runner(engine: Engine, job: Job, snapshot: Snapshot) -> Runner:
+_live: WeakValueDictionary[Any, Held] = WeakValueDictionary()
+
+
+def shared_runner(engine: Engine, job: Job, snapshot: Snapshot) -> Held:
     """A runner that is alive for the same model, options and weights, or a new one."""
     digest = hashlib.sha256(job.model).digest()
-    key = (engine.name, digest, job.options.artifact_key(), str(job.device), snapshot.identity())
-    runner = _live.get(key)
-    if runner is None or not snapshot.same_contents(runner.snapshot):
-        runner = engine.load(job)
-        runner.snapshot = snapshot
-        _live[key] = runner
-    found: Runner = runner
-    return found
+    key = (engine.name, digest, job.options.artifact_key(), str(job.device), job.stream, snapshot.identity())
+    held = _live.get(key)
+    if held is None or not snapshot.same_contents(held.snapshot):
+        held = _live[key] = Held(engine.load(job), snapshot)
+    return held
 
 
 def clear() -> None:

@@ -23,7 +23,8 @@ _KEPT = frozenset({"aten::lift_fresh", "aten::lift_fresh_copy"})
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """What torch takes apart before we see it: its core table, less all that our own table translates whole."""
     kept = table.names() | _KEPT
-    return {target: rule for target, rule in core_aten_decompositions().items() if target.name() not in kept}
+    rules: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions())
+    return {target: rule for target, rule in rules.items() if target.name() not in kept}
 
 
 def lower(graph: torch.fx.GraphModule, inputs: Sequence[Any], compile_graph: GraphCompiler) -> Callable[..., Any]:

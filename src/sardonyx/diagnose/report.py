@@ -1,4 +1,4 @@
-"""What happened to a model: graphs, operators, rules, fallbacks, time; collected by the pipeline, printed for people."""
+"""What happened to a model: graphs, operators, rules, fallbacks, time."""
 
 from __future__ import annotations
 
@@ -108,9 +108,7 @@ def _graph_lines(index: int, graph: GraphReport) -> list[str]:
     for region in graph.regions:
         lines.append(f"  ONNX {region.nodes_translated} → {region.nodes} nodes, {region.weights} weights")
         lines.append("  " + _counts(region.operators))
-    for fallback in graph.fallbacks:
-        lines.append(f"  in torch: {fallback.operator}: {fallback.reason} ({fallback.where})")
-    return lines
+    return lines + [f"  in torch: {f.operator}: {f.reason} ({f.where})" for f in graph.fallbacks]
 
 
 def _counts(counter: Counter[str]) -> str:

@@ -76,7 +76,7 @@ class _Recorder(torch.fx.Interpreter):
     def run_node(self, n: torch.fx.Node) -> Any:
         """Run one node and compare it, until one differs."""
         result = super().run_node(n)
-        if self.first is None and n.name in self._ours and isinstance(result, torch.Tensor):
-            if not close(self._ours[n.name], result):
-                self.first = n
+        ours = self._ours.get(n.name)
+        if self.first is None and ours is not None and not close(ours, result):
+            self.first = n
         return result

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import cache
 from typing import Any
 
@@ -15,12 +16,16 @@ from sardonyx.optimize.legalize import Kernels
 from sardonyx.run import ortvalue
 from sardonyx.run.threads import use_global_pool
 
+log = logging.getLogger(__name__)
+
+_CUDA_BEFORE_OPSET_22 = ("aten::max_pool", "aten::native_group_norm", "aten::elu")
+"""What becomes MaxPool, InstanceNormalization or Elu, which ran on the CPU from opset 22 on (onnxruntime-gpu 1.31)."""
+
 
 class OnnxRuntime:
     """Runs models in ONNX Runtime, on the CPU or an accelerator."""
 
     name = "onnxruntime"
-    opset = 23
     domains = frozenset({"com.microsoft"})
 
     def probe(self) -> Availability:
@@ -30,9 +35,14 @@ class OnnxRuntime:
         except MissingDependency as error:
             return Availability(self.name, None, error.what)
 
-    def kernels(self, device: torch.device) -> Kernels:
+    def kernels(self, device: torch.device) -> Kernels | None:
         """What its kernels on this device accept."""
         return _kernels("CUDAExecutionProvider" if device.type == "cuda" else "CPUExecutionProvider")
+
+    def opset(self, device: torch.device, operators: Set[str]) -> int:
+        """23, which has attention and RMS norm; less where the CUDA provider lacks the newer form of an operator."""
+        lacking = device.type == "cuda" and any(name.startswith(_CUDA_BEFORE_OPSET_22) for name in operators)
+        return 21 if lacking else 23
 
     def freezes(self, device: torch.device) -> bool:
         """On the CPU constants are pre-packed; elsewhere they would be copied through the host, so they are bound."""
@@ -61,13 +71,18 @@ def _onnxruntime() -> Any:
 
 
 @cache
-def _kernels(provider: str) -> Kernels:
+def _kernels(provider: str) -> Kernels | None:
+    """The kernels of one provider. Asking for those of all would load every provider's library, and can crash."""
     _onnxruntime()
+    try:
+        kernels = ortvalue.binding().get_registered_ep_kernel_defs(provider)
+    except Exception as error:
+        log.info("%s does not tell its kernels: %s", provider, error)
+        return None
     found: dict[tuple[str, str], list[tuple[range, Mapping[str, Sequence[str]]]]] = {}
-    for kernel in ortvalue.binding().get_all_opkernel_def():
-        if kernel.provider == provider:
-            versions = range(kernel.version_range[0], kernel.version_range[1] + 1)
-            found.setdefault((kernel.domain, kernel.op_name), []).append((versions, kernel.type_constraints))
+    for kernel in kernels:
+        versions = range(kernel.version_range[0], kernel.version_range[1] + 1)
+        found.setdefault((kernel.domain, kernel.op_name), []).append((versions, kernel.type_constraints))
     return Kernels(found)
 
 
@@ -200,8 +215,7 @@ def _providers(ort: Any, job: Job) -> list[Any]:
             f"tensors are on {job.device}, and this onnxruntime has no CUDA provider",
             hint='pip uninstall onnxruntime; pip install "sardonyx[gpu]"',
         )
-    stream = torch.cuda.current_stream(job.device).cuda_stream
-    settings = {"device_id": str(job.device.index or 0), "user_compute_stream": str(stream)}
+    settings = {"device_id": str(job.device.index or 0), "user_compute_stream": str(job.stream)}
     return [("CUDAExecutionProvider", settings), "CPUExecutionProvider"]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import onnx
@@ -17,7 +17,6 @@ class Reference:
     """Runs a model in Python with numpy."""
 
     name = "reference"
-    opset = 23
     domains: frozenset[str] = frozenset()
 
     def probe(self) -> Availability:
@@ -27,6 +26,10 @@ class Reference:
     def kernels(self, device: torch.device) -> Any:
         """It computes every operator in every dtype."""
         return None
+
+    def opset(self, device: torch.device, operators: Set[str]) -> int:
+        """The newest that rewrite rules know."""
+        return 23
 
     def freezes(self, device: torch.device) -> bool:
         """Constants can be folded."""

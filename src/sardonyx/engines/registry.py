@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
@@ -41,6 +41,8 @@ class Job:
     fixed: frozenset[int]
     """Which inputs are weights: the same tensors on nearly every call."""
     device: torch.device
+    stream: int
+    """The accelerator's stream that the session runs on; torch's current one."""
     options: Options
 
 
@@ -58,8 +60,6 @@ class Engine(Protocol):
     """What an engine must offer."""
 
     name: str
-    opset: int
-    """The newest opset it runs well."""
     domains: frozenset[str]
     """Operator domains it knows beside ONNX's own."""
 
@@ -68,6 +68,9 @@ class Engine(Protocol):
 
     def kernels(self, device: torch.device) -> Any:
         """A `sardonyx.optimize.legalize.Kernels`: which operators it has for which dtypes; None if it has all."""
+
+    def opset(self, device: torch.device, operators: Set[str]) -> int:
+        """The newest opset it runs well on this device, for a graph of these torch operators."""
 
     def freezes(self, device: torch.device) -> bool:
         """Whether weights on this device had better be constants of the model than inputs."""

@@ -102,8 +102,8 @@ def rule_at(*op_types: str, needs: str = "") -> Callable[[Rewrite], Rewrite]:
 
     def register(rewrite: Rewrite) -> Rewrite:
         name = "".join(part.capitalize() for part in rewrite.__name__.split("_"))
-        for op_type in op_types:
-            RULES.append(Rule(name, op_type, lambda node: iter([{}]), rewrite, rewrite.__doc__ or "", needs))
+        doc = rewrite.__doc__ or ""
+        RULES.extend(Rule(name, op_type, lambda node: iter([{}]), rewrite, doc, needs) for op_type in op_types)
         return rewrite
 
     return register

@@ -13,7 +13,7 @@ import onnx_ir as ir
 import torch
 
 from sardonyx.cache.lru import LRU
-from sardonyx.cache.sessions import shared_runner
+from sardonyx.cache.sessions import Held, shared_runner
 from sardonyx.capture.regions import Region, Result
 from sardonyx.diagnose import dump
 from sardonyx.diagnose.report import GraphReport, RegionReport
@@ -35,6 +35,7 @@ _EDITS_BEFORE_THAW = 2
 
 @dataclass(frozen=True)
 class _Session:
+    held: Held
     runner: Runner
     inputs: tuple[int, ...]
     weights: Snapshot
@@ -135,12 +136,13 @@ class CompiledRegion(torch.nn.Module):
             output_shapes=tuple(_static(x) for x in translation.model.graph.outputs),
             fixed=frozenset(i for i, index in enumerate(translation.inputs) if index in self._region.weights),
             device=self._region.device,
+            stream=self._stream(),
             options=self._options,
         )
         with self._graph_report.stage("engine"):
-            runner = shared_runner(self._engine, job, snapshot)
+            held = shared_runner(self._engine, job, snapshot)
         self._report.sessions += 1
-        return _Session(runner, tuple(translation.inputs), snapshot, built.numbers, self._stream())
+        return _Session(held, held.runner, tuple(translation.inputs), snapshot, built.numbers, job.stream)
 
     def _model(self, args: Sequence[Any]) -> _Built:
         """The optimized model: kept while only weights are edited, made again when an assumption fails."""
@@ -188,7 +190,8 @@ class CompiledRegion(torch.nn.Module):
             proto = transform(proto) or proto
         if self._options.dump:
             dump.dump(self._options.dump, self._kind, proto, self._region.graph)
-        return proto.SerializeToString()
+        serialized: bytes = proto.SerializeToString()
+        return serialized
 
     def _trace(self, args: Sequence[Any]) -> dict[str, torch.Tensor]:
         """Every node's value as our translation computes it, without rewrites: for finding where one differs."""

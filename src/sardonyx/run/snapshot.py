@@ -49,7 +49,7 @@ def _version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _same(group: Sequence[torch.Tensor], before: torch.Tensor) -> bool:
+def _same(group: list[torch.Tensor], before: torch.Tensor) -> bool:
     return torch.equal(torch.cat(group), before)
 
 

@@ -119,9 +119,9 @@ class Builder:
         key = (str(tensor.dtype), tuple(array.shape), array.tobytes())
         if key not in self._constants:
             name = self.fresh("const")
-            value = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+            value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), const_value=tensor)
             tensor.name = name
-            value.meta["dims"] = tuple(array.shape)
+            inference.set_dims(value, tuple(array.shape))
             self.initializers[name] = self._constants[key] = value
         return self._constants[key]
 
@@ -166,16 +166,11 @@ class Builder:
         rank = max(self.rank(x), 1)
         return dim % rank
 
-    def result_type(self, *operands: Operand) -> torch.dtype:
+    def result_type(self, x: Operand, y: Operand) -> torch.dtype:
         """What torch computes in, given these operands: its promotion rules, asked of torch itself."""
-        dtype = torch.result_type(*map(self._stand_in, operands[:2])) if len(operands) > 1 else None
-        if dtype is None:
-            return self._stand_in(operands[0]).dtype  # type: ignore[union-attr]  # one operand is a tensor
-        for operand in operands[2:]:
-            dtype = torch.promote_types(dtype, torch.result_type(torch.empty((), dtype=dtype), self._stand_in(operand)))
-        return dtype
+        return torch.result_type(self._stand_in(x), self._stand_in(y))
 
-    def _stand_in(self, operand: Operand) -> torch.Tensor | Scalar:
+    def _stand_in(self, operand: Operand) -> Any:
         if isinstance(operand, ir.Value):
             return torch.empty((1,) * min(self.rank(operand), 1), dtype=self.dtype(operand), device="meta")
         return 1 if isinstance(operand, sympy.Expr) else operand
@@ -187,14 +182,14 @@ class Builder:
         to = dtypes.to_onnx(dtype)
         if x.dtype == to:
             return x
-        if x.name in self.initializers and not self.rank(x):
+        if x.name in self.initializers and x.const_value is not None and not self.rank(x):
             return self.scalar(x.const_value.numpy().item(), dtype)
         return self.Cast(x, dtype=to)
 
-    def promote(self, *operands: Operand) -> list[ir.Value]:
+    def promote(self, x: Operand, y: Operand) -> list[ir.Value]:
         """The operands as tensors of the dtype torch would compute in."""
-        dtype = self.result_type(*operands)
-        return [self.cast(operand, dtype) for operand in operands]
+        dtype = self.result_type(x, y)
+        return [self.cast(x, dtype), self.cast(y, dtype)]
 
     def shape_value(self, dims: Sequence[Dim]) -> ir.Value:
         """Sizes as a one-dimensional int64 tensor: a constant where all are known."""

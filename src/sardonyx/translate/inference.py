@@ -55,8 +55,8 @@ def _elementwise_dims(node: ir.Node) -> Dims | None:
     operands = [x for x in node.inputs if x is not None]
     if node.op_type.endswith("Normalization") or node.op_type in ("CumSum", "Trilu"):
         operands = operands[:1]
-    known = [x.meta.get("dims") for x in operands]
-    return None if any(dims is None for dims in known) else broadcast(*known)
+    known: list[Dims] = [x.meta["dims"] for x in operands if x.meta.get("dims") is not None]
+    return broadcast(*known) if len(known) == len(operands) else None
 
 
 def broadcast(*shapes: Dims) -> Dims:

@@ -170,7 +170,7 @@ def _power(g: Builder, args: list[ir.Value], expr: sympy.Expr) -> ir.Value:
     return result
 
 
-_EXPRESSIONS: dict[type, Callable[[Builder, list[ir.Value], sympy.Expr], ir.Value]] = {
+_EXPRESSIONS: dict[Any, Callable[[Builder, list[ir.Value], sympy.Expr], ir.Value]] = {
     sympy.Add: _fold("Add"),
     sympy.Mul: _fold("Mul"),
     sympy.Max: _fold("Max"),

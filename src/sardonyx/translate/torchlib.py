@@ -60,7 +60,9 @@ def translate(g: Builder, node: torch.fx.Node, args: Sequence[Any], kwargs: Mapp
     function, reason = _dispatching.dispatch(node, _registry())
     if function is None:
         raise Unsupported(f"no translation: {reason.splitlines()[0] if reason else 'unknown operator'}")
-    recorder = _building.OpRecorder(_opset(g.opset), {})
+    recorder: Any = _building.OpRecorder(  # type: ignore[abstract]  # its base has bodies, which mypy reads as empty
+        _opset(g.opset), {}
+    )
     with evaluator.default_as(recorder):
         try:
             result = function(*map(_plain, args), **{k: _plain(v) for k, v in kwargs.items()})
@@ -94,7 +96,47 @@ def _plain(arg: Any) -> Any:
 def _adopt(g: Builder, made: ir.Node) -> None:
     for value in made.outputs:
         value.name = g.fresh(made.op_type.lower())
-    if made.op_type == "Constant" and made.outputs[0].const_value is None:
-        made.outputs[0].const_value = made.attributes["value"].as_tensor() if "value" in made.attributes else None
+    if made.op_type == "Constant" and "value" in made.attributes:
+        held = made.attributes["value"].as_tensor()
+        made.outputs[0].const_value, made.outputs[0].type = held, ir.TensorType(held.dtype)
     made.meta["fx"] = g._origin
+    _state_dtypes(made, g.opset)
     g.nodes.append(made)
+
+
+def _state_dtypes(made: ir.Node, opset: int) -> None:
+    """The dtypes that follow from ONNX's schema, without which nothing later could tell that an engine lacks one."""
+    formals = _formals(made.op_type, opset) if not made.domain else None
+    if formals is None or made.op_type == "Cast":
+        if formals is not None and "to" in made.attributes:
+            made.outputs[0].type = ir.TensorType(ir.DataType(made.attributes["to"].as_int()))
+        return
+    known = {_at(formals[0], i): x.dtype for i, x in enumerate(made.inputs) if x is not None and x.dtype is not None}
+    for i, output in enumerate(made.outputs):
+        dtype = known.get(_at(formals[1], i)) or _FIXED.get(_at(formals[1], i))
+        if output.dtype is None and dtype is not None:
+            output.type = ir.TensorType(dtype)
+
+
+_FIXED = {"tensor(bool)": ir.DataType.BOOL, "tensor(int64)": ir.DataType.INT64}
+
+
+def _at(formals: Sequence[str], index: int) -> str:
+    return formals[min(index, len(formals) - 1)]
+
+
+@cache
+def _formals(op_type: str, opset: int) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """The type of each input and output: a constraint's name, or the one type that is allowed."""
+    import onnx
+
+    try:
+        schema = onnx.defs.get_schema(op_type, opset)
+    except onnx.defs.SchemaError:
+        return None
+    single = {
+        c.type_param_str: c.allowed_type_strs[0] for c in schema.type_constraints if len(c.allowed_type_strs) == 1
+    }
+    names = ([single.get(v.type_str, v.type_str) for v in values] for values in (schema.inputs, schema.outputs))
+    inputs, outputs = names
+    return tuple(inputs), tuple(outputs)

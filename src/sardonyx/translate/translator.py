@@ -174,7 +174,7 @@ def _is_size(node: torch.fx.Node) -> bool:
 
 def _translate_call(run: _Run, node: torch.fx.Node) -> Any:
     if node.target is operator.getitem:
-        return run.values[node.args[0]][node.args[1]]
+        return run.values[node.all_input_nodes[0]][node.args[1]]
     args = [_argument(run, arg) for arg in node.args]
     kwargs = {key: _argument(run, arg) for key, arg in node.kwargs.items()}
     translation = table.find(node.target)
@@ -221,8 +221,9 @@ def _is_empty(expected: Any) -> bool:
 
 def _state_type(run: _Run, value: ir.Value, expected: torch.Tensor) -> ir.Value:
     if _is_empty(expected):
+        dtype = dtypes.to_onnx(expected.dtype)
         nothing = torch.empty(tuple(map(int, expected.shape)), dtype=expected.dtype)
-        return run.g.constant(dtypes.to_array(nothing), dtypes.to_onnx(expected.dtype))
+        return run.g.constant(dtypes.to_array(nothing), dtype)
     if not isinstance(value, ir.Value):
         raise Unsupported(f"its translation gave {value!r} instead of a tensor")
     if value.dtype is None:

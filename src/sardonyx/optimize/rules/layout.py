@@ -30,7 +30,8 @@ def view_as_reshape(m: Match) -> ir.Value:
     """Squeeze and Unsqueeze over a Reshape join it; elsewhere they say it more plainly."""
     producer = m.x.producer()
     m.require(producer is not None and producer.op_type in ("Reshape", "Squeeze", "Unsqueeze"), "nothing to join")
-    assert producer is not None and producer.inputs[0] is not None
+    assert producer is not None
+    assert producer.inputs[0] is not None
     m.dims(producer.inputs[0])
     return m.g.reshape(producer.inputs[0], m.dims(m.result))
 
@@ -60,23 +61,11 @@ def drop_expand(m: Match) -> ir.Value:
     return m.x
 
 
-_BROADCASTING = (
-    "Add",
-    "Sub",
-    "Mul",
-    "Div",
-    "Pow",
-    "Where",
-    "Equal",
-    "Greater",
-    "GreaterOrEqual",
-    "Less",
-    "LessOrEqual",
-)
-_BROADCASTING += ("And", "Or", "Max", "Min")
+_ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min")
+_COMPARISON = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Where")
 
 
-@rule_at(*_BROADCASTING)
+@rule_at(*_ARITHMETIC, *_COMPARISON)
 def drop_expand_before_broadcast(m: Match) -> ir.Value:
     """f(Expand(x), y) = f(x, y) where f broadcasts to the same shape by itself."""
     inputs = [_unexpanded(x) for x in m.node.inputs]
@@ -110,21 +99,8 @@ def _covered(m: Match, expanded: ir.Value | None, others: list[ir.Value | None])
 
 # Reshapes sink towards the outputs, through whatever looks at single elements or at rows, so that they meet and join.
 
-_ELEMENTWISE = (
-    "Relu",
-    "Gelu",
-    "Sigmoid",
-    "Tanh",
-    "Neg",
-    "Exp",
-    "Sqrt",
-    "Reciprocal",
-    "Cast",
-    "Erf",
-    "Abs",
-    "HardSwish",
-)
-_ELEMENTWISE += ("QuickGelu", "LeakyRelu", "HardSigmoid")
+_ELEMENTWISE = ("Relu", "Gelu", "QuickGelu", "Sigmoid", "Tanh", "LeakyRelu", "HardSigmoid", "HardSwish")
+_FUNCTIONS = ("Neg", "Exp", "Sqrt", "Reciprocal", "Erf", "Abs", "Cast")
 _ROWWISE = ("LayerNormalization", "RMSNormalization", "Softmax", "LogSoftmax")
 
 
@@ -137,7 +113,7 @@ def _reshaped(value: ir.Value | None) -> ir.Value | None:
     return source if source is not None and "dims" in source.meta else None
 
 
-@rule_at(*_ELEMENTWISE)
+@rule_at(*_ELEMENTWISE, *_FUNCTIONS)
 def sink_reshape_through_elementwise(m: Match) -> ir.Value:
     """f(Reshape(x)) = Reshape(f(x))."""
     source = _reshaped(m.node.inputs[0])
@@ -170,7 +146,8 @@ def sink_reshape_through_arithmetic(m: Match) -> ir.Value:
     other, flipped = (right, False) if source is not None else (left, True)
     source = source if source is not None else _reshaped(right)
     m.require(source is not None and other is not None, "no Reshape before it")
-    assert source is not None and other is not None
+    assert source is not None
+    assert other is not None
     before, after = m.dims(source), m.dims(m.result)
     m.require(m.dims(left if not flipped else right) == after, "it broadcasts")  # type: ignore[arg-type]
     moved = _moved(m, other, before, after)

@@ -17,7 +17,7 @@ _HALVES_SWAPPED = P.Concat(
 def rotary_embedding(m: Match) -> ir.Value:
     """x·cos + concat(−x₂, x₁)·sin = RotaryEmbedding(x, cos₁, sin₁), where both halves of cos, and of sin, are equal."""
     m.require(m.g.opset >= 23, "RotaryEmbedding came with opset 23")
-    m.require(m.x.dtype == ir.DataType.FLOAT, "no such kernel")
+    m.require(m.x.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16), "no such kernel")
     batch, _, length, width = _four(m, m.x)
     _require_halves(m, width)
     cos, sin = (_table(m, value, batch, length, width) for value in (m.cos, m.sin))

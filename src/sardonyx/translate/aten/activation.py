@@ -49,7 +49,7 @@ def log1p(g: Builder, x: Value) -> Value:
     one = g.scalar(1, g.out.dtype)
     u = g.Add(one, x)
     exact = g.Div(g.Mul(g.Log(u), x), g.Sub(u, one))
-    return g.Where(g.Or(g.Equal(u, one), g.IsInf(u)), x, exact)
+    return g.Where(g.Or(g.Equal(u, one), g.IsInf(u, detect_negative=0)), x, exact)
 
 
 @aten("expm1")

@@ -259,7 +259,17 @@ def exp2(g: Builder, x: Value) -> Value:
 
 @aten("sign", "sgn")
 def sign(g: Builder, x: Value) -> Value:
-    return x if g.out.dtype == torch.bool else g.Sign(x)
+    if g.out.dtype == torch.bool:
+        return x
+    signs = g.Sign(x)  # of NaN it is NaN in ONNX and zero in torch
+    return g.Where(g.IsNaN(x), g.scalar(0, g.out.dtype), signs) if g.out.dtype.is_floating_point else signs
+
+
+@aten("angle")
+def angle(g: Builder, x: Value) -> Value:
+    x = g.cast(x, g.out.dtype)
+    zero, half_turn = g.scalar(0, g.out.dtype), g.scalar(math.pi, g.out.dtype)
+    return g.Where(g.IsNaN(x), x, g.Where(g.Less(x, zero), half_turn, zero))
 
 
 @aten("signbit")
@@ -276,6 +286,18 @@ def copysign(g: Builder, x: Operand, y: Operand) -> Value:
     x, y = _operands(g, x, y)
     size = g.Abs(x)
     return g.Where(signbit(g, y), g.Neg(size), size)
+
+
+@aten("atan2")
+def atan2(g: Builder, y: Operand, x: Operand) -> Value:
+    y, x = _operands(g, y, x)
+    dtype = g.out.dtype
+    endless = g.And(g.IsInf(y), g.IsInf(x))
+    y, x = (g.Where(endless, g.Sign(v), v) for v in (y, x))
+    nowhere = g.And(_equals_zero(g, y), _equals_zero(g, x))
+    angle = g.Atan(g.Where(nowhere, y, g.Div(y, x)))
+    half_turn = g.Where(signbit(g, y), g.scalar(-math.pi, dtype), g.scalar(math.pi, dtype))
+    return g.Where(signbit(g, x), g.Add(angle, half_turn), angle)
 
 
 @aten("hypot")

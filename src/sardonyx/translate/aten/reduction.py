@@ -65,7 +65,12 @@ def _extreme(g: Builder, op_type: str, x: Value, dim: Axes, keepdim: bool) -> Va
     if g.dtype(x) == torch.bool:
         wide = g.Cast(x, dtype=ir.DataType.INT32)
         return g.cast(_reduce(g, op_type, wide, dim, keepdim), torch.bool)
-    return _reduce(g, op_type, x, dim, keepdim)
+    found = _reduce(g, op_type, x, dim, keepdim)
+    if not g.dtype(x).is_floating_point or found is x:
+        return found
+    # Engines skip NaN; torch passes it on.
+    broken = _reduce(g, "ReduceMax", g.Cast(g.IsNaN(x), dtype=ir.DataType.INT32), dim, keepdim)
+    return g.Where(g.cast(broken, torch.bool), g.scalar(float("nan"), g.dtype(x)), found)
 
 
 @aten("amax", "max")
@@ -144,6 +149,7 @@ def _arg(g: Builder, op_type: str, x: Value, dim: int | None, keepdim: bool) -> 
         x, dim = g.reshape(x, [_count(g, x)]), 0
     if g.dtype(x) == torch.bool:
         x = g.Cast(x, dtype=ir.DataType.INT32)
+    x = _orderable(g, x) if op_type == "ArgMax" else _orderable(g, x, -1)
     return g.node(op_type, [x], axis=g.axis(x, dim), keepdims=int(keepdim))
 
 
@@ -207,9 +213,19 @@ def topk(
 def _top(g: Builder, x: Value, k: Value, axis: int, largest: bool) -> tuple[Value, Value]:
     if g.dtype(x) == torch.bool:
         raise Unsupported("sorting of booleans")
-    values, indices = g.several("TopK", 2, [x, k], axis=axis, largest=int(largest))
+    key = _orderable(g, x)
+    values, indices = g.several("TopK", 2, [key, k], axis=axis, largest=int(largest))
     indices.type = ir.TensorType(ir.DataType.INT64)
-    return values, indices
+    return (values if key is x else g.GatherElements(x, indices, axis=axis)), indices
+
+
+def _orderable(g: Builder, x: Value, side: int = 1) -> Value:
+    """NaN beyond every number (below, where `side` is −1), as torch orders it; ONNX leaves its order open."""
+    dtype = g.dtype(x)
+    if not dtype.is_floating_point:
+        return x
+    finite = g.node("Min" if side > 0 else "Max", [x, g.scalar(side * torch.finfo(dtype).max, dtype)])
+    return g.Where(g.IsNaN(x), g.scalar(side * float("inf"), dtype), finite)
 
 
 @aten("sort", "sort.stable")
@@ -232,7 +248,7 @@ def linalg_vector_norm(
     if ord in (1, 2):
         return _reduce(g, f"ReduceL{int(ord)}", x if _axes(g, x, dim) else g.Abs(x), dim, keepdim)
     if ord in (float("inf"), float("-inf")):
-        return _reduce(g, "ReduceMax" if ord > 0 else "ReduceMin", g.Abs(x), dim, keepdim)
+        return _extreme(g, "ReduceMax" if ord > 0 else "ReduceMin", g.Abs(x), dim, keepdim)
     if ord == 0:
         return _reduce(g, "ReduceSum", g.cast(g.Not(g.Equal(x, g.scalar(0, wide))), wide), dim, keepdim)
     total = _reduce(g, "ReduceSum", g.Pow(g.Abs(x), g.scalar(ord, wide)), dim, keepdim)

@@ -82,6 +82,8 @@ def scatter_reduce(
 ) -> Value:
     if 0 in g.dims(index):
         return x
+    if g.dtype(x) == torch.bool:
+        raise Unsupported("combining booleans while scattering")
     start = x if include_self else _scatter(g, x, dim, index, _neutral(g.dtype(x), reduce), None)
     total = _scatter(g, start, dim, index, src, _REDUCTIONS[reduce])
     return total if reduce != "mean" else _mean(g, total, dim, index, include_self)
