@@ -212,7 +212,7 @@ def _report(results: Sequence[Measured]) -> None:
         say(f"{engine} takes {mean:.2f} times as long as sardonyx (geometric mean over the models where both ran)")
     for m in results:
         if m.failed:
-            say(f"failed: {m.engine} on {m.model}: {m.failed.splitlines()[0]}")
+            say(f"failed: {m.engine} on {m.model}: {' '.join(m.failed.split())[:300]}")
 
 
 def _write(path: Path, machine: dict[str, Any], results: Sequence[Measured]) -> None:

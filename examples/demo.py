@@ -57,7 +57,7 @@ SENTENCES = [
     "Simmer the tomatoes for an hour, and salt them only at the end.",
     "The striker signed a contract for three seasons with a club in Spain.",
     "Two-factor authentication protects you even when someone has stolen your login.",
-    "Rain.",
+    "Checkmate.",
     "The sea level rises as the oceans warm and the ice sheets of Greenland and Antarctica melt into them.",
 ]
 QUERIES = ["how do I cook an Italian sauce", "climate change", "keeping an online account safe"]
@@ -234,7 +234,7 @@ def main() -> None:
             for name in SHOWN:
                 table.add(name, *compare(name, shown).cells())
         table.show()
-    say(f"{torch.get_num_threads()} threads; {time.perf_counter() - started:.0f} s in all")
+    say(f"{torch.get_num_threads()} thread(s); {time.perf_counter() - started:.0f} s in all")
 
 
 if __name__ == "__main__":

@@ -16,9 +16,7 @@ from sardonyx.translate import table
 MOST_SAMPLES = 400
 """Some operators have tens of thousands: those after this many are not looked at."""
 
-UNINITIALIZED = frozenset(
-    {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
-)
+UNINITIALIZED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
 """Operators whose values torch does not promise; shapes and dtypes are still compared."""
 
 ANY_OF_TIES = frozenset({"topk", "sort", "argsort", "kthvalue", "median", "nanmedian", "mode"})

@@ -11,7 +11,6 @@ import torch
 from .check import check, in_own_table, operators
 
 SAMPLES = 2
-REFUSED = frozenset({"bernoulli", "nn.functional.dropout", "native_dropout"})
 
 
 @cache

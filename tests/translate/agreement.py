@@ -14,9 +14,7 @@ TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-5, tor
 def onnx(function: Callable[..., Any], *, dynamic: bool = False) -> Callable[..., Any]:
     """The function through ONNX alone: an operator that would stay in torch is an error."""
     torch._dynamo.reset()
-    return torch.compile(
-        function, backend="sardonyx", fullgraph=True, dynamic=dynamic, options={"fallback": "error"}
-    )
+    return torch.compile(function, backend="sardonyx", fullgraph=True, dynamic=dynamic, options={"fallback": "error"})
 
 
 def agrees(function: Callable[..., Any], *args: Any, exact: bool = False) -> None:

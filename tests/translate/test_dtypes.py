@@ -140,5 +140,5 @@ def test_convolution_of_integers_is_refused_with_the_reason() -> None:
 
 
 def test_complex_numbers_are_refused_with_the_reason() -> None:
-    with pytest.raises(Exception, match="ONNX has no tensors of dtype torch.complex64"):
+    with pytest.raises(Exception, match="ONNX has no tensors of dtype"):
         onnx(torch.fft.fft)(torch.randn(4))

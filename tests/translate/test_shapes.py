@@ -33,7 +33,8 @@ def test_a_product_over_an_inner_size_of_zero_is_zero() -> None:
 
 
 def test_addmm_over_an_inner_size_of_zero_keeps_the_scaled_bias() -> None:
-    agrees(lambda b, x, y: torch.addmm(b, x, y, beta=0.5, alpha=2), torch.randn(4), torch.randn(3, 0), torch.randn(0, 4))
+    bias, x, y = torch.randn(4), torch.randn(3, 0), torch.randn(0, 4)
+    agrees(lambda b, x, y: torch.addmm(b, x, y, beta=0.5, alpha=2), bias, x, y)
 
 
 def test_addmm_with_beta_zero_ignores_a_bias_that_is_not_a_number() -> None:

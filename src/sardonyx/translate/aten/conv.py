@@ -16,8 +16,8 @@ Value = ir.Value
 
 def each(values: Any, count: int) -> list[int]:
     """A torch size argument for every spatial axis: one number stands for all."""
-    values = [values] if isinstance(values, int) else list(values)
-    return values * count if len(values) == 1 else values
+    given: list[int] = [values] if isinstance(values, int) else list(values)
+    return given * count if len(given) == 1 else given
 
 
 @aten("convolution", "convolution_overrideable")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 import torch
 
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.errors import Unsupported
+from sardonyx.translate.sizes import Dim
 from sardonyx.translate.table import operator
 
 Value = ir.Value
@@ -30,5 +33,5 @@ def grouped_mm(
     return products[0] if groups == 1 else g.Concat(*products, axis=0)
 
 
-def _matrix(g: Builder, stack: Value, index: int, dims: list[object]) -> Value:
-    return g.shaped(g.Gather(stack, g.scalar(index, torch.int64), axis=0), dims)  # type: ignore[arg-type]
+def _matrix(g: Builder, stack: Value, index: int, dims: Sequence[Dim]) -> Value:
+    return g.shaped(g.Gather(stack, g.scalar(index, torch.int64), axis=0), dims)

@@ -180,8 +180,8 @@ def batch_norm_functional(
     eps: float,
 ) -> tuple[Value, ...]:
     if not training:
-        y = batch_norm_inference(g, x, weight, bias, running_mean, running_var, momentum, eps)
-        return (*y, running_mean, running_var)
+        same = batch_norm_inference(g, x, weight, bias, running_mean, running_var, momentum, eps)
+        return (*same, running_mean, running_var)
     y, mean, rstd, variance = _batch_norm_training(g, x, weight, bias, eps)
     new_mean = _moved(g, running_mean, mean, momentum)
     new_var = _moved(g, running_var, _unbiased(g, x, variance), momentum)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
@@ -113,7 +114,7 @@ def pow_(g: Builder, x: Operand, y: Operand) -> Value:
     raise Unsupported("integer powers differ from torch's for negative exponents and overflow")
 
 
-_POWERS: dict[float, Any] = {
+_POWERS: dict[float, Callable[[Builder, Value], Value]] = {
     0.5: lambda g, x: g.Sqrt(x),
     1.0: lambda g, x: x,
     2.0: lambda g, x: g.Mul(x, x),
