@@ -1,0 +1,68 @@
+"""Options: one declaration gives default, environment variable, check and documentation."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from sardonyx import OptionError, Options
+
+
+def test_a_mapping_and_an_object_are_the_same() -> None:
+    assert Options.of({"cache_size": 5}) == Options.of(Options(cache_size=5))
+
+
+def test_more_is_laid_over_what_is_given() -> None:
+    assert Options.of({"opset": 20}, verify=True) == Options(opset=20, verify=True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "hint"),
+    [
+        ({"fallback": "explode"}, "'warn', 'error', 'quiet'"),
+        ({"cache_size": 0}, "at least 1"),
+        ({"opset": "23"}, "an integer"),
+        ({"optimize": "some"}, "'default'"),
+        ({"fall_back": "warn"}, "did you mean 'fallback'"),
+        ({"zzz": 1}, "known options"),
+    ],
+)
+def test_a_wrong_option_says_what_would_be_right(wrong: dict[str, object], hint: str) -> None:
+    with pytest.raises(OptionError, match=hint):
+        Options.of(wrong)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "name", "value"),
+    [
+        ("SARDONYX_FALLBACK", "error", "fallback", "error"),
+        ("SARDONYX_VERIFY", "1", "verify", True),
+        ("SARDONYX_CACHE_SIZE", "7", "cache_size", 7),
+        ("SARDONYX_PROVIDERS", "A, B", "providers", ("A", "B")),
+        ("ONNXRT_DUMP_PATH", "folder", "dump", "folder"),
+    ],
+)
+def test_an_environment_variable_sets_a_default(
+    variable: str, text: str, name: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, text)
+    assert getattr(Options.of(), name) == value
+    assert getattr(Options.of({name: getattr(Options(), name)}), name) == getattr(Options(), name)
+
+
+def test_a_broken_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SARDONYX_CACHE_SIZE", "many")
+    with pytest.raises(OptionError, match="cache_size"):
+        Options.of()
+
+
+def test_what_changes_the_artifact_is_in_its_key() -> None:
+    base = Options()
+    assert dataclasses.replace(base, opset=20).artifact_key() != base.artifact_key()
+    assert dataclasses.replace(base, dump="x").artifact_key() == base.artifact_key()
+
+
+def test_every_option_is_described() -> None:
+    table = Options.describe()
+    assert all(f"`{field.name}`" in table for field in dataclasses.fields(Options))

@@ -1,0 +1,41 @@
+"""The public names, and that importing the package does nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import sardonyx
+
+
+def test_every_public_name_is_there_and_documented() -> None:
+    for name in sardonyx.__all__:
+        assert getattr(sardonyx, name).__doc__, name
+
+
+def test_engines_tell_what_is_installed() -> None:
+    known = {engine.name: engine for engine in sardonyx.engines()}
+    assert known["onnxruntime"].installed
+    assert known["reference"].version
+
+
+def test_importing_loads_no_engine_and_touches_no_device() -> None:
+    program = "import sys, sardonyx; print([m for m in ('onnxruntime', 'onnxscript', 'torch.onnx._internal.exporter._core') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_missing_onnxruntime_says_which_extra_to_install() -> None:
+    program = """
+import sys, torch
+sys.modules["onnxruntime"] = None
+try:
+    torch.compile(torch.sin, backend="sardonyx")(torch.ones(3))
+except Exception as error:
+    print(error)
+import sardonyx
+print([engine.reason for engine in sardonyx.engines() if engine.name == "onnxruntime"])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert 'pip install "sardonyx[cpu]"' in done.stdout
+    assert "needs the package onnxruntime" in done.stdout.splitlines()[-1]
