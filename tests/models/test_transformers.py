@@ -17,9 +17,9 @@ from sardonyx.diagnose.verify import difference
 hf.logging.set_verbosity_error()
 
 TOLERANCE = 1e-4
-SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 128}
-GROUPED = {**SMALL, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 TOWER = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 4}
+SMALL = {**TOWER, "vocab_size": 128}
+GROUPED = {**SMALL, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
 def ids(batch: int = 2, length: int = 16) -> torch.Tensor:
@@ -37,12 +37,10 @@ def clip() -> nn.Module:
 
 
 def whisper() -> nn.Module:
-    sizes = {f"{part}_{name}": n for part in ("encoder", "decoder") for name, n in (("layers", 2), ("attention_heads", 4))}
     special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
-    config = hf.WhisperConfig(
-        d_model=64, encoder_ffn_dim=128, decoder_ffn_dim=128, vocab_size=128, max_source_positions=32, **sizes, **special
-    )
-    return hf.WhisperModel(config)
+    half = {"layers": 2, "attention_heads": 4, "ffn_dim": 128}
+    sizes = {f"{part}_{name}": number for part in ("encoder", "decoder") for name, number in half.items()}
+    return hf.WhisperModel(hf.WhisperConfig(d_model=64, vocab_size=128, max_source_positions=32, **sizes, **special))
 
 
 def t5() -> hf.T5Config:
@@ -94,7 +92,9 @@ ARCHITECTURES: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, t
         lambda: {"pixel_values": image()},
     ),
     "resnet": (
-        lambda: hf.ResNetForImageClassification(hf.ResNetConfig(embedding_size=16, hidden_sizes=[16, 32], depths=[2, 2])),
+        lambda: hf.ResNetForImageClassification(
+            hf.ResNetConfig(embedding_size=16, hidden_sizes=[16, 32], depths=[2, 2])
+        ),
         lambda: {"pixel_values": image()},
     ),
     "convnext": (

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class GraphReport:
     operators: int
     regions: list[RegionReport] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -52,7 +55,9 @@ class GraphReport:
         try:
             yield
         finally:
-            self.seconds[name] += time.perf_counter() - started  # type: ignore[assignment]  # a Counter of seconds
+            seconds = time.perf_counter() - started
+            self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+            log.info("%s graph: %s took %.1f ms", self.kind, name, seconds * 1e3)
 
 
 @dataclass

@@ -179,6 +179,7 @@ class CompiledRegion(torch.nn.Module):
             legalize(model, kernels)
         translation = _still_used(translation)
         self._report.operators = Counter(node.op_type for node in model.graph)
+        log.info("%s graph: %d → %d nodes", self._kind, self._report.nodes_translated, self._report.nodes)
         return _Built(self._serialize(model), translation, numbers)
 
     def _serialize(self, model: ir.Model) -> bytes:

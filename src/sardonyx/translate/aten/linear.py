@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from sardonyx.translate.builder import Builder, Operand
+from sardonyx.translate.inference import broadcast
 from sardonyx.translate.sizes import Dim
 from sardonyx.translate.table import aten
 
@@ -13,7 +14,14 @@ Value = ir.Value
 
 @aten("mm", "bmm", "matmul", "mv", "dot")
 def matmul(g: Builder, x: Value, y: Value) -> Value:
-    return g.MatMul(x, y)
+    """A vector goes in as a matrix of one row or column: ONNX Runtime's fusions of a transpose get vectors wrong."""
+    vectors = [axis for axis, operand in ((-2, x), (-1, y)) if g.rank(operand) == 1]
+    left, right = (g.unsqueeze(v, [i]) if g.rank(v) == 1 else v for i, v in ((0, x), (1, y)))
+    product = g.MatMul(left, right)
+    if not vectors:
+        return product
+    batch = broadcast(g.dims(left)[:-2], g.dims(right)[:-2])
+    return g.squeeze(g.shaped(product, [*batch, g.dims(left)[-2], g.dims(right)[-1]]), vectors)
 
 
 def _gemm_fits(g: Builder, bias: Value) -> bool:
@@ -41,7 +49,7 @@ def _scaled(g: Builder, x: Value, factor: Operand) -> Value:
 
 @aten("baddbmm", "addmv")
 def baddbmm(g: Builder, bias: Value, x: Value, y: Value, *, beta: Operand = 1, alpha: Operand = 1) -> Value:
-    return _added(g, bias, g.MatMul(x, y), beta, alpha)
+    return _added(g, bias, matmul(g, x, y), beta, alpha)
 
 
 @aten("addbmm")
@@ -57,10 +65,10 @@ def _added(g: Builder, bias: Value, product: Value, beta: Operand, alpha: Operan
 @aten("linear")
 def linear(g: Builder, x: Value, weight: Value, bias: Value | None = None) -> Value:
     if g.rank(weight) == 1:
-        product = g.MatMul(x, weight)
+        product = matmul(g, x, weight)
         return product if bias is None else g.Add(product, bias)
     if g.rank(x) == 1:
-        product = g.MatMul(x, g.transpose(weight, [1, 0]))
+        product = matmul(g, x, g.transpose(weight, [1, 0]))
         return product if bias is None else g.Add(product, bias)
     rows: Dim = 1
     for dim in g.dims(x)[:-1]:
