@@ -234,6 +234,7 @@ def main() -> None:
             for name in SHOWN:
                 table.add(name, *compare(name, shown).cells())
         table.show()
+    note_if_busy()
     say(f"{torch.get_num_threads()} thread(s); {time.perf_counter() - started:.0f} s in all")
 
 

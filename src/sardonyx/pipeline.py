@@ -79,6 +79,7 @@ class _GraphCompiler:
             results: Sequence[Any] = fused(*given)
             return results
 
+        run._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's convention
         return run
 
     def _refusals(self, graph: torch.fx.GraphModule, stays: set[torch.fx.Node]) -> list[Refusal]:

@@ -45,20 +45,9 @@ def onnxrt(
 
 def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     def compile_one(fx: torch.fx.GraphModule, example: Sequence[Any], kind: str, weights: frozenset[int]) -> Any:
-        run: Any = compile_graph(fx, kind, weights, options)
-        return _boxed(run)
+        return compile_graph(fx, kind, weights, options)
 
     return aot.lower(graph, inputs, compile_one)
-
-
-def _boxed(run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
-    """Tell AOTAutograd that the callable takes its arguments as one list."""
-
-    def call(args: list[Any]) -> Sequence[Any]:
-        return run(args)
-
-    call._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's convention
-    return call
 
 
 def reset() -> None:

@@ -18,6 +18,9 @@ from sardonyx.run.threads import use_global_pool
 
 log = logging.getLogger(__name__)
 
+_CUDA_STREAM_LEGACY = 1
+"""CUDA's explicit handle of the default stream. Torch calls it 0, which ONNX Runtime takes for none given, and then it
+uses a stream of its own that waits for nobody."""
 _CUDA_BEFORE_OPSET_22 = ("aten::max_pool", "aten::native_group_norm", "aten::elu")
 """What becomes MaxPool, InstanceNormalization or Elu, which ran on the CPU from opset 22 on (onnxruntime-gpu 1.31)."""
 
@@ -215,7 +218,8 @@ def _providers(ort: Any, job: Job) -> list[Any]:
             f"tensors are on {job.device}, and this onnxruntime has no CUDA provider",
             hint='pip uninstall onnxruntime; pip install "sardonyx[gpu]"',
         )
-    settings = {"device_id": str(job.device.index or 0), "user_compute_stream": str(job.stream)}
+    stream = job.stream or _CUDA_STREAM_LEGACY
+    settings = {"device_id": str(job.device.index or 0), "user_compute_stream": str(stream)}
     return [("CUDAExecutionProvider", settings), "CPUExecutionProvider"]
 
 

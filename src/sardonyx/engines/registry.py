@@ -41,8 +41,8 @@ class Job:
     fixed: frozenset[int]
     """Which inputs are weights: the same tensors on nearly every call."""
     device: torch.device
-    stream: int
-    """The accelerator's stream that the session runs on; torch's current one."""
+    stream: int | None
+    """The accelerator's stream that the session runs on: torch's current one; None on the CPU."""
     options: Options
 
 

@@ -66,21 +66,20 @@ def device_of(device: torch.device) -> Any:
 def reader(dtype: torch.dtype, device: torch.device) -> Callable[[Any, int], torch.Tensor]:
     """A function that takes the value at an index of a vector over to torch, without a copy."""
 
-    def plain(vector: Any, index: int) -> torch.Tensor:
-        return from_dlpack(vector.dlpack_at(index))
-
-    def boolean(vector: Any, index: int) -> torch.Tensor:
-        return from_dlpack(vector.dlpack_at(index)).view(torch.bool)  # DLPack carries it as bytes
-
-    read = boolean if dtype == torch.bool else plain
-
-    def checked(vector: Any, index: int) -> torch.Tensor:
+    def read(vector: Any, index: int) -> torch.Tensor:
         try:
-            return read(vector, index)
+            tensor = from_dlpack(vector.dlpack_at(index))
         except RuntimeError:
-            value = vector[index]
-            if 0 in value.shape():
-                return torch.empty(value.shape(), dtype=dtype, device=device)
-            raise
+            return _read_empty(vector[index], dtype, device)
+        return tensor.view(torch.bool) if is_bool else tensor  # DLPack carries booleans as bytes
 
-    return checked
+    is_bool = dtype == torch.bool
+    return read
+
+
+def _read_empty(value: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor without elements, which DLPack does not carry."""
+    shape = value.shape()
+    if 0 not in shape:
+        raise RuntimeError(f"ONNX Runtime's output of shape {shape} cannot be taken over by torch")
+    return torch.empty(shape, dtype=dtype, device=device)

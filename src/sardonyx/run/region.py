@@ -40,7 +40,15 @@ class _Session:
     inputs: tuple[int, ...]
     weights: Snapshot
     numbers: Numbers
-    stream: int
+    stream: int | None
+
+    def fits(self, args: Sequence[Any], stream: Callable[[], int | None]) -> bool:
+        """Whether all that the session was built on still holds."""
+        return (
+            self.weights.holds(args)
+            and not (self.numbers.values and self.numbers.changed(args))
+            and (self.stream is None or self.stream == stream())
+        )
 
 
 @dataclass(frozen=True)
@@ -84,30 +92,29 @@ class CompiledRegion(torch.nn.Module):
     def run_boxed(self, args: list[Any]) -> Sequence[Any]:
         """Call with a list of arguments, which is cleared so that tensors nobody needs can go."""
         session = self._current
-        if session is None or not self._fits(session, args):
+        if session is None or not session.fits(args, self._stream):
             session = self._switch(args)
         outputs = session.runner([args[i] for i in session.inputs])
         results = self._finish(outputs, args)
         args.clear()
         return results
 
+    run_boxed._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's convention
+
     def forward(self, *args: Any) -> Any:
         """Call as FX calls a module."""
         results = self.run_boxed(list(args))
         return results[0] if self._region.single else results
 
-    def _fits(self, session: _Session, args: Sequence[Any]) -> bool:
-        return session.weights.holds(args) and not session.numbers.changed(args) and session.stream == self._stream()
-
-    def _stream(self) -> int:
+    def _stream(self) -> int | None:
         """Which stream a session must have been made for: torch's current one, on an accelerator."""
         device = self._region.device
-        return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+        return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
 
     def _switch(self, args: Sequence[Any]) -> _Session:
         with self._lock:
             for key, session in self._sessions.items():
-                if self._fits(session, args):
+                if session.fits(args, self._stream):
                     self._sessions.get(key)
                     self._current = session
                     return session

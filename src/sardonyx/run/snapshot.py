@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 _SAMPLES = 16
@@ -20,53 +21,42 @@ class Snapshot:
 
     def __init__(self, indices: Sequence[int], args: Sequence[Any]) -> None:
         self._indices = list(indices)
-        self.tensors = [args[i] for i in self._indices]
-        self._versions = [_version(t) for t in self.tensors]
-        self._addresses = [t.data_ptr() for t in self.tensors]
-        self._samples = _samples(self.tensors)
-        self._sampled = [torch.cat(group) for group in self._samples]
+        self._tensors = [args[i] for i in self._indices]  # held, so that no other object gets one of their ids
+        self._counted = [i for i in self._indices if not args[i].is_inference()]
+        self._ids = list(map(id, self._tensors))
+        self._addresses = [t.data_ptr() for t in self._tensors]
+        self._versions = [args[i]._version for i in self._counted]
+        self._samples = [_sample(t) for t in self._tensors if _readable(t)]
+        self._sampled = [sample.tobytes() for sample in self._samples]
 
     def holds(self, args: Sequence[Any]) -> bool:
         """Whether the call's arguments are the tensors the session was built from, unedited."""
-        for index, tensor, version, address in zip(
-            self._indices, self.tensors, self._versions, self._addresses, strict=True
-        ):
-            given = args[index]
-            if given is not tensor or given.data_ptr() != address or _version(given) != version:
-                return False
-        return all(map(_same, self._samples, self._sampled))
+        given = [args[i] for i in self._indices]
+        return (
+            list(map(id, given)) == self._ids
+            and [t.data_ptr() for t in given] == self._addresses
+            and [args[i]._version for i in self._counted] == self._versions
+            and [sample.tobytes() for sample in self._samples] == self._sampled
+        )
 
-    def identity(self) -> tuple[tuple[int, int, int], ...]:
+    def identity(self) -> tuple[tuple[int, ...], ...]:
         """What tells these tensors in this state from any other while they are alive."""
-        return tuple(zip(map(id, self.tensors), self._addresses, self._versions, strict=True))
+        return tuple(self._ids), tuple(self._addresses), tuple(self._versions)
 
     def same_contents(self, other: Snapshot) -> bool:
         """Whether the sampled elements agree with those of a snapshot of the same tensors."""
-        return all(map(torch.equal, self._sampled, other._sampled))
+        return self._sampled == other._sampled
 
 
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+def _readable(tensor: torch.Tensor) -> bool:
+    """Whether elements can be looked at for nothing: on an accelerator that would wait for the device."""
+    return tensor.device.type == "cpu" and tensor.numel() > 0 and tensor.is_contiguous()
 
 
-def _same(group: list[torch.Tensor], before: torch.Tensor) -> bool:
-    return torch.equal(torch.cat(group), before)
-
-
-def _samples(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """A few elements of each tensor, as views, by dtype. On an accelerator reading them would wait for the device."""
-    groups: dict[torch.dtype, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        if tensor.device.type == "cpu" and tensor.numel() and tensor.is_contiguous():
-            flat = tensor.detach().view(-1)
-            step = max(1, flat.numel() // _SAMPLES)
-            groups.setdefault(tensor.dtype, []).append(flat[::step][: _SAMPLES + 1].view(_bits(tensor.dtype)))
-    return list(groups.values())
-
-
-def _bits(dtype: torch.dtype) -> torch.dtype:
-    """An integer dtype of the same width, in which NaN equals itself."""
-    return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(dtype.itemsize, dtype)
+def _sample(tensor: torch.Tensor) -> np.ndarray:
+    """A few elements from all over the tensor, as a view of its memory."""
+    flat = tensor.detach().view(-1).view(torch.uint8).numpy().view(f"V{tensor.element_size()}")
+    return flat[:: max(1, flat.size // _SAMPLES)]
 
 
 class Numbers:

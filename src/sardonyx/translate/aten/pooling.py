@@ -12,7 +12,7 @@ import onnx_ir as ir
 import torch
 
 from sardonyx.translate import dtypes
-from sardonyx.translate.aten.conv import each
+from sardonyx.translate.aten.conv import each, known
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.sizes import Dim, Dims
@@ -112,13 +112,28 @@ def _average_by_count(
     if not all(isinstance(n, int) for n in (*out, *g.dims(x)[2:])):
         raise Unsupported("average pooling of a symbolic size with ceil_mode or a divisor")
     total = _sums(g, x, [int(n) for n in out], kernel, stride, pad)
+    sizes, outs = [int(n) for n in g.dims(x)[2:]], [int(n) for n in out]
+    return g.Div(total, _divisors(g, sizes, outs, kernel, stride, pad, count_padding, divisor))
+
+
+def _divisors(
+    g: Builder,
+    sizes: list[int],
+    outs: list[int],
+    kernel: list[int],
+    stride: list[int],
+    pad: list[int],
+    count_padding: bool,
+    divisor: int | None,
+) -> Value:
+    """What the sum of each window is divided by, in the dtype of the result."""
+    dtype = g.out.dtype
     if divisor is not None:
-        return g.Div(total, g.scalar(divisor, g.dtype(x)))
-    sizes = [int(n) for n in g.dims(x)[2:]]
+        return g.scalar(divisor, dtype)
     counts = np.ones((), dtype=np.int64)
-    for size, o, k, s, p in zip(sizes, out, kernel, stride, pad, strict=True):
-        counts = np.multiply.outer(counts, np.array(_windows(size, int(o), k, s, p, count_padding)))
-    return g.Div(total, g.cast(g.constant(counts), g.dtype(x)))
+    for size, out, k, s, p in zip(sizes, outs, kernel, stride, pad, strict=True):
+        counts = np.multiply.outer(counts, np.array(_windows(size, out, k, s, p, count_padding)))
+    return g.cast(g.constant(counts), dtype)
 
 
 def _average(
@@ -143,6 +158,34 @@ def _average(
     return _unbatched(g, y, batched, g.out)
 
 
+def _average_backward(
+    g: Builder,
+    grad: Value,
+    x: Value,
+    kernel: list[int],
+    stride: Any,
+    padding: Any,
+    count_padding: bool,
+    divisor: int | None,
+) -> Value:
+    """Each gradient, divided as its average was, goes to every place of its window: a convolution with ones, back."""
+    spatial = len(kernel)
+    stride, pad = each(stride, spatial) if stride else kernel, each(padding, spatial)
+    sizes = known(g.dims(x)[-spatial:], "the gradient of pooling of")
+    outs = known(g.dims(grad)[-spatial:], "the gradient of pooling to")
+    share = g.Div(grad, _divisors(g, sizes, outs, kernel, stride, pad, count_padding, divisor))
+    planes = g.reshape(share, [_count(g.dims(grad)[:-spatial]), 1, *outs])
+    ones = torch.ones(1, 1, *kernel, dtype=g.dtype(grad))
+    spread = g.ConvTranspose(planes, g.constant(dtypes.to_array(ones), dtypes.to_onnx(ones.dtype)), strides=stride)
+    rows = list(zip(sizes, outs, kernel, stride, pad, strict=True))
+    missing = [max(p + size - (out - 1) * s - k, 0) for size, out, k, s, p in rows]
+    if any(missing):
+        spread = g.Pad(spread, g.ints([0] * (spatial + 2) + [0, 0, *missing]), g.scalar(0, g.dtype(grad)))
+    for axis, (size, _, _, _, p) in enumerate(rows, 2):
+        spread = g.slice(spread, axis, p, p + size)
+    return g.reshape(spread, g.dims(x))
+
+
 # Adaptive: as many windows as asked, of sizes that differ by one
 
 
@@ -150,26 +193,32 @@ def _edges(size: int, out: int) -> list[range]:
     return [range(i * size // out, -((i + 1) * size // -out)) for i in range(out)]
 
 
-def _known(dims: Sequence[Dim], what: str) -> list[int]:
-    if not all(isinstance(dim, int) for dim in dims):
-        raise Unsupported(f"{what} a symbolic size")
-    return [int(dim) for dim in dims]
-
-
 def _adaptive_average(g: Builder, x: Value, spatial: int, size: Sequence[Dim]) -> Value:
     sides = g.dims(x)[-spatial:]
     if all(dim == 1 for dim in size) and 0 not in sides:
         return g.ReduceMean(x, g.ints(list(range(-spatial, 0))), keepdims=1)
-    pairs = list(zip(_known(sides, "adaptive pooling of"), _known(size, "adaptive pooling to"), strict=True))
+    pairs = list(zip(known(sides, "adaptive pooling of"), known(size, "adaptive pooling to"), strict=True))
     if all(old % new == 0 for old, new in pairs):
         source, batched = _batched(g, x, spatial)
         kernel = [old // new for old, new in pairs]
         return _unbatched(g, g.AveragePool(source, kernel_shape=kernel, strides=kernel), batched, g.out)
     for axis, (old, new) in enumerate(pairs, g.rank(x) - spatial):
         if old != new:
-            identity = torch.eye(old, dtype=torch.float64)[None]
-            x = along(g, x, axis, torch.nn.functional.adaptive_avg_pool1d(identity, new)[0])
+            x = along(g, x, axis, _averages(old, new))
     return x
+
+
+def _adaptive_average_backward(g: Builder, grad: Value, x: Value, spatial: int) -> Value:
+    first = g.rank(x) - spatial
+    sizes, outs = (known(g.dims(v)[first:], "the gradient of adaptive pooling of") for v in (x, grad))
+    for axis, (old, new) in enumerate(zip(sizes, outs, strict=True), first):
+        grad = along(g, grad, axis, _averages(old, new).T)
+    return grad
+
+
+def _averages(old: int, new: int) -> torch.Tensor:
+    """Adaptive averaging of a line, as a matrix."""
+    return torch.nn.functional.adaptive_avg_pool1d(torch.eye(old, dtype=torch.float64)[None], new)[0]
 
 
 def along(g: Builder, x: Value, axis: int, matrix: torch.Tensor) -> Value:
@@ -195,8 +244,8 @@ def _cells(sides: Sequence[int], size: Sequence[int]) -> np.ndarray:
 
 
 def _adaptive_max(g: Builder, x: Value, spatial: int, output_size: Any) -> tuple[Value, Value]:
-    sides = _known(g.dims(x)[-spatial:], "adaptive pooling of")
-    size = _known(each(output_size, spatial), "adaptive pooling to")
+    sides = known(g.dims(x)[-spatial:], "adaptive pooling of")
+    size = known(each(output_size, spatial), "adaptive pooling to")
     cells = g.constant(_cells(sides, size))
     rows = _planes(g, x, spatial)
     lead = g.dims(rows)[0]
@@ -272,6 +321,29 @@ def _register_backward(spatial: int) -> None:
         indices: Value,
     ) -> Value:
         return _max_pool_backward(g, grad, x, indices, spatial)
+
+    @aten(f"adaptive_max_pool{spatial}d_backward")
+    def adaptive_backward(g: Builder, grad: Value, x: Value, indices: Value) -> Value:
+        return _max_pool_backward(g, grad, x, indices, spatial)
+
+    @aten(f"_adaptive_avg_pool{spatial}d_backward")
+    def adaptive_average_backward(g: Builder, grad: Value, x: Value) -> Value:
+        return _adaptive_average_backward(g, grad, x, spatial)
+
+    @aten(f"avg_pool{spatial}d_backward")
+    def average_backward(
+        g: Builder,
+        grad: Value,
+        x: Value,
+        kernel_size: Any,
+        stride: Any,
+        padding: Any,
+        ceil_mode: bool,
+        count_include_pad: bool,
+        divisor_override: int | None,
+    ) -> Value:
+        kernel = each(kernel_size, spatial)
+        return _average_backward(g, grad, x, kernel, stride, padding, count_include_pad, divisor_override)
 
 
 for _spatial in (1, 2, 3):

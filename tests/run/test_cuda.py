@@ -1,0 +1,93 @@
+"""CUDA tensors: bound in device memory, on torch's stream. Needs a GPU and onnxruntime-gpu."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from sardonyx.doors.dynamo import sardonyx as backend
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+def compiled(model: Any, **options: Any) -> Any:
+    return torch.compile(model, backend=backend, options={"fallback": "error", **options})
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.LayerNorm(512), nn.Linear(512, 256)).eval().cuda()
+
+
+def close(result: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(result, expected, rtol=2e-3, atol=2e-3)
+
+
+def test_results_are_eagers_and_stay_on_the_device() -> None:
+    net, x = model(), torch.randn(8, 256, device="cuda")
+    result = compiled(net)(x)
+    assert result.device == x.device
+    close(result, net(x))
+
+
+def test_work_queued_before_and_after_on_the_default_stream_is_ordered() -> None:
+    net, big = model(), torch.randn(4096, 4096, device="cuda")
+    run = compiled(net)
+    run(torch.randn(8, 256, device="cuda"))
+    for seed in range(20):
+        x = torch.full((8, 256), float("nan"), device="cuda")
+        torch.cuda.synchronize()
+        for _ in range(10):
+            big @ big  # keeps the stream busy while the next line waits in it
+        x.copy_(torch.full_like(x, seed / 20))
+        result = run(x) * 1.0
+        close(result, net(torch.full_like(x, seed / 20)))
+
+
+def test_a_side_stream_gets_a_session_of_its_own() -> None:
+    net, big = model(), torch.randn(4096, 4096, device="cuda")
+    run = compiled(net)
+    run(torch.randn(8, 256, device="cuda"))
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        x = torch.full((8, 256), float("nan"), device="cuda")
+        for _ in range(10):
+            big @ big
+        x.copy_(torch.full_like(x, 0.5))
+        result = run(x) * 1.0
+    stream.synchronize()
+    close(result, net(torch.full_like(x, 0.5)))
+
+
+def test_an_edited_weight_is_used() -> None:
+    net, x = model(), torch.randn(8, 256, device="cuda")
+    run = compiled(net)
+    run(x)
+    net[0].weight.data.mul_(2.0)
+    close(run(x), net(x))
+    net[3].weight.data[3].fill_(1.0)
+    close(run(x), net(x))
+
+
+def test_nothing_is_copied_to_the_host() -> None:
+    net, x = model(), torch.randn(8, 256, device="cuda")
+    run = compiled(net)
+    for _ in range(3):
+        run(x)
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        run(x)
+        torch.cuda.synchronize()
+    copies = [event.key for event in profile.key_averages() if "Memcpy HtoD" in event.key or "Memcpy DtoH" in event.key]
+    assert not copies
+
+
+@pytest.mark.parametrize("batch", [2, 5, 9])
+def test_dynamic_shapes(batch: int) -> None:
+    net = model()
+    run = torch.compile(net, backend=backend, dynamic=True, options={"fallback": "error"})
+    for size in (batch, batch + 1):
+        x = torch.randn(size, 256, device="cuda")
+        close(run(x), net(x))
