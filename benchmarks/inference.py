@@ -139,7 +139,7 @@ class Worker:
 
 def _cold(folder: str) -> dict[str, str]:
     """The environment with empty caches, so that a first call compiles."""
-    return {**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "SARDONYX_CACHE_DIR": f"{folder}/sardonyx"}
+    return {**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
 
 
 def measure(model: str, engines: Sequence[str], rounds: int, timeout: float, shown: Progress) -> list[Measured]:

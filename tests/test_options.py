@@ -26,6 +26,8 @@ def test_more_is_laid_over_what_is_given() -> None:
         ({"optimize": "some"}, "'default'"),
         ({"fall_back": "warn"}, "did you mean 'fallback'"),
         ({"zzz": 1}, "known options"),
+        ({"transforms": print}, "use a list"),
+        ({"providers": "CPUExecutionProvider"}, "use a list"),
     ],
 )
 def test_a_wrong_option_says_what_would_be_right(wrong: dict[str, object], hint: str) -> None:
@@ -38,6 +40,7 @@ def test_a_wrong_option_says_what_would_be_right(wrong: dict[str, object], hint:
     [
         ("SARDONYX_FALLBACK", "error", "fallback", "error"),
         ("SARDONYX_VERIFY", "1", "verify", True),
+        ("SARDONYX_OPTIMIZE", "false", "optimize", False),
         ("SARDONYX_CACHE_SIZE", "7", "cache_size", 7),
         ("SARDONYX_PROVIDERS", "A, B", "providers", ("A", "B")),
         ("ONNXRT_DUMP_PATH", "folder", "dump", "folder"),
@@ -51,9 +54,10 @@ def test_an_environment_variable_sets_a_default(
     assert getattr(Options.of({name: getattr(Options(), name)}), name) == getattr(Options(), name)
 
 
-def test_a_broken_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SARDONYX_CACHE_SIZE", "many")
-    with pytest.raises(OptionError, match="cache_size"):
+@pytest.mark.parametrize(("variable", "text"), [("SARDONYX_CACHE_SIZE", "many"), ("SARDONYX_VERIFY", "maybe")])
+def test_a_broken_environment_variable_is_named(variable: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, text)
+    with pytest.raises(OptionError, match=variable):
         Options.of()
 
 

@@ -34,7 +34,6 @@ class Options:
     """
 
     engine: str = _option("onnxruntime", "name of the engine that runs the model", artifact=True)
-    engine_options: Mapping[str, Any] | None = _option(None, "passed to the engine as they are", artifact=True)
     providers: Sequence[Provider] | None = _option(
         None, "ONNX Runtime execution providers; by default chosen from the tensors' device", artifact=True
     )
@@ -66,6 +65,9 @@ class Options:
         _one_of("optimize", self.optimize, ("default", "none", True, False))
         if not isinstance(self.cache_size, int) or self.cache_size < 1:
             raise OptionError(f"cache_size is {self.cache_size!r}", hint="use an integer of at least 1")
+        for name in ("transforms", "providers"):
+            if isinstance(getattr(self, name), str) or callable(getattr(self, name)):
+                raise OptionError(f"{name} is {getattr(self, name)!r}", hint="use a list, also for a single one")
         if self.opset is not None and not isinstance(self.opset, int):
             raise OptionError(f"opset is {self.opset!r}", hint="use an integer such as 23, or leave it out")
 
@@ -80,7 +82,7 @@ class Options:
     def describe(cls) -> str:
         """A table of every option, for the documentation and the command line."""
         rows = [
-            f"| `{f.name}` | `{f.default!r}` | `{'`, `'.join(_variables(f))}` | {f.metadata['doc']} |"
+            f"| `{f.name}` | `{f.default!r}` | {', '.join(f'`{v}`' for v in _variables(f))} | {f.metadata['doc']} |"
             for f in dataclasses.fields(cls)
         ]
         return "\n".join(["| option | default | environment | meaning |", "|---|---|---|---|", *rows])
@@ -106,16 +108,28 @@ def _known(cls: type[Options], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _variables(option: dataclasses.Field[Any]) -> tuple[str, ...]:
+    """The environment variables that set an option; none where text cannot say its value."""
+    if str(option.type) not in _PARSERS:
+        return ()
     return (_ENV_PREFIX + option.name.upper(), *option.metadata["env"])
+
+
+_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+def _yes_or_no(text: str) -> bool:
+    if text.lower() not in _WORDS:
+        raise ValueError("use 1 or 0")
+    return _WORDS[text.lower()]
 
 
 _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "int": int,
     "int | None": int,
-    "bool": lambda text: text.lower() in ("1", "true", "yes", "on"),
-    "bool | None": lambda text: text.lower() in ("1", "true", "yes", "on"),
+    "bool": _yes_or_no,
+    "bool | None": _yes_or_no,
     "str": str,
-    "str | bool": str,
+    "str | bool": lambda text: _WORDS.get(text.lower(), text),
     "str | None": str,
     "Fallback": str,
     "Sequence[Provider] | None": lambda text: tuple(part.strip() for part in text.split(",")),
@@ -125,12 +139,12 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
 def _from_environment(cls: type[Options]) -> dict[str, Any]:
     found = {}
     for option in dataclasses.fields(cls):
-        parse = _PARSERS.get(str(option.type))
-        text = next((os.environ[name] for name in _variables(option) if os.environ.get(name)), None)
-        if text is None or parse is None:
+        name = next((name for name in _variables(option) if os.environ.get(name)), None)
+        if name is None:
             continue
+        text = os.environ[name]
         try:
-            found[option.name] = parse(text)
+            found[option.name] = _PARSERS[str(option.type)](text)
         except ValueError as error:
-            raise OptionError(f"environment variable for {option.name!r} holds {text!r}: {error}") from error
+            raise OptionError(f"{name} is {text!r}, which is no value of {option.name!r}: {error}") from error
     return found

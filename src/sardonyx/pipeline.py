@@ -145,4 +145,4 @@ _warned: set[Fallback] = set()
 def _warn_once(fallback: Fallback, how: str) -> None:
     if how == "warn" and fallback not in _warned:
         _warned.add(fallback)
-        log.warning("%s runs in torch: %s (%s)", fallback.operator, fallback.reason, fallback.where)
+        log.warning("in torch: %s", fallback)

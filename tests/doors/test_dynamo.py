@@ -95,6 +95,16 @@ class TestWeights:
                 close(run(x), model(x))
         assert report.graphs[0].regions[0].sessions <= 5
 
+    @pytest.mark.parametrize("freeze", [True, False])
+    def test_edits_of_a_weight_in_another_memory_format(self, freeze: bool) -> None:
+        conv, x = nn.Conv2d(8, 16, 3).eval().to(memory_format=torch.channels_last), torch.randn(1, 8, 10, 10)
+        run = compiled(conv, freeze=freeze)
+        for _ in range(7):
+            conv.weight.mul_(1.5)
+            close(run(x), conv(x), 1e-3)
+            conv.weight.data.mul_(0.7)
+            close(run(x), conv(x), 1e-3)
+
     def test_a_buffer_is_noticed(self) -> None:
         norm, x = nn.BatchNorm1d(8).eval(), torch.randn(4, 8)
         run = compiled(norm)
@@ -270,15 +280,24 @@ class TestOptions:
         compiled(mlp(), dump=str(tmp_path))(torch.randn(4, 8))
         assert sorted(p.name for p in tmp_path.iterdir()) == [
             "000_inference.onnx",
+            "000_inference.onnx.data",
             "000_inference.txt",
             "001_inference.onnx",
+            "001_inference.onnx.data",
             "001_inference.txt",
         ]
-        model = onnx.load(tmp_path / "000_inference.onnx", load_external_data=False)
+        model = onnx.load(tmp_path / "000_inference.onnx")
         assert {node.op_type for node in model.graph.node} == {"Gemm", "Relu"}
         scopes = {p.value for n in model.graph.node for p in n.metadata_props if p.key == "pkg.torch.onnx.name_scopes"}
         assert scopes == {"['', '0', 'addmm']", "['', '1', 'relu']", "['', '2', 'addmm_1']"}
         assert "aten.addmm" in (tmp_path / "000_inference.txt").read_text()
+
+    def test_a_dumped_model_runs_in_onnxruntime_alone(self, tmp_path: Path) -> None:
+        model, x = mlp(), torch.randn(3, 8)
+        compiled(model, dump=str(tmp_path))(x)
+        session = onnxruntime.InferenceSession(tmp_path / "000_inference.onnx")
+        result = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
+        close(torch.from_numpy(result), model(x))
 
     def test_the_old_dump_variable_works(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("ONNXRT_DUMP_PATH", str(tmp_path))
@@ -312,6 +331,11 @@ class TestOptions:
         given = onnxruntime.SessionOptions()
         given.enable_mem_pattern = False
         close(compiled(torch.sin, session_options=given)(x), x.sin())
+
+    @pytest.mark.parametrize("providers", [["NoProvider"], ["CUDAExecutionProvider"]])
+    def test_a_provider_that_is_not_there_is_an_error(self, providers: list[str]) -> None:
+        with pytest.raises(sardonyx.OptionError, match="CPUExecutionProvider"):
+            compiled(torch.sin, providers=providers)(torch.randn(3))
 
     def test_an_unknown_session_option_is_an_error(self) -> None:
         with pytest.raises(sardonyx.OptionError, match="no_such"):

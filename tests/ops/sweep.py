@@ -51,10 +51,12 @@ class Worker:
         try:
             self._pipe.send(task)
             return self._answer(self._seconds)
-        except (EOFError, ConnectionError, TimeoutError) as error:
-            problem = str(error) or f"the process died with exit code {self._exit_code()}"
-            self.stop()
-            return _crashed(task, problem)
+        except TimeoutError as error:
+            problem = str(error)
+        except (EOFError, ConnectionError):
+            problem = f"the process died with exit code {self._exit_code()}"
+        self.stop()
+        return _crashed(task, problem)
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")

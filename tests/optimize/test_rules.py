@@ -91,6 +91,7 @@ REFUSES = {
     "DropSlice": f"""g ({X}) => (float[2,2,4] y) <int64[1] b = {{1}}, int64[1] e = {{9}}, int64[1] i = {{1}}>
         {{ y = Slice(x, b, e, i, i) }}""",
     "DropFactorOne": "g (float x) => (float[3] y) <float[3] c = {1.0, 1.0, 1.0}> { y = Mul(x, c) }",
+    "DropAddendZero": "g (double[3] x) => (double[3] y) <double c = {0.0000001}> { y = Add(x, c) }",
     "BiasIntoGemm": "g (float[2,3] x, float[3,4] w, float[2,4] b) => (float[2,4] y) { p = MatMul(x, w) y = Add(b, p) }",
     "ScaleIntoMatmul": """g (float[5,2,3] x, float[5,3,4] w, float c) => (float[5,2,4] y)
         { p = MatMul(x, w) y = Mul(p, c) }""",

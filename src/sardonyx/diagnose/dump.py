@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
@@ -11,19 +12,39 @@ import onnx_ir as ir
 import torch
 
 from sardonyx.diagnose.source import annotate
+from sardonyx.translate import dtypes
 
 log = logging.getLogger(__name__)
 
 
-def dump(folder: str, kind: str, proto: onnx.ModelProto, graph: torch.fx.GraphModule) -> Path:
-    """Write `NNN_kind.onnx` and `NNN_kind.txt`, NNN being the first number that is free. Weights stay in torch."""
+def dump(
+    folder: str, kind: str, proto: onnx.ModelProto, weights: Mapping[str, torch.Tensor], graph: torch.fx.GraphModule
+) -> Path:
+    """Write `NNN_kind.onnx` and `NNN_kind.txt`, NNN being the first number that is free; weights into a third file."""
     root = Path(folder)
     root.mkdir(parents=True, exist_ok=True)
     path = _claim(root, kind)
-    path.write_bytes(proto.SerializeToString())
+    path.write_bytes(_with_weights(proto, weights, path.with_suffix(".onnx.data")).SerializeToString())
     path.with_suffix(".txt").write_text(graph.print_readable(print_output=False))
     log.info("dumped %s", path)
     return path
+
+
+def _with_weights(proto: onnx.ModelProto, weights: Mapping[str, torch.Tensor], path: Path) -> onnx.ModelProto:
+    """A copy of the model whose weights are in the file, one after the other, instead of in torch."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    held = [tensor for tensor in copy.graph.initializer if tensor.name in weights]
+    if not held:
+        return copy
+    with path.open("wb") as file:
+        for tensor in held:
+            offset = file.tell()
+            file.write(dtypes.to_array(weights[tensor.name].cpu()).tobytes())
+            where = {"location": path.name, "offset": offset, "length": file.tell() - offset}
+            del tensor.external_data[:]
+            tensor.external_data.extend(onnx.StringStringEntryProto(key=k, value=str(v)) for k, v in where.items())
+    return copy
 
 
 def _claim(root: Path, kind: str) -> Path:

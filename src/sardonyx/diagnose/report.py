@@ -21,6 +21,9 @@ class Fallback:
     reason: str
     where: str
 
+    def __str__(self) -> str:
+        return f"{self.operator}: {self.reason}" + (f" ({self.where})" if self.where else "")
+
 
 @dataclass
 class RegionReport:
@@ -97,6 +100,8 @@ class Report:
         return total
 
     def __str__(self) -> str:
+        if not self.graphs:
+            return "nothing was compiled: everything ran in torch"
         lines = [f"{len(self.graphs)} graph(s), {self.nodes} ONNX nodes, {len(self.fallbacks)} operator(s) in torch"]
         for index, graph in enumerate(self.graphs):
             lines += _graph_lines(index, graph)
@@ -113,7 +118,7 @@ def _graph_lines(index: int, graph: GraphReport) -> list[str]:
     for region in graph.regions:
         lines.append(f"  ONNX {region.nodes_translated} → {region.nodes} nodes, {region.weights} weights")
         lines.append("  " + _counts(region.operators))
-    return lines + [f"  in torch: {f.operator}: {f.reason} ({f.where})" for f in graph.fallbacks]
+    return lines + [f"  in torch: {fallback}" for fallback in graph.fallbacks]
 
 
 def _counts(counter: Counter[str]) -> str:

@@ -129,6 +129,8 @@ class OnnxRuntimeRunner:
 
     def _weight(self, index: int, x: Any) -> Any:
         """The value of an input that seldom changes, made once for each tensor and address."""
+        if not x.is_contiguous():
+            return ortvalue.from_any(x)  # a copy, which would not see the next edit
         known = self._fixed.get(index)
         if known is None or known[0] is not x or known[1] != x.data_ptr():
             known = self._fixed[index] = (x, x.data_ptr(), ortvalue.from_any(x))
@@ -210,7 +212,7 @@ def _apply(options: Any, given: Mapping[str, Any]) -> None:
 
 def _providers(ort: Any, job: Job) -> list[Any]:
     if job.options.providers is not None:
-        return [p if isinstance(p, str) else (p[0], dict(p[1])) for p in job.options.providers]
+        return [_checked_provider(ort, provider) for provider in job.options.providers]
     if job.device.type == "cpu":
         return ["CPUExecutionProvider"]
     if "CUDAExecutionProvider" not in ort.get_available_providers():
@@ -219,8 +221,23 @@ def _providers(ort: Any, job: Job) -> list[Any]:
             hint='pip uninstall onnxruntime; pip install "sardonyx[gpu]"',
         )
     stream = job.stream or _CUDA_STREAM_LEGACY
-    settings = {"device_id": str(job.device.index or 0), "user_compute_stream": str(stream)}
+    settings = {
+        "device_id": str(job.device.index or 0),
+        "user_compute_stream": str(stream),
+        "use_tf32": str(int(torch.backends.cuda.matmul.allow_tf32)),
+    }
     return [("CUDAExecutionProvider", settings), "CPUExecutionProvider"]
+
+
+def _checked_provider(ort: Any, provider: Any) -> Any:
+    """A provider that this onnxruntime has: it would use the CPU in place of an unknown one, and only print so."""
+    name, settings = (provider, {}) if isinstance(provider, str) else provider
+    if name not in ort.get_available_providers():
+        raise OptionError(
+            f"this onnxruntime has no provider {name!r}",
+            hint="it has " + ", ".join(ort.get_available_providers()),
+        )
+    return (name, dict(settings)) if settings else name
 
 
 def _session_error(error: Exception) -> EngineError:

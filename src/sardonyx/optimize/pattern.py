@@ -69,8 +69,12 @@ def _fits(pattern: Operator | str | float, value: ir.Value | None, bound: Bindin
 
 
 def _is_number(value: ir.Value, wanted: float) -> bool:
+    """Whether a constant is the number: exactly, if that has few binary digits; else as closely as its dtype tells."""
     number = scalar_of(value)
-    return number is not None and abs(number - wanted) <= 1e-6 * abs(wanted)
+    if number is None or (wanted * 64).is_integer():
+        return number == wanted
+    tolerance = 1e-9 if value.dtype == ir.DataType.DOUBLE else 1e-6
+    return abs(number - wanted) <= tolerance * abs(wanted)
 
 
 def is_private(value: ir.Value) -> bool:

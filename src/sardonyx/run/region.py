@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -187,9 +187,10 @@ class CompiledRegion(torch.nn.Module):
         translation = _still_used(translation)
         self._report.operators = Counter(node.op_type for node in model.graph)
         log.info("%s graph: %d → %d nodes", self._kind, self._report.nodes_translated, self._report.nodes)
-        return _Built(self._serialize(model), translation, numbers)
+        weights = {name: args[index] for name, index in translation.weights.items()}
+        return _Built(self._serialize(model, weights), translation, numbers)
 
-    def _serialize(self, model: ir.Model) -> bytes:
+    def _serialize(self, model: ir.Model, weights: Mapping[str, torch.Tensor]) -> bytes:
         if self._options.dump or self._options.transforms:
             dump.add_metadata(model)
         with self._graph_report.stage("serialize"):
@@ -197,7 +198,7 @@ class CompiledRegion(torch.nn.Module):
         for transform in self._options.transforms:
             proto = transform(proto) or proto
         if self._options.dump:
-            dump.dump(self._options.dump, self._kind, proto, self._region.graph)
+            dump.dump(self._options.dump, self._kind, proto, weights, self._region.graph)
         serialized: bytes = proto.SerializeToString()
         return serialized
 

@@ -50,13 +50,27 @@ class Snapshot:
 
 def _readable(tensor: torch.Tensor) -> bool:
     """Whether elements can be looked at for nothing: on an accelerator that would wait for the device."""
-    return tensor.device.type == "cpu" and tensor.numel() > 0 and tensor.is_contiguous()
+    return tensor.device.type == "cpu" and tensor.numel() > 0
 
 
 def _sample(tensor: torch.Tensor) -> np.ndarray:
-    """A few elements from all over the tensor, as a view of its memory."""
-    flat = tensor.detach().view(-1).view(torch.uint8).numpy().view(f"V{tensor.element_size()}")
-    return flat[:: max(1, flat.size // _SAMPLES)]
+    """A few elements from all over the tensor, as a view of its memory; of one with gaps, some from a row."""
+    flat = _row(tensor.detach())
+    step = max(1, flat.numel() // _SAMPLES)
+    return flat[::step].view(_BITS[tensor.element_size()]).numpy()
+
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _row(tensor: torch.Tensor) -> torch.Tensor:
+    """All elements of the tensor in the order of memory, where they lie without gaps; else those of one row."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if span == tensor.numel():
+        return tensor.as_strided((span,), (1,))
+    while tensor.dim() > 1:
+        tensor = tensor.select(0, tensor.shape[0] // 2)
+    return tensor
 
 
 class Numbers:

@@ -1,0 +1,56 @@
+"""Scaled dot-product attention, which PyTorch's operator database does not reach through torch.compile."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from .agreement import agrees
+
+Q, K, V = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 7, 8), torch.randn(2, 4, 7, 6)
+
+
+def test_plain() -> None:
+    agrees(F.scaled_dot_product_attention, Q, K, V)
+
+
+def test_the_scale_may_be_given() -> None:
+    agrees(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=0.3), Q, K, V)
+
+
+@pytest.mark.parametrize("lengths", [(5, 5), (5, 7), (7, 5), (1, 4)])
+def test_the_causal_mask_starts_at_the_upper_left(lengths: tuple[int, int]) -> None:
+    q, k = torch.randn(2, 4, lengths[0], 8), torch.randn(2, 4, lengths[1], 8)
+    agrees(lambda q, k: F.scaled_dot_product_attention(q, k, k, is_causal=True), q, k)
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (1, 7), (2, 1, 5, 7), (2, 4, 5, 7), (2, 1, 1, 7)])
+def test_masks_broadcast(shape: tuple[int, ...]) -> None:
+    mask = torch.rand(shape) > 0.3
+    mask[..., 0] = True
+    agrees(lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m), Q, K, V, mask)
+    agrees(lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m), Q, K, V, torch.randn(shape))
+
+
+def test_a_row_that_may_see_nothing_gives_zeros() -> None:
+    mask = torch.ones(5, 7, dtype=torch.bool)
+    mask[2] = False
+    agrees(lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m), Q, K, V, mask)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_query_heads_share_keys_and_values(heads: int) -> None:
+    k, v = torch.randn(2, heads, 7, 8), torch.randn(2, heads, 7, 6)
+    agrees(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), Q, k, v)
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_fewer_dimensions(rank: int) -> None:
+    q, k, v = (x[(0,) * (4 - rank)] for x in (Q, K, V))
+    agrees(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), q, k, v)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_precisions(dtype: torch.dtype) -> None:
+    agrees(F.scaled_dot_product_attention, *(x.to(dtype) for x in (Q, K, V)))
