@@ -38,6 +38,8 @@ class Outcome:
     operator: str
     dtype: str
     passed: int = 0
+    empty: int = 0
+    """Samples that are right, but whose result has no elements: they prove little."""
     refused: int = 0
     wrong: list[str] = field(default_factory=list)
     crashed: list[str] = field(default_factory=list)
@@ -51,7 +53,7 @@ class Outcome:
             return "WRONG" if self.wrong else "crash"
         if self.refused:
             return "partly" if self.passed else "in torch"
-        return "passes" if self.passed else "no samples"
+        return "passes" if self.passed or self.empty else "no samples"
 
     def refuse(self, reason: str) -> None:
         """Count a sample that was not run through ONNX."""
@@ -120,6 +122,8 @@ def _check_sample(outcome: Outcome, index: int, op: Any, sample: Any) -> None:
     problem = difference(expected, actual, values=op.name not in UNINITIALIZED)
     if problem and not _nearer_to_truth(function, tensors, expected, actual):
         outcome.wrong.append(f"sample {index}: {problem} for {_describe(arguments)}")
+    elif not any(t.numel() for t in _tensors(expected)) and _tensors(expected):
+        outcome.empty += 1
     else:
         outcome.passed += 1
         outcome.strides += _strides(expected) != _strides(actual)

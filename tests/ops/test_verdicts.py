@@ -15,6 +15,7 @@ from .page import page
         (Outcome("add", "float32", passed=3), "passes"),
         (Outcome("add", "float32", passed=2, refused=1), "partly"),
         (Outcome("add", "float32", refused=3), "in torch"),
+        (Outcome("add", "float32", refused=3, empty=1), "in torch"),
         (Outcome("add", "float32", passed=2, wrong=["sample 0"]), "WRONG"),
         (Outcome("add", "float32", passed=2, crashed=["sample 0"]), "crash"),
         (Outcome("add", "float32"), "no samples"),

@@ -44,6 +44,8 @@ APPLIES = {
     "BiasIntoGemm": "g (float[2,3] x, float[3,4] w, float[4] b) => (float[2,4] y) { p = MatMul(x, w) y = Add(b, p) }",
     "BiasIntoPlainGemm": """g (float[2,3] x, float[4,3] w, float[4] b) => (float[2,4] y)
         { p = Gemm<transB=1>(x, w) y = Add(p, b) }""",
+    "SinkReshapeThroughProduct": """g (float[2,5,3] x, float[4,3] w) => (float[10,4] y) <int64[2] s = {10, 3}>
+        { r = Reshape(x, s) y = Gemm<transB=1>(r, w) }""",
     "MatmulTakesTransposedRight": """g (float[5,2,3] x, float[5,4,3] w) => (float[5,2,4] y)
         { t = Transpose<perm=[0, 2, 1]>(w) y = MatMul(x, t) }""",
     "MatmulTakesTransposedLeft": """g (float[5,3,2] x, float[5,3,4] w) => (float[5,2,4] y)
@@ -103,6 +105,8 @@ REFUSES = {
         <int64[1] zero = {0}, int64[1] mid = {2}, int64[1] end = {9}, int64[1] axis = {3}, int64[1] one = {1}>
         { a = Slice(x, zero, mid, axis, one) b = Slice(x, mid, end, axis, one) n = Neg(b) r = Concat<axis=3>(n, a)
           p = Mul(x, c) q = Mul(r, s) y = Add(p, q) }""",
+    "SinkReshapeThroughProduct": """g (float[2,3,5] x, float[4,6] w) => (float[5,4] y) <int64[2] s = {5, 6}>
+        { r = Reshape(x, s) y = Gemm<transB=1>(r, w) }""",
     "AttentionInRows": """g (float[2,5,3,4] q, float[2,3,6,4] k, float[2,3,6,4] v) => (float[2,5,3,4] y)
         { a = Transpose<perm=[0, 2, 1, 3]>(q) o = Attention(a, k, v) y = Transpose<perm=[0, 2, 1, 3]>(o) }""",
 }

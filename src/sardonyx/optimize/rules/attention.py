@@ -60,20 +60,16 @@ def attention_repeats_heads(m: Match) -> ir.Value:
 
 
 def _unrepeated(m: Match, value: ir.Value | None) -> ir.Value | None:
-    """x of Reshape(Expand(Unsqueeze(x, 2))), which repeats each head."""
-    producer = value.producer() if value is not None else None
-    if producer is None or producer.op_type != "Reshape" or len(m.dims(value)) != 4:  # type: ignore[arg-type]
+    """What Reshape(Expand(x)) repeats for each group of heads: x is (batch, heads, 1, length, width)."""
+    joined = value.producer() if value is not None else None
+    repeated = joined.inputs[0].producer() if joined is not None and joined.inputs[0] is not None else None
+    if joined is None or repeated is None or (joined.op_type, repeated.op_type) != ("Reshape", "Expand"):
         return None
-    expand = producer.inputs[0].producer() if producer.inputs[0] is not None else None
-    if expand is None or expand.op_type != "Expand" or expand.inputs[0] is None:
+    source = repeated.inputs[0]
+    before, after = m.dims(source) if source is not None else (), m.dims(repeated.outputs[0])
+    if source is None or len(before) != 5 or len(after) != 5 or len(m.dims(joined.outputs[0])) != 4:
         return None
-    raised = expand.inputs[0].producer()
-    if raised is None or raised.op_type not in ("Unsqueeze", "Reshape") or raised.inputs[0] is None:
+    batch, heads, single, length, width = before
+    if single != 1 or (*after[:2], *after[3:]) != (batch, heads, length, width):
         return None
-    source = raised.inputs[0]
-    if len(m.dims(source)) != 4 or len(m.dims(expand.inputs[0])) != 5:
-        return None
-    batch, heads, length, width = m.dims(source)
-    repeated = m.dims(expand.outputs[0])
-    fits = m.dims(expand.inputs[0]) == (batch, heads, 1, length, width)
-    return source if fits and repeated[:2] == (batch, heads) and repeated[3:] == (length, width) else None
+    return m.g.reshape(source, [batch, heads, length, width])

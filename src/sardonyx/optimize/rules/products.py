@@ -64,6 +64,21 @@ def bias_into_plain_gemm(m: Match) -> ir.Value:
     return m.g.shaped(m.g.Gemm(m.a, m.b, m.c, **flags), m.dims(m.result))
 
 
+@rule(P.Gemm(P.Reshape("x", "shape", _shared=True, _name="rows"), "b", _name="product"), needs=MICROSOFT)
+def sink_reshape_through_product(m: Match) -> ir.Value:
+    """Gemm(Reshape(x), b) = Reshape(FusedMatMul(x, b)), where the Reshape only joins leading axes.
+
+    Without a bias nothing forces the operand to be a matrix, and the Reshape meets the one that undoes it.
+    """
+    dims, width = m.dims(m.x), m.dims(m.result)[-1]
+    m.require(len(dims) > 2 and dims[-1] == m.dims(m.rows)[-1], "not a matrix of rows")
+    m.require(m.x.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE), "FusedMatMul has no such kernel")
+    m.require(not m.attribute(m.product, "transA", 0), "the operand is transposed")
+    flags = {name: m.attribute(m.product, name) for name in ("alpha", "transB")}
+    product = m.g.FusedMatMul(m.x, m.b, domain=MICROSOFT, **flags)
+    return m.g.reshape(m.g.shaped(product, [*dims[:-1], width]), m.dims(m.result))
+
+
 def _fused(m: Match, a: ir.Value, b: ir.Value, **attributes: int | float) -> ir.Value:
     return m.g.shaped(m.g.FusedMatMul(a, b, domain=MICROSOFT, **attributes), m.dims(m.result))
 
