@@ -261,6 +261,14 @@ class TestFallback:
         assert [f.operator for f in report.fallbacks] == ["aten.special_i1.default"]
         assert "special_i1" in caplog.text
 
+    def test_complex_tensors_stay_in_torch(self) -> None:
+        def mixed(x: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return (x + 1).sum() + z.real, z * 2 + 1
+
+        x, z = torch.randn(3), torch.randn(3, dtype=torch.complex64)
+        for result, expected in zip(compiled(mixed, fallback="quiet")(x, z), mixed(x, z), strict=True):
+            close(result, expected)
+
     def test_random_numbers_stay_torchs(self) -> None:
         run = compiled(lambda x: x + torch.rand_like(x), fallback="quiet")
         torch.manual_seed(3)

@@ -46,4 +46,6 @@ def test_a_translation_takes_the_arguments_of_its_operator() -> None:
             arguments = target._schema.arguments
             positional = [a.name for a in arguments if not a.kwarg_only]
             by_name = {a.name: None for a in arguments if a.kwarg_only}
-            inspect.signature(table.find(target)).bind("g", *positional, **by_name)
+            translation = table.find(target)
+            assert translation is not None
+            inspect.signature(translation).bind("g", *positional, **by_name)

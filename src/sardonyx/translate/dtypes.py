@@ -38,6 +38,11 @@ def to_onnx(dtype: torch.dtype) -> ir.DataType:
         raise Unsupported(f"ONNX has no tensors of dtype {dtype}") from None
 
 
+def is_known(dtype: torch.dtype) -> bool:
+    """Whether ONNX has tensors of this dtype."""
+    return dtype in _ONNX_OF_TORCH
+
+
 def to_torch(dtype: ir.DataType) -> torch.dtype:
     """The torch dtype stored by the ONNX dtype `dtype`."""
     return _TORCH_OF_ONNX[dtype]

@@ -86,7 +86,7 @@ def translate(
             _add_input(run, node, frozen=index in frozen)
     for node in graph.graph.nodes:
         if node.op == "get_attr":
-            run.values[node] = _constant(run, graph, node)
+            _add_constant(run, graph, node)
         elif node.op == "call_function" and node in stays:
             _add_input(run, node, frozen=False)
         elif node.op == "call_function":
@@ -99,10 +99,9 @@ def translate(
 def _add_input(run: _Run, node: torch.fx.Node, *, frozen: bool) -> None:
     val = node.meta.get("val")
     if isinstance(val, torch.Tensor):
-        try:
-            dtype = dtypes.to_onnx(val.dtype)
-        except Unsupported:
-            return  # an error only if something uses it
+        if not dtypes.is_known(val.dtype):
+            return  # what uses it is refused
+        dtype = dtypes.to_onnx(val.dtype)
         value = ir.Value(name=node.name, type=ir.TensorType(dtype))
         inference.set_dims(value, dims_of(val))
         run.g.sizes.learn(value, dims_of(val))
@@ -124,13 +123,14 @@ def _in_torch(name: str, dtype: ir.DataType, shape: tuple[int, ...]) -> ir.Exter
     return ir.ExternalTensor(WEIGHTS_LOCATION, 0, 0, dtype, shape=ir.Shape(shape), name=name)
 
 
-def _constant(run: _Run, graph: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
-    held = graph
+def _add_constant(run: _Run, graph: torch.fx.GraphModule, node: torch.fx.Node) -> None:
+    held: Any = graph
     for part in str(node.target).split("."):
         held = getattr(held, part)
     if not isinstance(held, torch.Tensor):
-        return held
-    return run.g.constant(dtypes.to_array(held.cpu()), dtypes.to_onnx(held.dtype))
+        run.values[node] = held
+    elif dtypes.is_known(held.dtype):
+        run.values[node] = run.g.constant(dtypes.to_array(held.cpu()), dtypes.to_onnx(held.dtype))
 
 
 _WITHOUT_EFFECT = ("_assert_scalar", "_assert_async", "_assert_tensor_metadata", "sym_constrain_range_for_size")
@@ -141,11 +141,14 @@ def _add_call(run: _Run, node: torch.fx.Node) -> None:
         return
     if getattr(node.target, "_opname", "") in _WITHOUT_EFFECT:
         return
-    if any(source not in run.values and not _is_size(source) for source in node.all_input_nodes):
-        _add_input(run, node, frozen=False)  # its producer was refused: go on as if torch had computed this too
+    missing = [n for n in node.all_input_nodes if n not in run.values and not _is_size(n)]
+    if missing and node.target is operator.getitem:
+        _add_input(run, node, frozen=False)  # one result of an operator that stays in torch
         return
     mark = len(run.g.nodes)
     try:
+        if missing:
+            raise Unsupported(f"ONNX has no tensors like its operand {missing[0].name}")
         with run.g.translating(node):
             result = None if _is_empty(node.meta.get("val")) else _translate_call(run, node)
             value = _state_types(run, node, result)
