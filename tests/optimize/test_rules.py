@@ -95,6 +95,8 @@ REFUSES = {
     "DropFactorOne": "g (float x) => (float[3] y) <float[3] c = {1.0, 1.0, 1.0}> { y = Mul(x, c) }",
     "DropAddendZero": "g (double[3] x) => (double[3] y) <double c = {0.0000001}> { y = Add(x, c) }",
     "BiasIntoGemm": "g (float[2,3] x, float[3,4] w, float[2,4] b) => (float[2,4] y) { p = MatMul(x, w) y = Add(b, p) }",
+    "MatmulTakesTransposedLeft": """g (float[3,2] x, float[3] w) => (float[2] y)
+        { t = Transpose<perm=[1, 0]>(x) y = MatMul(t, w) }""",
     "ScaleIntoMatmul": """g (float[5,2,3] x, float[5,3,4] w, float c) => (float[5,2,4] y)
         { p = MatMul(x, w) y = Mul(p, c) }""",
     "Silu": "g (float[3] x, float[3] z) => (float[3] y) { s = Sigmoid(z) y = Mul(s, x) }",

@@ -77,7 +77,7 @@ def _modern(options: Any) -> Options | dict[str, Any]:
     modern.pop("export_options", None)
     providers = [*(given.get("preferred_execution_providers") or ()), *(given.get("default_execution_providers") or ())]
     if providers:
-        modern["providers"] = providers
+        modern["providers"] = list(dict.fromkeys(providers))
     if modern.get("transforms") is None:
         modern.pop("transforms", None)
     return modern

@@ -7,8 +7,8 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch._C import _from_dlpack as from_dlpack
 from torch._C import _to_dlpack as to_dlpack
-from torch.utils.dlpack import from_dlpack
 
 from sardonyx.translate import dtypes
 
@@ -21,32 +21,26 @@ def binding() -> Any:
     return _pybind_state
 
 
-def from_torch(tensor: torch.Tensor) -> Any:
-    """A value over the memory of a contiguous tensor."""
-    if tensor.numel() == 0:
-        return _empty(tensor)
-    c = binding()
-    if tensor.dtype == torch.bool:  # torch's DLPack has a code for booleans, ONNX Runtime's takes them as bytes
-        return c.OrtValue.from_dlpack(to_dlpack(tensor.detach().view(torch.uint8)), True)
-    return c.OrtValue.from_dlpack(to_dlpack(tensor.detach()), False)
-
-
-def _empty(tensor: torch.Tensor) -> Any:
-    # DLPack cannot carry an empty tensor into ONNX Runtime.
-    c = binding()
-    cpu = c.OrtDevice(c.OrtDevice.cpu(), c.OrtDevice.default_memory(), 0)
-    onnx = int(dtypes.to_onnx(tensor.dtype))
-    return c.OrtValue.ortvalue_from_shape_and_onnx_type(list(tensor.shape), onnx, cpu)
-
-
-def from_any(x: torch.Tensor | int) -> Any:
+def from_torch(x: torch.Tensor | int) -> Any:
     """A value over a tensor's memory, or over a copy where the tensor is not contiguous; of an integer, one element.
 
     DLPack keeps the memory alive as long as the value.
     """
     if isinstance(x, int):
-        return from_torch(torch.tensor([x]))
-    return from_torch(x if x.is_contiguous() else x.contiguous())
+        x = torch.tensor([x])
+    elif not x.is_contiguous():
+        x = x.contiguous()
+    if not x.numel():
+        return _empty(x)
+    if x.dtype == torch.bool:  # torch's DLPack has a code for booleans, ONNX Runtime's takes them as bytes
+        return binding().OrtValue.from_dlpack(to_dlpack(x.view(torch.uint8)), True)
+    return binding().OrtValue.from_dlpack(to_dlpack(x), False)
+
+
+def _empty(tensor: torch.Tensor) -> Any:
+    # DLPack cannot carry an empty tensor into ONNX Runtime.
+    onnx = int(dtypes.to_onnx(tensor.dtype))
+    return binding().OrtValue.ortvalue_from_shape_and_onnx_type(list(tensor.shape), onnx, _cpu())
 
 
 @cache

@@ -87,7 +87,7 @@ class CompiledRegion(torch.nn.Module):
         self._frozen = frozen
         self._fixed = frozenset(_numbers(region))
         self._edits = 0
-        self._finish = _finisher(region.results)
+        self._as_they_are = _are_outputs(region.results)
 
     def run_boxed(self, args: list[Any]) -> Sequence[Any]:
         """Call with a list of arguments, which is cleared so that tensors nobody needs can go."""
@@ -95,11 +95,15 @@ class CompiledRegion(torch.nn.Module):
         if session is None or not session.fits(args, self._stream):
             session = self._switch(args)
         outputs = session.runner([args[i] for i in session.inputs])
-        results = self._finish(outputs, args)
+        results = outputs if self._as_they_are else self._finish(outputs, args)
         args.clear()
         return results
 
     run_boxed._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's convention
+
+    def _finish(self, outputs: Sequence[torch.Tensor], args: Sequence[Any]) -> list[Any]:
+        """The region's results, from the engine's outputs and the arguments that are handed back."""
+        return [_result(result, outputs, args) for result in self._region.results]
 
     def forward(self, *args: Any) -> Any:
         """Call as FX calls a module."""
@@ -251,15 +255,9 @@ def _still_used(translation: Translation) -> Translation:
     return Translation(translation.model, [translation.inputs[i] for i in kept], weights)
 
 
-def _finisher(results: tuple[Result, ...]) -> Callable[[list[torch.Tensor], Sequence[Any]], Sequence[Any]]:
-    """What turns the engine's outputs into the region's results; nothing, where they are the same."""
-    if all(r.output == i and r.order is None and r.strides is None for i, r in enumerate(results)):
-        return lambda outputs, args: outputs
-
-    def finish(outputs: list[torch.Tensor], args: Sequence[Any]) -> Sequence[Any]:
-        return [_result(r, outputs, args) for r in results]
-
-    return finish
+def _are_outputs(results: Sequence[Result]) -> bool:
+    """Whether the engine's outputs are the region's results as they are."""
+    return all(r.output == i and r.order is None and r.strides is None for i, r in enumerate(results))
 
 
 def _result(result: Result, outputs: Sequence[torch.Tensor], args: Sequence[Any]) -> Any:

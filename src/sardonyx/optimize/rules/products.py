@@ -86,6 +86,7 @@ def _fused(m: Match, a: ir.Value, b: ir.Value, **attributes: int | float) -> ir.
 @rule(P.MatMul("a", P.Transpose("b", _shared=True, _name="turned")), needs=MICROSOFT)
 def matmul_takes_transposed_right(m: Match) -> ir.Value:
     """MatMul(a, bᵀ) = FusedMatMul(a, b; transB)."""
+    m.require(len(m.dims(m.a)) > 1, "a vector, which FusedMatMul gets wrong")
     m.require(_swaps_last_two(m.attribute(m.turned, "perm")), "not a matrix transpose")
     m.require(m.a.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE), "FusedMatMul has no such kernel")
     return _fused(m, m.a, m.b, transB=1)
@@ -94,6 +95,7 @@ def matmul_takes_transposed_right(m: Match) -> ir.Value:
 @rule(P.MatMul(P.Transpose("a", _shared=True, _name="turned"), "b"), needs=MICROSOFT)
 def matmul_takes_transposed_left(m: Match) -> ir.Value:
     """MatMul(aᵀ, b) = FusedMatMul(a, b; transA)."""
+    m.require(len(m.dims(m.b)) > 1, "a vector, which FusedMatMul gets wrong")
     m.require(_swaps_last_two(m.attribute(m.turned, "perm")), "not a matrix transpose")
     m.require(m.a.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE), "FusedMatMul has no such kernel")
     return _fused(m, m.a, m.b, transA=1)
