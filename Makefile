@@ -35,10 +35,10 @@ format: setup
 	$(BIN)/ruff format .
 
 bench: setup
-	$(BIN)/python -m benchmarks.inference
+	$(BIN)/python -m benchmarks.inference --json build/inference.json
 
 ops: setup
-	$(BIN)/python -m tests.ops.sweep
+	$(BIN)/python -m tests.ops.sweep --quick --dtypes float32,int64,bool,float16 --page docs/operators.md
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import is_
 from typing import Any
 
 import numpy as np
 import torch
 
 _SAMPLES = 16
+_address = torch.Tensor.data_ptr
+_bytes = np.ndarray.tobytes
 
 
 class Snapshot:
@@ -21,27 +24,26 @@ class Snapshot:
 
     def __init__(self, indices: Sequence[int], args: Sequence[Any]) -> None:
         self._indices = list(indices)
-        self._tensors = [args[i] for i in self._indices]  # held, so that no other object gets one of their ids
+        self._tensors = [args[i] for i in self._indices]
+        self._addresses = list(map(_address, self._tensors))
         self._counted = [i for i in self._indices if not args[i].is_inference()]
-        self._ids = list(map(id, self._tensors))
-        self._addresses = [t.data_ptr() for t in self._tensors]
         self._versions = [args[i]._version for i in self._counted]
         self._samples = [_sample(t) for t in self._tensors if _readable(t)]
-        self._sampled = [sample.tobytes() for sample in self._samples]
+        self._sampled = list(map(_bytes, self._samples))
 
     def holds(self, args: Sequence[Any]) -> bool:
         """Whether the call's arguments are the tensors the session was built from, unedited."""
         given = [args[i] for i in self._indices]
         return (
-            list(map(id, given)) == self._ids
-            and [t.data_ptr() for t in given] == self._addresses
+            all(map(is_, given, self._tensors))
+            and list(map(_address, given)) == self._addresses
             and [args[i]._version for i in self._counted] == self._versions
-            and [sample.tobytes() for sample in self._samples] == self._sampled
+            and list(map(_bytes, self._samples)) == self._sampled
         )
 
     def identity(self) -> tuple[tuple[int, ...], ...]:
         """What tells these tensors in this state from any other while they are alive."""
-        return tuple(self._ids), tuple(self._addresses), tuple(self._versions)
+        return tuple(map(id, self._tensors)), tuple(self._addresses), tuple(self._versions)
 
     def same_contents(self, other: Snapshot) -> bool:
         """Whether the sampled elements agree with those of a snapshot of the same tensors."""

@@ -1,7 +1,7 @@
 """The one place that touches onnxscript's torchlib and torch's private exporter: the long tail of operators.
 
-torchlib fakes some outputs of some functions (facts: nll_loss's total weight, batch norm's statistics, attention's
-logsumexp), so a function of several outputs is used only if it stands in `_CHECKED`, after a numeric test.
+torchlib fakes some outputs of some functions (nll_loss's total weight, batch norm's statistics, attention's logsumexp),
+so functions of several outputs are not used: those we need are in our own table.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from sardonyx.translate.builder import Builder
 from sardonyx.translate.errors import Unsupported
 
 log = logging.getLogger(__name__)
-
-_CHECKED: frozenset[str] = frozenset({"aten.topk.default", "aten.sort.default", "aten.max.dim", "aten.min.dim"})
 
 
 @cache
@@ -43,11 +41,6 @@ def _opset(version: int) -> Any:
     return values.Opset("", version)
 
 
-def has(target: Any) -> bool:
-    """Whether torchlib knows the operator at all."""
-    return bool(_registry().get_decomps(target))
-
-
 def translate(g: Builder, node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Translate a call through torchlib; the nodes it makes are appended to the builder's graph."""
     from onnxscript import evaluator
@@ -55,8 +48,8 @@ def translate(g: Builder, node: torch.fx.Node, args: Sequence[Any], kwargs: Mapp
 
     if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         raise Unsupported("random numbers come from torch's generator")
-    if len(_returns(node)) > 1 and str(node.target) not in _CHECKED:
-        raise Unsupported("no translation of ours, and torchlib's is not checked for several outputs")
+    if len(_returns(node)) > 1:
+        raise Unsupported("no translation of ours, and torchlib fakes some results of such operators")
     function, reason = _dispatching.dispatch(node, _registry())
     if function is None:
         raise Unsupported(f"no translation: {reason.splitlines()[0] if reason else 'unknown operator'}")
