@@ -142,14 +142,15 @@ def sink_reshape_through_rowwise(m: Match) -> ir.Value:
 def sink_reshape_through_arithmetic(m: Match) -> ir.Value:
     """f(Reshape(x), y) = Reshape(f(x, Reshape(y))) for operands of one shape, or a number, or a row both keep."""
     left, right = m.node.inputs
-    source = _reshaped(left)
-    other, flipped = (right, False) if source is not None else (left, True)
-    source = source if source is not None else _reshaped(right)
-    m.require(source is not None and other is not None, "no Reshape before it")
+    flipped = _reshaped(left) is None
+    view, other = (right, left) if flipped else (left, right)
+    source = _reshaped(view)
+    m.require(source is not None and view is not None and other is not None, "no Reshape before it")
     assert source is not None
+    assert view is not None
     assert other is not None
     before, after = m.dims(source), m.dims(m.result)
-    m.require(m.dims(left if not flipped else right) == after, "it broadcasts")  # type: ignore[arg-type]
+    m.require(m.dims(view) == after, "it broadcasts")
     moved = _moved(m, other, before, after)
     operands = [moved, source] if flipped else [source, moved]
     return m.g.reshape(m.g.shaped(m.g.node(m.node.op_type, operands), before), after)

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from sardonyx.optimize.pattern import P, array_of
 from sardonyx.optimize.rule import Match, Refused, rule
-from sardonyx.translate.sizes import Dims
+from sardonyx.translate.sizes import Dim, Dims
 
 _HALVES_SWAPPED = P.Concat(
     P.Neg(P.Slice("x", "mid", "end", "axis", "step", _name="upper")), P.Slice("x", "start", "mid", "axis", "step")
@@ -18,9 +18,9 @@ def rotary_embedding(m: Match) -> ir.Value:
     """x·cos + concat(−x₂, x₁)·sin = RotaryEmbedding(x, cos₁, sin₁), where both halves of cos, and of sin, are equal."""
     m.require(m.g.opset >= 23, "RotaryEmbedding came with opset 23")
     m.require(m.x.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16), "no such kernel")
-    batch, _, length, width = _four(m, m.x)
-    _require_halves(m, width)
-    cos, sin = (_table(m, value, batch, length, width) for value in (m.cos, m.sin))
+    batch, _, length, _ = _four(m, m.x)
+    half = _half_width(m)
+    cos, sin = (_table(m, value, [batch, length, half]) for value in (m.cos, m.sin))
     return m.g.shaped(m.g.RotaryEmbedding(m.x, cos, sin), m.dims(m.x))
 
 
@@ -30,22 +30,25 @@ def _four(m: Match, value: ir.Value) -> Dims:
     return dims
 
 
-def _require_halves(m: Match, width: object) -> None:
+def _half_width(m: Match) -> int:
+    """Half the width of a head, where the slices are its two halves."""
     start, mid, end, axis = (array_of(v) for v in (m.start, m.mid, m.end, m.axis))
     m.require(all(a is not None and a.size == 1 for a in (start, mid, end, axis)), "slices of several axes")
+    width = m.dims(m.x)[-1]
     m.require(isinstance(width, int) and int(axis.item()) in (3, -1), "not along the last axis")
-    m.require((start.item(), mid.item()) == (0, width // 2) and end.item() >= width, "not the two halves")  # type: ignore[operator]
+    half = int(width) // 2
+    m.require((start.item(), mid.item()) == (0, half) and end.item() >= width, "not the two halves")
+    return half
 
 
-def _table(m: Match, value: ir.Value, batch: object, length: object, width: object) -> ir.Value:
+def _table(m: Match, value: ir.Value, wanted: list[Dim]) -> ir.Value:
     """The first half of cos or sin as (batch, length, width/2)."""
     half = _half(m, value)
     dims = m.dims(half)
-    m.require(len(dims) in (3, 4) and dims[-2] == length, "positions do not lie along the length")
+    m.require(len(dims) in (3, 4) and dims[-2] == wanted[1], "positions do not lie along the length")
     m.require(len(dims) == 3 or dims[1] == 1, "it differs between heads")
-    m.require(dims[0] in (1, batch), "it belongs to another batch")
-    flat = m.g.reshape(half, [dims[0], length, width // 2])  # type: ignore[operator]
-    return m.g.expand(flat, [batch, length, width // 2])  # type: ignore[operator]
+    m.require(dims[0] in (1, wanted[0]), "it belongs to another batch")
+    return m.g.expand(m.g.reshape(half, [dims[0], *wanted[1:]]), wanted)
 
 
 _ELEMENTWISE = ("Cos", "Sin", "Cast", "Neg")
