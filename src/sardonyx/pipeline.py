@@ -34,7 +34,7 @@ def compile_graph(
     """
     calls = [node for node in graph.graph.nodes if node.op == "call_function"]
     report = new_graph_report(kind, len(calls))
-    operators = {str(node.target.name()) for node in calls if isinstance(node.target, torch._ops.OpOverload)}  # type: ignore[no-untyped-call]
+    operators = {node.target.name() for node in calls if hasattr(node.target, "name")}
     compiler = _GraphCompiler(kind, weights, device_of(graph), operators, options, report)
     with report.stage("translate"), _disable_current_modes():
         run = compiler.compile(graph)
