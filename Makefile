@@ -1,12 +1,14 @@
 # make demo   the main job, from nothing       make test   every test
 # make lint   ruff and mypy --strict           make bench  inference against eager, inductor, ONNX Runtime, OpenVINO
 # make ops    PyTorch's operator database      make setup  the environment that all of them share
+# make ops-full   every sample of the database: about half an hour, and it goes on where it was interrupted
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+DTYPES := float32,int64,bool,float16
 
-.PHONY: setup demo test lint format bench ops clean
+.PHONY: setup demo test lint format bench bench-export ops ops-full clean
 
 setup: $(READY)
 
@@ -37,8 +39,14 @@ format: setup
 bench: setup
 	$(BIN)/python -m benchmarks.inference --json build/inference.json
 
+bench-export: setup
+	$(BIN)/python -m benchmarks.export --json build/export.json
+
 ops: setup
-	$(BIN)/python -m tests.ops.sweep --quick --dtypes float32,int64,bool,float16 --page docs/operators.md
+	$(BIN)/python -m tests.ops.sweep --quick --dtypes $(DTYPES) --page build/operators.md
+
+ops-full: setup
+	$(BIN)/python -m tests.ops.sweep --resume --dtypes $(DTYPES) --results docs/operators.json --page docs/operators.md
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -9,8 +9,12 @@ torch.Size([2, 8])
 
 from sardonyx.diagnose.explain import explain
 from sardonyx.diagnose.report import Report
+from sardonyx.doors.export import export
+from sardonyx.doors.optimize import optimize
+from sardonyx.doors.program import Program
 from sardonyx.engines import engines
 from sardonyx.errors import (
+    CaptureError,
     EngineError,
     MissingDependency,
     OptionError,
@@ -21,14 +25,18 @@ from sardonyx.errors import (
 from sardonyx.options import Options
 
 __all__ = [
+    "CaptureError",
     "EngineError",
     "MissingDependency",
     "OptionError",
     "Options",
+    "Program",
     "Report",
     "SardonyxError",
     "UnsupportedOperator",
     "VerificationError",
     "engines",
     "explain",
+    "export",
+    "optimize",
 ]

@@ -31,6 +31,10 @@ class UnsupportedOperator(SardonyxError, NotImplementedError):
     """ONNX cannot express an operator, and `fallback="error"` forbids leaving it to torch."""
 
 
+class CaptureError(SardonyxError, RuntimeError):
+    """torch.export cannot trace a model, or traced something that a file cannot hold."""
+
+
 class MissingDependency(SardonyxError, ImportError):
     """An optional package is needed and not installed."""
 

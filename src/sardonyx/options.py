@@ -50,7 +50,9 @@ class Options:
     transforms: Sequence[Callable[[Any], Any]] = _option(
         (), "callables on the onnx.ModelProto before the session; each edits in place or returns a model"
     )
-    optimize: str | bool = _option("default", "rewrite rules: 'default' or 'none'", artifact=True)
+    optimize: str | bool | Sequence[str] = _option(
+        "default", "rewrite rules: 'default', 'none', 'default-Name', 'none+Name', or a list of names", artifact=True
+    )
     freeze: bool = _option(
         True, "make weights constants of the session for inference; an edited weight is noticed", artifact=True
     )
@@ -62,7 +64,8 @@ class Options:
 
     def __post_init__(self) -> None:
         _one_of("fallback", self.fallback, get_args(Fallback))
-        _one_of("optimize", self.optimize, ("default", "none", True, False))
+        if self.optimize not in ("default", "none", True, False):
+            _check_rules(self.optimize)
         if not isinstance(self.cache_size, int) or self.cache_size < 1:
             raise OptionError(f"cache_size is {self.cache_size!r}", hint="use an integer of at least 1")
         for name in ("transforms", "providers"):
@@ -97,6 +100,12 @@ def _one_of(name: str, value: object, allowed: Sequence[object]) -> None:
         raise OptionError(f"{name} is {value!r}", hint="use one of " + ", ".join(map(repr, allowed)))
 
 
+def _check_rules(chosen: str | bool | Sequence[str]) -> None:
+    from sardonyx.optimize.selection import selected  # the rules need not be loaded where nobody names one
+
+    selected(chosen)
+
+
 def _known(cls: type[Options], given: Mapping[str, Any]) -> dict[str, Any]:
     names = [f.name for f in dataclasses.fields(cls)]
     for key in given:
@@ -129,7 +138,7 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "bool": _yes_or_no,
     "bool | None": _yes_or_no,
     "str": str,
-    "str | bool": lambda text: _WORDS.get(text.lower(), text),
+    "str | bool | Sequence[str]": lambda text: _WORDS.get(text.lower(), text),
     "str | None": str,
     "Fallback": str,
     "Sequence[Provider] | None": lambda text: tuple(part.strip() for part in text.split(",")),

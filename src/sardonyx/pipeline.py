@@ -32,7 +32,8 @@ def compile_graph(
 
     Nothing is built for an engine yet: the values of weights and numbers are known at the first call.
     """
-    calls = [node for node in graph.graph.nodes if node.op == "call_function"]
+    graphs = [module for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]  # branches, loops
+    calls = [node for module in graphs for node in module.graph.nodes if node.op == "call_function"]
     report = new_graph_report(kind, len(calls))
     operators = {node.target.name() for node in calls if hasattr(node.target, "name")}
     compiler = _GraphCompiler(kind, weights, device_of(graph), operators, options, report)
@@ -93,9 +94,9 @@ class _GraphCompiler:
 
     def _refuse(self, refusals: Sequence[Refusal]) -> set[torch.fx.Node]:
         if refusals and self._options.fallback == "error":
-            raise _unsupported(refusals)
+            raise unsupported(refusals, _HINT)
         for refusal in refusals:
-            fallback = Fallback(str(refusal.node.target), refusal.reason, source_of(refusal.node))
+            fallback = Fallback(str(refusal.node.target), refusal.reason, source_of(refusal.inside or refusal.node))
             if fallback not in self._report.fallbacks:
                 self._report.fallbacks.append(fallback)
                 _warn_once(fallback, self._options.fallback)
@@ -104,8 +105,8 @@ class _GraphCompiler:
     def _region(self, region: Region) -> CompiledRegion:
         frozen = region.weights if self._freeze else frozenset()
         translation = self._translate(region, frozen)
-        report = RegionReport(nodes_translated=translation.model.graph.num_nodes(), weights=len(translation.weights))
-        report.operators = Counter(node.op_type for node in translation.model.graph)
+        operators = Counter(node.op_type for node in translation.model.graph.all_nodes())
+        report = RegionReport(operators, nodes_translated=operators.total(), weights=len(translation.weights))
         self._report.regions.append(report)
         return CompiledRegion(
             region, frozen, self._kind, translation, self._translate, self._options, self._report, report
@@ -128,14 +129,18 @@ class _GraphCompiler:
         return lack(node, self._opset, self._kernels)
 
 
-def _unsupported(refusals: Sequence[Refusal]) -> UnsupportedOperator:
+_HINT = 'options={"fallback": "warn"} runs it in torch; CONTRIBUTING.md shows how to add a translation'
+
+
+def unsupported(refusals: Sequence[Refusal], hint: str) -> UnsupportedOperator:
+    """The error that names what ONNX cannot express, where it is written, and the next step."""
     first = refusals[0]
     others = Counter(str(r.node.target) for r in refusals[1:])
     also = "; also " + ", ".join(f"{name} ×{count}" for name, count in others.most_common()) if others else ""
     return UnsupportedOperator(
         f"ONNX cannot express {first.node.target}: {first.reason}{also}",
-        where=source_of(first.node) or None,
-        hint='options={"fallback": "warn"} runs it in torch; CONTRIBUTING.md shows how to add a translation',
+        where=source_of(first.inside or first.node) or None,
+        hint=hint,
     )
 
 

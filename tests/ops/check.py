@@ -1,20 +1,18 @@
-"""One operator of PyTorch's database: its samples in eager and through sardonyx, and how they compare."""
+"""A sample of PyTorch's database in eager and through sardonyx, and how the two compare."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map
 
 from sardonyx.errors import UnsupportedOperator
-from sardonyx.translate import table
 
-MOST_SAMPLES = 400
-"""Some operators have tens of thousands: those after this many are not looked at."""
+from .database import SEED, over_tensors, samples
+from .distribution import distributions_differ
 
 UNINITIALIZED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
 """Operators whose values torch does not promise; shapes and dtypes are still compared."""
@@ -27,25 +25,37 @@ TOLERANCE = {
     torch.bfloat16: (3e-2, 3e-2),
     torch.float32: (1e-4, 2e-5),
     torch.float64: (1e-7, 1e-8),
+    torch.complex64: (1e-4, 2e-5),
+    torch.complex128: (1e-7, 1e-8),
 }
 """Relative and absolute, by dtype; engines sum in another order than torch."""
 
 
 @dataclass
 class Outcome:
-    """What became of one operator in one dtype."""
+    """What became of one operator in one dtype, or of one of its samples: counts, and what went wrong."""
 
     operator: str
     dtype: str
     passed: int = 0
+    """Samples that ran through ONNX with eager's values, dtypes and shapes."""
     empty: int = 0
     """Samples that are right, but whose result has no elements: they prove little."""
+    random: int = 0
+    """Of those that passed: samples that are random, with eager's distribution but other numbers."""
+    shape_only: int = 0
+    """Of those that passed: samples of uninitialised memory, judged by shape and dtype."""
+    strides: int = 0
+    """Of those that passed: samples that are laid out in memory in another way."""
     refused: int = 0
+    """Samples that were not run through ONNX."""
+    rejected: int = 0
+    """Samples that torch itself rejects: they say nothing about us."""
     wrong: list[str] = field(default_factory=list)
     crashed: list[str] = field(default_factory=list)
     reasons: dict[str, int] = field(default_factory=dict)
-    strides: int = 0
-    """Samples that are right but laid out in memory in another way."""
+    """Why samples were refused, and how many."""
+    seconds: float = 0.0
 
     @property
     def verdict(self) -> str:
@@ -53,44 +63,33 @@ class Outcome:
             return "WRONG" if self.wrong else "crash"
         if self.refused:
             return "partly" if self.passed else "in torch"
-        return "passes" if self.passed or self.empty else "no samples"
+        return "passes" if self.passed else "only empty" if self.empty else "no samples"
 
     def refuse(self, reason: str) -> None:
         """Count a sample that was not run through ONNX."""
         self.refused += 1
         self.reasons[reason] = self.reasons.get(reason, 0) + 1
 
+    def add(self, other: Outcome) -> None:
+        """Take in what became of further samples."""
+        for reason, count in other.reasons.items():
+            self.reasons[reason] = self.reasons.get(reason, 0) + count
+        for name, value in vars(other).items():
+            if isinstance(value, (int, float, list)):
+                setattr(self, name, getattr(self, name) + value)
+
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "verdict": self.verdict}
+        """Without what is zero or empty."""
+        return {key: value for key, value in {**asdict(self), "verdict": self.verdict}.items() if value}
+
+    @classmethod
+    def of_json(cls, line: dict[str, Any]) -> Outcome:
+        """As it was before `as_json`."""
+        return cls(**{key: value for key, value in line.items() if key != "verdict"})
 
 
-def operators() -> dict[str, Any]:
-    """Every entry of PyTorch's operator database by name, variants as `name.variant`."""
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    return {".".join(filter(None, (op.name, op.variant_test_name))): op for op in op_db}
-
-
-def in_own_table(op: Any) -> bool:
-    """Whether our own table has an operator of this name, in any overload."""
-    own = {name.split("::")[1].split(".")[0].lstrip("_") for name in table.names()}
-    known = (op.name.split(".")[-1], op.aten_name, *(alias.name for alias in op.aliases))
-    return any(name.lstrip("_") in own for name in known)
-
-
-def samples(op: Any, dtype: torch.dtype, count: int) -> list[Any]:
-    """`count` samples, evenly spread over those the database gives."""
-    if dtype not in op.supported_dtypes("cpu"):
-        return []
-    torch.manual_seed(0)
-    found = list(islice(op.sample_inputs("cpu", dtype, requires_grad=False), MOST_SAMPLES))
-    if len(found) <= count:
-        return found
-    return [found[i * (len(found) - 1) // max(count - 1, 1)] for i in range(count)]
-
-
-def check(name: str, op: Any, dtype: torch.dtype, count: int) -> Outcome:
-    """Run an operator's samples; never raises."""
+def check(name: str, op: Any, dtype: torch.dtype, count: int | None = None) -> Outcome:
+    """Run an operator's samples, all or `count` of them; never raises."""
     outcome = Outcome(name, str(dtype).removeprefix("torch."))
     try:
         given = samples(op, dtype, count)
@@ -98,35 +97,66 @@ def check(name: str, op: Any, dtype: torch.dtype, count: int) -> Outcome:
         outcome.reasons[f"no samples: {_line(error)}"] = 1
         return outcome
     for index, sample in enumerate(given):
-        _check_sample(outcome, index, op, sample)
+        outcome.add(check_sample(outcome.operator, outcome.dtype, index, op, sample))
     return outcome
 
 
-def _check_sample(outcome: Outcome, index: int, op: Any, sample: Any) -> None:
+def check_sample(name: str, dtype: str, index: int, op: Any, sample: Any) -> Outcome:
+    """Run one sample; never raises."""
+    outcome = Outcome(name, dtype)
     arguments = (sample.input, tuple(sample.args), dict(sample.kwargs))
-    leaves, spec = tree_flatten(arguments)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    function = _over_tensors(op, leaves, spec)
+    tensors = _tensors(arguments)
+    function = over_tensors(op, arguments)
     try:
-        torch.manual_seed(0)
-        expected = function(*tensors)
+        expected, is_random = _eager(function, tensors)
     except Exception:
-        return  # a sample that torch itself refuses says nothing about us
+        outcome.rejected = 1
+        return outcome
     try:
-        actual = compiled(function)(*tensors)
+        run = compiled(function)
+        actual = _seeded(run, tensors)
     except Exception as error:
         _classify(outcome, index, error)
-        return
+        return outcome
     if op.name in ANY_OF_TIES and not sample.kwargs.get("stable"):
         expected, actual = (_without_ties(sample, result) for result in (expected, actual))
     problem = difference(expected, actual, values=op.name not in UNINITIALIZED)
-    if problem and not _nearer_to_truth(function, tensors, expected, actual):
+    if problem and is_random:
+        outcome.random = 1
+        problem = _random_difference(function, run, tensors, expected, actual)
+    if problem and not (not is_random and _nearer_to_truth(function, tensors, expected, actual)):
         outcome.wrong.append(f"sample {index}: {problem} for {_describe(arguments)}")
     elif not any(t.numel() for t in _tensors(expected)) and _tensors(expected):
-        outcome.empty += 1
+        outcome.empty = 1
     else:
-        outcome.passed += 1
-        outcome.strides += _strides(expected) != _strides(actual)
+        outcome.passed = 1
+        outcome.shape_only = int(op.name in UNINITIALIZED)
+        outcome.strides = int(_strides(expected) != _strides(actual))
+    return outcome
+
+
+def _eager(function: Callable[..., Any], tensors: list[torch.Tensor]) -> tuple[Any, bool]:
+    """What torch gives, and whether it drew random numbers for it."""
+    torch.manual_seed(SEED)
+    before = torch.get_rng_state()
+    expected = function(*tensors)
+    return expected, not torch.equal(before, torch.get_rng_state())
+
+
+def _seeded(function: Callable[..., Any], tensors: list[torch.Tensor]) -> Any:
+    torch.manual_seed(SEED)
+    return function(*tensors)
+
+
+def _random_difference(
+    eager: Callable[..., Any], ours: Callable[..., Any], tensors: list[torch.Tensor], expected: Any, actual: Any
+) -> str:
+    """How random results differ: in dtype, shape or distribution, or from what the same seed gave before."""
+    form = difference(expected, actual, values=False)
+    if form or difference(actual, _seeded(ours, tensors)):
+        return form or "the same seed gives other numbers"
+    widest = max((TOLERANCE.get(t.dtype, (0.0, 0.0)) for t in _tensors(expected)), default=(0.0, 0.0))
+    return distributions_differ(lambda: eager(*tensors), lambda: ours(*tensors), widest)
 
 
 def _without_ties(sample: Any, result: Any) -> Any:
@@ -145,21 +175,6 @@ def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
     return torch.compile(
         function, backend="sardonyx", fullgraph=True, dynamic=False, options={"fallback": "error", **options}
     )
-
-
-def _over_tensors(op: Any, leaves: list[Any], spec: Any) -> Callable[..., Any]:
-    """The operator as a function of its tensors alone.
-
-    They are copied first: a view of an input would never leave torch, and so prove nothing.
-    """
-
-    def function(*tensors: torch.Tensor) -> Any:
-        given = iter(tensors)
-        filled = [next(given).clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        first, args, kwargs = tree_unflatten(filled, spec)
-        return op.op(first, *args, **kwargs)
-
-    return function
 
 
 def _classify(outcome: Outcome, index: int, error: BaseException) -> None:
@@ -209,16 +224,22 @@ def _nearer_to_truth(function: Callable[..., Any], tensors: list[torch.Tensor], 
     """Whether the result is as near to the one in double precision as torch's own is."""
     try:
         torch.manual_seed(0)
-        truth = function(*(t.double() if t.is_floating_point() else t for t in tensors))
+        truth = function(*map(_widened, tensors))
         return all(_as_near(*three) for three in zip(*map(_tensors, (truth, expected, actual)), strict=True))
     except Exception:
         return False
 
 
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
 def _as_near(truth: torch.Tensor, expected: torch.Tensor, actual: torch.Tensor) -> bool:
-    if not expected.is_floating_point() or expected.dtype != actual.dtype or expected.shape != actual.shape:
+    if expected.dtype not in TOLERANCE or expected.dtype != actual.dtype or expected.shape != actual.shape:
         return not difference(expected, actual)
-    ours, theirs = ((t.double() - truth).abs() for t in (actual, expected))
+    ours, theirs = ((_widened(t) - truth).abs() for t in (actual, expected))
     rtol, atol = TOLERANCE[expected.dtype]
     close = ours <= 2 * theirs + atol + rtol * truth.abs()
     same = (truth == actual) | (truth.isnan() & actual.isnan())

@@ -1,4 +1,4 @@
-"""Every operator of PyTorch's own database through sardonyx, each in a process that may die.
+"""Every operator of PyTorch's own database through sardonyx, in processes that may die.
 
 python -m tests.ops.sweep --quick --page docs/operators.md
 """
@@ -7,95 +7,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
+import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-Task: TypeAlias = tuple[str, str]
-"""An operator's name and a dtype's."""
+from .page import MARKS, page, sample_counts, share
 
-VERDICTS = ("passes", "partly", "in torch", "WRONG", "crash", "no samples")
-SECONDS_FOR_START = 120.0
-
-
-def _serve(pipe: Connection, count: int) -> None:
-    """The worker: takes tasks, gives outcomes."""
-    import torch
-
-    from .check import check, operators
-
-    torch.set_num_threads(1)
-    known = operators()
-    pipe.send(None)
-    while True:
-        name, dtype = pipe.recv()
-        pipe.send(check(name, known[name], getattr(torch, dtype), count).as_json())
-
-
-class Worker:
-    """A process that checks one operator at a time, and is replaced when it dies or takes too long."""
-
-    def __init__(self, count: int, seconds: float) -> None:
-        self._count, self._seconds = count, seconds
-        self._process: Any = None
-
-    def __call__(self, task: Task) -> dict[str, Any]:
-        if self._process is None:
-            self._start()
-        try:
-            self._pipe.send(task)
-            return self._answer(self._seconds)
-        except TimeoutError as error:
-            problem = str(error)
-        except (EOFError, ConnectionError):
-            problem = f"the process died with exit code {self._exit_code()}"
-        self.stop()
-        return _crashed(task, problem)
-
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, self._count), daemon=True)
-        self._process.start()
-        theirs.close()
-        self._answer(SECONDS_FOR_START)
-
-    def _answer(self, seconds: float) -> dict[str, Any]:
-        if not self._pipe.poll(seconds):
-            raise TimeoutError(f"no answer within {seconds:.0f} seconds")
-        answer: dict[str, Any] = self._pipe.recv()
-        return answer
-
-    def _exit_code(self) -> int | None:
-        self._process.join(5)
-        return int(self._process.exitcode) if self._process.exitcode is not None else None
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.join()
-            self._process = None
-
-
-def _crashed(task: Task, problem: str) -> dict[str, Any]:
-    from .check import Outcome
-
-    return Outcome(*task, crashed=[problem]).as_json()
-
-
-def sweep(tasks: list[Task], count: int, seconds: float) -> Iterator[dict[str, Any]]:
-    """The outcome of each task, in order."""
-    worker = Worker(count, seconds)
-    try:
-        yield from map(worker, tasks)
-    finally:
-        worker.stop()
+SECONDS_BETWEEN_SAVES = 10.0
+INTERRUPTED = 130
 
 
 def versions() -> dict[str, str]:
@@ -105,78 +29,166 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in ("sardonyx", "torch", "onnxruntime", "onnx", "onnxscript")}
 
 
-def _arguments() -> argparse.Namespace:
+def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.ops.sweep", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="3 samples of each operator")
-    parser.add_argument("--samples", type=int, default=20, help="samples of each operator (default: 20)")
+    parser.add_argument("--samples", type=int, help="at most so many samples of each operator (default: all)")
     parser.add_argument("--dtypes", default="float32", help="comma-separated (default: float32)")
     parser.add_argument("--only", nargs="*", default=(), help="operators by name, or by prefix with a trailing *")
     parser.add_argument("--own", action="store_true", help="only operators that our own table translates")
-    parser.add_argument("--seconds", type=float, default=90, help="time limit of an operator (default: 90)")
+    parser.add_argument("--seconds", type=float, default=120, help="time limit of a sample (default: 120)")
+    parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1), help="how many (default: 2)")
     parser.add_argument("--results", type=Path, default=Path("build/operators.json"), help="where results are kept")
     parser.add_argument("--resume", action="store_true", help="keep what the results file has")
     parser.add_argument("--page", type=Path, help="write the table of results as Markdown")
-    return parser.parse_args()
+    return parser.parse_args(given)
 
 
-def _matches(name: str, only: list[str]) -> bool:
+def _matches(name: str, only: Sequence[str]) -> bool:
     return not only or any(name == o or (o.endswith("*") and name.startswith(o[:-1])) for o in only)
 
 
-def _tasks(given: argparse.Namespace) -> list[Task]:
-    from .check import in_own_table, operators
+class Results:
+    """A file with an operator a line, never half-written; one that was cut off is read as far as it is whole."""
 
-    names = [n for n, op in operators().items() if _matches(n, given.only) and (not given.own or in_own_table(op))]
-    return [(name, dtype) for dtype in given.dtypes.split(",") for name in names]
+    def __init__(self, path: Path, samples: int | None) -> None:
+        self._path = path
+        self._made = {"date": datetime.now(UTC).date().isoformat(), "versions": versions(), "samples": samples}
+        self._saved = time.monotonic()
+        self.outcomes: list[dict[str, Any]] = []
+
+    def load(self) -> None:
+        """Keep the outcomes of an earlier run like this one; crashes are tried again."""
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        whole = [found for found in map(_parsed, lines) if found is not None]
+        made = next((found for found in whole if "versions" in found), {})
+        if all(made.get(key) == self._made[key] for key in ("versions", "samples")):
+            self.outcomes = [found for found in whole if "operator" in found and "crashed" not in found]
+        elif lines:
+            print(f"{self._path} is from another kind of run: starting over")
+
+    def add(self, outcome: dict[str, Any]) -> None:
+        """One operator more; saved every now and then."""
+        self.outcomes.append(outcome)
+        if time.monotonic() - self._saved > SECONDS_BETWEEN_SAVES:
+            self.save()
+
+    def save(self) -> None:
+        """Write the file anew and then put it in place of the old one."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        new = self._path.with_suffix(".new")
+        lines = ",\n".join(map(json.dumps, sorted(self.outcomes, key=lambda o: (o["dtype"], o["operator"]))))
+        new.write_text(f'{{"made":\n{json.dumps(self._made)}\n,"outcomes": [\n{lines}\n]}}\n')
+        os.replace(new, self._path)
+        self._saved = time.monotonic()
+
+    def as_json(self) -> dict[str, Any]:
+        """What the page is made from."""
+        return {**self._made, "outcomes": self.outcomes}
 
 
-def _load(path: Path) -> list[dict[str, Any]]:
-    return json.loads(path.read_text())["outcomes"] if path.exists() else []
+def _parsed(line: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line.removesuffix(","))
+    except json.JSONDecodeError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
-def _save(path: Path, outcomes: list[dict[str, Any]], count: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    made = {"date": datetime.now(UTC).date().isoformat(), "versions": versions(), "samples": count}
-    path.write_text(json.dumps({**made, "outcomes": outcomes}, indent=1))
+class Progress:
+    """One moving line on a terminal; elsewhere a line every half minute."""
+
+    def __init__(self, operators: int, samples: int) -> None:
+        self._total, self._samples = operators, samples
+        self._done = self._settled = 0
+        self._began = self._shown = time.monotonic()
+        self._moving = sys.stdout.isatty()
+
+    def samples(self, count: int) -> None:
+        """So many samples more are settled."""
+        self._settled += count
+        if time.monotonic() - self._shown > (0.2 if self._moving else 30):
+            self._show()
+
+    def operator(self, outcome: dict[str, Any]) -> None:
+        """One operator more is done; what is wrong with it is said at once."""
+        self._done += 1
+        for problem in outcome.get("wrong", []) + outcome.get("crashed", []):
+            clear = "\r\033[K" if self._moving else ""
+            print(f"{clear}{outcome['operator']} {outcome['dtype']}: {outcome['verdict']}: {problem}", flush=True)
+
+    def _show(self) -> None:
+        self._shown = time.monotonic()
+        seconds = self._shown - self._began
+        left = seconds / max(self._settled, 1) * (self._samples - self._settled)
+        line = f"{self._settled}/{self._samples} samples, {self._done}/{self._total} operators, {_minutes(left)} left"
+        print(f"\r\033[K{line}" if self._moving else line, end="" if self._moving else "\n", flush=True)
 
 
-def main() -> int:
-    given = _arguments()
+def _minutes(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
+
+
+def _tasks(given: argparse.Namespace, count: int | None, done: set[tuple[str, str]]) -> list[Any]:
+    """What is left to do, the operators with most samples first, so that the last ones end together."""
+    import torch
+
+    from .database import in_own_table, operators, samples
+    from .workers import Task
+
+    tasks = [
+        Task(name, dtype, len(samples(op, getattr(torch, dtype), count)))
+        for dtype in given.dtypes.split(",")
+        for name, op in operators().items()
+        if _matches(name, given.only) and (not given.own or in_own_table(op)) and (name, dtype) not in done
+    ]
+    return sorted(tasks, key=lambda task: -task.samples)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = _arguments(arguments)
     count = 3 if given.quick else given.samples
-    outcomes = _load(given.results) if given.resume else []
-    done = {(o["operator"], o["dtype"]) for o in outcomes}
-    tasks = [task for task in _tasks(given) if task not in done]
-    started = time.perf_counter()
-    for index, outcome in enumerate(sweep(tasks, count, given.seconds), 1):
-        outcomes.append(outcome)
-        _show(index, len(tasks), outcome, time.perf_counter() - started)
-        if index % 25 == 0:
-            _save(given.results, outcomes, count)
-    _save(given.results, outcomes, count)
+    results = Results(given.results, count)
+    if given.resume:
+        results.load()
+    tasks = _tasks(given, count, {(o["operator"], o["dtype"]) for o in results.outcomes})
+    try:
+        _run(tasks, count, given, results)
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; {given.results} has what is done, and --resume goes on from there")
+        return INTERRUPTED
+    finally:
+        results.save()
     if given.page:
-        from .page import page
-
-        given.page.write_text(page(json.loads(given.results.read_text())))
-    return _conclude(outcomes)
+        given.page.write_text(page(results.as_json()))
+    return _conclude(results.outcomes)
 
 
-def _show(index: int, total: int, outcome: dict[str, Any], seconds: float) -> None:
-    bad = outcome["wrong"] + outcome["crashed"]
-    line = f"[{index}/{total} {seconds:.0f}s] {outcome['operator']} {outcome['dtype']}: {outcome['verdict']}"
-    if bad:
-        print(line, *bad, sep="\n    ", flush=True)
-    elif sys.stdout.isatty():
-        print(f"\r\033[K{line}", end="", flush=True)
-    elif index % 50 == 0:
-        print(line, flush=True)
+def _run(tasks: list[Any], count: int | None, given: argparse.Namespace, results: Results) -> None:
+    from .check import Outcome
+    from .workers import sweep
+
+    progress = Progress(len(tasks), sum(task.samples for task in tasks))
+    for task in tasks:
+        if not task.samples:
+            results.add(Outcome(task.operator, task.dtype).as_json())
+            progress.operator(results.outcomes[-1])
+    for settled in sweep(tasks, count, given.seconds, given.processes):
+        if isinstance(settled, Outcome):
+            results.add(settled.as_json())
+            progress.operator(results.outcomes[-1])
+        else:
+            progress.samples(settled)
 
 
 def _conclude(outcomes: list[dict[str, Any]]) -> int:
-    counts = Counter((o["dtype"], o["verdict"]) for o in outcomes)
+    verdicts = Counter((o["dtype"], o["verdict"]) for o in outcomes)
     print()
     for dtype in dict.fromkeys(o["dtype"] for o in outcomes):
-        print(f"{dtype}: " + ", ".join(f"{counts[dtype, v]} {v}" for v in VERDICTS if counts[dtype, v]))
-    return int(any(verdict in ("WRONG", "crash") for _, verdict in counts))
+        operators = ", ".join(f"{verdicts[dtype, v]} {v}" for v in MARKS if verdicts[dtype, v])
+        counts = sample_counts(outcomes, dtype)
+        print(f"{dtype}: {operators}; {counts.total()} samples, {share(counts)} in ONNX")
+    return int(any(verdict in ("WRONG", "crash") for _, verdict in verdicts))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Every operator of our own table on samples of PyTorch's operator database; `make ops` runs all of both."""
+"""Every operator of our own table on samples of PyTorch's operator database; `make ops-full` runs all of both."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from .check import check, in_own_table, operators
+from .check import check
+from .database import in_own_table, operators
 
 SAMPLES = 2
 
@@ -21,4 +22,4 @@ def own() -> dict[str, Any]:
 @pytest.mark.parametrize("name", sorted(own()))
 def test_samples_of_pytorchs_database_agree_with_eager(name: str) -> None:
     outcome = check(name, own()[name], torch.float32, SAMPLES)
-    assert outcome.verdict in ("passes", "partly", "in torch", "no samples"), outcome.wrong + outcome.crashed
+    assert not outcome.wrong + outcome.crashed

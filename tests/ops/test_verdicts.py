@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
-from .check import Outcome, difference, operators, samples
+from .check import Outcome, check_sample, difference
+from .database import operators, over_tensors, samples
 from .page import page
 
 
@@ -13,6 +17,8 @@ from .page import page
     ("outcome", "verdict"),
     [
         (Outcome("add", "float32", passed=3), "passes"),
+        (Outcome("add", "float32", passed=2, empty=1), "passes"),
+        (Outcome("add", "float32", empty=1), "only empty"),
         (Outcome("add", "float32", passed=2, refused=1), "partly"),
         (Outcome("add", "float32", refused=3), "in torch"),
         (Outcome("add", "float32", refused=3, empty=1), "in torch"),
@@ -26,6 +32,12 @@ def test_one_bad_sample_spoils_an_operator(outcome: Outcome, verdict: str) -> No
     assert outcome.verdict == verdict
 
 
+def test_the_outcomes_of_samples_add_up() -> None:
+    outcome = Outcome("add", "float32", passed=1, reasons={"a": 1})
+    outcome.add(Outcome("add", "float32", refused=2, reasons={"a": 1, "b": 1}, crashed=["c"]))
+    assert outcome == Outcome("add", "float32", passed=1, refused=2, reasons={"a": 2, "b": 1}, crashed=["c"])
+
+
 def test_values_dtypes_shapes_and_counts_are_compared() -> None:
     one = torch.ones(2)
     assert difference(one, one.clone()) == ""
@@ -37,16 +49,54 @@ def test_values_dtypes_shapes_and_counts_are_compared() -> None:
 
 def test_samples_are_spread_over_the_database() -> None:
     op = operators()["nn.functional.conv2d"]
-    few, all_of_them = samples(op, torch.float32, 2), samples(op, torch.float32, 400)
+    few, all_of_them = samples(op, torch.float32, 2), samples(op, torch.float32)
     assert len(few) == 2 < len(all_of_them)
     assert few[-1].input.shape == all_of_them[-1].input.shape
 
 
+def test_a_sample_is_a_function_of_its_tensors_wherever_they_are() -> None:
+    received = []
+    op = SimpleNamespace(op=lambda *args, **kwargs: received.append((args, kwargs)))
+    one, two = torch.tensor(1), torch.tensor(2)
+    over_tensors(op, (one, ([two, 3], "x"), {"out": {"a": (one,)}, "dim": -1}))(one, two, one)
+    assert received == [((one, [two, 3], "x"), {"out": {"a": (one,)}, "dim": -1})]
+    assert received[0][0][0] is not one
+
+
+def drawn_from(function: Any) -> Outcome:
+    op = SimpleNamespace(op=function, name="drawn")
+    return check_sample("drawn", "float32", 0, op, SimpleNamespace(input=torch.zeros(50), args=(), kwargs={}))
+
+
+def test_random_numbers_are_judged_by_their_distribution() -> None:
+    assert drawn_from(lambda x: x.bernoulli(0.3)).random == 1
+    assert drawn_from(lambda x: x.bernoulli(0.3)).verdict == "passes"
+
+
+def test_random_numbers_of_another_distribution_are_wrong() -> None:
+    def biased(x: torch.Tensor) -> torch.Tensor:
+        return x.bernoulli(0.3 if torch.compiler.is_compiling() else 0.4)
+
+    assert "distributions differ" in drawn_from(biased).wrong[0]
+
+
+def test_random_numbers_that_are_eagers_own_are_compared_by_value() -> None:
+    assert drawn_from(torch.rand_like) == Outcome("drawn", "float32", passed=1)
+
+
+def row(name: str, **counts: Any) -> str:
+    outcome = Outcome(name, "float32", **counts).as_json()
+    results = {"date": "2026-01-01", "versions": {"torch": "2.13"}, "samples": None, "outcomes": [outcome]}
+    return next(line for line in page(results).splitlines() if line.startswith(f"| `{name}`"))
+
+
 def test_the_page_has_a_row_for_each_operator_and_the_reason_for_each_refusal() -> None:
-    outcomes = [
-        Outcome("add", "float32", passed=3).as_json(),
-        Outcome("svd", "float32", refused=1, reasons={"no translation": 1}).as_json(),
-    ]
-    text = page({"date": "2026-01-01", "versions": {"torch": "2.13"}, "samples": 3, "outcomes": outcomes})
-    assert "| `add` | ✓ |  |" in text
-    assert "| `svd` | in torch | no translation |" in text
+    assert row("add", passed=3) == "| `add` | ✓ |  |"
+    assert row("svd", refused=1, reasons={"no translation": 1}) == "| `svd` | in torch | no translation |"
+    assert row("sum", passed=3, refused=1, reasons={"odd": 1}) == "| `sum` | partly, 3 of 4 | odd |"
+
+
+def test_the_page_says_what_was_not_judged_by_value() -> None:
+    assert row("empty", passed=3, shape_only=3) == "| `empty` | ✓ shape |  |"
+    assert row("randint", passed=3, random=2) == "| `randint` | ✓ random |  |"
+    assert row("nonzero", empty=2) == "| `nonzero` | ✓ empty |  |"

@@ -9,44 +9,82 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime
+import torch
 
-from sardonyx.optimize import optimize
+from sardonyx.engines.onnxruntime import OnnxRuntime
+from sardonyx.optimize.legalize import legalize
+from sardonyx.optimize.optimizer import optimize
 
 HEADER = '<ir_version: 10, opset_import: ["": 23, "com.microsoft": 1]>\n'
+TOLERANCE = {"float16": 2e-2, "float32": 1e-5, "float64": 1e-9}
 
 
 def model_of(text: str) -> ir.Model:
     """The model, with every shape that inference finds where rules look for it."""
     proto = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(HEADER + text), data_prop=True)
     model = ir.from_proto(proto)
-    values = [*model.graph.inputs, *model.graph.initializers.values(), *(o for n in model.graph for o in n.outputs)]
-    for value in values:
-        if value.shape is not None and all(isinstance(dim, int) for dim in value.shape):
-            value.meta["dims"] = tuple(value.shape)
+    for graph in (model.graph, *model.graph.subgraphs()):
+        for value in (*graph.inputs, *graph.initializers.values(), *(o for node in graph for o in node.outputs)):
+            if value.shape is not None and all(isinstance(dim, int) for dim in value.shape):
+                value.meta["dims"] = tuple(value.shape)
     return model
 
 
-def rewritten(text: str) -> tuple[Counter[str], list[str]]:
-    """Which rules applied and which operators remain; the results are checked to be the same."""
+def rewritten(
+    text: str, *, seed: int = 0, special: tuple[float, ...] = (), names: Any = None
+) -> tuple[Counter[str], list[str]]:
+    """Which rules applied and which operators remain; the results are checked to be the same.
+
+    Some of the numbers that the model is run on are the `special` ones.
+    """
     before, after = model_of(text), model_of(text)
-    hits = optimize(after, domains={"com.microsoft"})
-    feeds = {str(x.name): _numbers(x) for x in before.graph.inputs}
-    for expected, result in zip(_run(before, feeds), _run(after, feeds), strict=True):
-        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+    hits = optimize(after, domains={"com.microsoft"}, names=names)
+    feeds = numbers_for(before, seed, special)
+    for expected, result in zip(run(before, feeds), run(after, feeds), strict=True):
+        assert result.dtype == expected.dtype
+        assert result.shape == expected.shape
+        assert_same(result, expected)
     return hits, [node.op_type for node in after.graph]
 
 
-def _numbers(value: ir.Value) -> Any:
+def assert_same(result: Any, expected: Any) -> None:
+    """Equal up to rounding, relative to the largest number expected, with NaN and infinities in the same places."""
+    if expected.dtype.kind != "f":
+        np.testing.assert_array_equal(result, expected)
+        return
+    finite = np.abs(expected[np.isfinite(expected)].astype(np.float64))
+    tolerance = TOLERANCE[expected.dtype.name]
+    scale = max(1.0, finite.max(initial=0.0))
+    np.testing.assert_allclose(result, expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+
+
+def numbers_for(model: ir.Model, seed: int, special: tuple[float, ...]) -> dict[str, Any]:
+    generator = np.random.default_rng(seed)
+    return {str(x.name): _numbers(x, generator, special) for x in model.graph.inputs}
+
+
+def _numbers(value: ir.Value, generator: np.random.Generator, special: tuple[float, ...]) -> Any:
     shape = tuple(int(dim) for dim in value.shape or ())
-    generator = np.random.default_rng(0)
-    if value.dtype == ir.DataType.INT64:
-        return generator.integers(0, 2, shape)
     assert value.dtype is not None
-    return generator.normal(size=shape).astype(value.dtype.numpy())
+    dtype = value.dtype.numpy()
+    if dtype.kind in "bi":
+        return generator.integers(0 if dtype.kind == "b" else -3, 2, shape).astype(dtype)
+    array = np.array(generator.normal(size=shape), dtype=dtype)
+    if special:
+        array[generator.random(shape) < 0.1] = generator.choice(special)
+    return array
 
 
-def _run(model: ir.Model, feeds: dict[str, Any]) -> Any:
+def run(model: ir.Model, feeds: dict[str, Any]) -> Any:
+    """What ONNX Runtime computes, with no rewrites of its own."""
+    kernels = OnnxRuntime().kernels(torch.device("cpu"))
+    assert kernels is not None
+    legalize(model, kernels)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), options)
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(
+        ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     return session.run(None, feeds)

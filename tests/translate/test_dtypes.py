@@ -137,8 +137,3 @@ def test_convolution_of_integers_is_refused_with_the_reason() -> None:
     with pytest.raises(Exception, match="Conv does not take int64") as caught:
         function(some(torch.int64, 1, 2, 5), some(torch.int64, 3, 2, 2))
     assert isinstance(getattr(caught.value, "inner_exception", caught.value), UnsupportedOperator)
-
-
-def test_complex_numbers_are_refused_with_the_reason() -> None:
-    with pytest.raises(Exception, match="ONNX has no tensors of dtype"):
-        onnx(torch.fft.fft)(torch.randn(4))

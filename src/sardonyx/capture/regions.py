@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,13 +19,16 @@ class Result:
     """One thing a region returns: an ONNX output, an input handed back, or None.
 
     `order` is the layout in memory that the ONNX output has and torch is to see through a permutation; `strides`
-    those of the rare result that is no permutation of dense memory.
+    those of the rare result that is no permutation of dense memory. `complex` says that the output's last axis is a
+    pair, real and imaginary part; `number` that torch is to see the one integer it holds.
     """
 
     output: int | None = None
     passed: int | None = None
     order: tuple[int, ...] | None = None
     strides: tuple[int, ...] | None = None
+    complex: bool = False
+    number: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,10 +61,12 @@ def region_of(graph: torch.fx.GraphModule, weights: frozenset[int]) -> Region | 
         elif isinstance(node, torch.fx.Node) and isinstance(node.meta.get("val"), torch.Tensor):
             val = node.meta["val"]
             slot = outputs.setdefault(node, len(outputs))
-            results.append(Result(slot, order=layout_of(val), strides=strides_to_restore(val)))
+            results.append(Result(slot, None, layout_of(val), strides_to_restore(val), val.dtype.is_complex))
+        elif isinstance(node, torch.fx.Node) and _is_counted(node):
+            results.append(Result(outputs.setdefault(node, len(outputs)), number=True))
         else:
             return None
-    orders = tuple(layout_of(node.meta["val"]) for node in outputs)
+    orders = tuple(None if _is_counted(node) else layout_of(node.meta["val"]) for node in outputs)
     return Region(graph, weights, device_of(graph), tuple(outputs), orders, tuple(results), single)
 
 
@@ -78,13 +84,24 @@ class _Support(OperatorSupportBase):
     def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: torch.fx.Node) -> bool:
         if node.op != "call_function" or node in self._stays:
             return False
-        return _is_tensor_like(node.meta.get("val"))
+        is_control = isinstance(node.target, torch._ops.HigherOrderOperator)
+        return is_control or _is_counted(node) or _is_tensor_like(node.meta.get("val"))
 
 
 def _is_tensor_like(val: Any) -> bool:
     if isinstance(val, (tuple, list)):
         return bool(val) and all(item is None or isinstance(item, torch.Tensor) for item in val)
     return isinstance(val, torch.Tensor)
+
+
+def _is_counted(node: torch.fx.Node) -> bool:
+    """Whether the node is an integer that control flow computes, as a loop that counts its rounds does."""
+    source = node.args[0] if node.target is operator.getitem else None
+    return (
+        isinstance(node.meta.get("val"), torch.SymInt)
+        and isinstance(source, torch.fx.Node)
+        and isinstance(source.target, torch._ops.HigherOrderOperator)
+    )
 
 
 def partition(
@@ -103,12 +120,33 @@ def partition(
     fixed = {node for i, node in enumerate(fused.graph.find_nodes(op="placeholder")) if i in weights}
     for call in list(fused.graph.nodes):
         if call.op == "call_module" and str(call.target).startswith("onnx_"):
+            _hold_subgraphs(fused, call)
             inner = frozenset(i for i, arg in enumerate(call.args) if arg in fixed)
             region = region_of(getattr(fused, str(call.target)), inner)
             if region is None:
                 raise AssertionError(f"{call.target} returns more than tensors")
             setattr(fused, str(call.target), compile_region(region))
+    fused.recompile()
     return fused
+
+
+def _hold_subgraphs(fused: torch.fx.GraphModule, call: torch.fx.Node) -> None:
+    """Move the subgraphs of a part's control flow, which fusing made arguments of it, into the part."""
+    part = fused.get_submodule(str(call.target))
+    assert isinstance(part, torch.fx.GraphModule)
+    kept = []
+    for arg, node in zip(call.args, part.graph.find_nodes(op="placeholder"), strict=True):
+        assert isinstance(arg, torch.fx.Node)
+        held = getattr(fused, str(arg.target), None) if arg.op == "get_attr" else None
+        if not isinstance(held, torch.fx.GraphModule):
+            kept.append(arg)
+            continue
+        setattr(part, arg.name, held)
+        with part.graph.inserting_before(node):
+            node.replace_all_uses_with(part.graph.get_attr(arg.name))
+        part.graph.erase_node(node)
+    call.args = tuple(kept)
+    part.recompile()
 
 
 def _with_items(stays: set[torch.fx.Node]) -> set[torch.fx.Node]:

@@ -62,5 +62,5 @@ def _claim(root: Path, kind: str) -> Path:
 
 def add_metadata(model: ir.Model) -> None:
     """Say of every node where it comes from."""
-    for node in model.graph:
+    for node in model.graph.all_nodes():
         annotate(node.metadata_props, node.meta.get("fx"))

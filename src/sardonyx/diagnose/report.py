@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from sardonyx.diagnose.progress import showing
+
 log = logging.getLogger(__name__)
 
 
@@ -56,7 +58,8 @@ class GraphReport:
         """Count the time of what runs inside under the stage's name."""
         started = time.perf_counter()
         try:
-            yield
+            with showing(f"{self.kind} graph of {self.operators} operators, {name}"):
+                yield
         finally:
             seconds = time.perf_counter() - started
             self.seconds[name] = self.seconds.get(name, 0.0) + seconds
@@ -114,7 +117,7 @@ class Report:
 
 
 def _graph_lines(index: int, graph: GraphReport) -> list[str]:
-    lines = [f"graph {index} ({graph.kind}): {graph.operators} ATen operators in {len(graph.regions)} region(s)"]
+    lines = [f"graph {index} ({graph.kind}): {graph.operators} operators in {len(graph.regions)} region(s)"]
     for region in graph.regions:
         lines.append(f"  ONNX {region.nodes_translated} → {region.nodes} nodes, {region.weights} weights")
         lines.append("  " + _counts(region.operators))

@@ -11,6 +11,7 @@ from sardonyx.diagnose.source import source_of
 from sardonyx.errors import VerificationError
 
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+_TOLERANCE |= {torch.complex64: _TOLERANCE[torch.float32], torch.complex128: _TOLERANCE[torch.float64]}
 
 
 def difference(result: torch.Tensor, expected: torch.Tensor) -> float:
@@ -23,6 +24,8 @@ def difference(result: torch.Tensor, expected: torch.Tensor) -> float:
         return float("inf")
     if not expected.numel():
         return 0.0
+    if expected.is_complex():
+        return difference(torch.view_as_real(result.resolve_conj()), torch.view_as_real(expected.resolve_conj()))
     if not expected.dtype.is_floating_point:
         return 0.0 if torch.equal(result, expected) else float("inf")
     result, expected = result.double(), expected.double()

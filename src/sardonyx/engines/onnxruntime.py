@@ -14,7 +14,7 @@ from sardonyx.engines.registry import Availability, Job
 from sardonyx.errors import EngineError, MissingDependency, OptionError
 from sardonyx.optimize.legalize import Kernels
 from sardonyx.run import ortvalue
-from sardonyx.run.ortvalue import from_torch
+from sardonyx.run.ortvalue import from_torch, lies_in_order
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class OnnxRuntimeRunner:
 
     def _weight(self, index: int, x: Any) -> Any:
         """The value of an input that seldom changes, made once for each tensor and address."""
-        if not x.is_contiguous():
+        if not lies_in_order(x):
             return from_torch(x)  # a copy, which would not see the next edit
         tensor, address, value = self._fixed[index]
         if tensor is not x or address != x.data_ptr():

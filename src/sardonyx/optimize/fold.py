@@ -9,20 +9,25 @@ import onnx
 import onnx_ir as ir
 
 from sardonyx.optimize.pattern import array_of
+from sardonyx.optimize.scopes import bodies_of, is_random
 from sardonyx.translate.builder import Builder
 
 _LARGEST = 1024
-_NEVER = {"Identity", "RandomNormal", "RandomUniform", "Constant", "QuantizeLinear", "DequantizeLinear"}
+_NEVER = {"Identity", "Constant", "QuantizeLinear", "DequantizeLinear"}
 
 
 def fold_constant(node: ir.Node, g: Builder) -> ir.Value | None:
     """The value of a node whose inputs are all small constants; None otherwise."""
     if node.op_type in _NEVER or node.domain or len(node.outputs) != 1 or not node.inputs:
         return None
+    if is_random(node) or bodies_of(node):
+        return None
     if node.op_type == "Shape":
         return _static_shape(node, g)
+    if not all(x is None or (x.const_value is not None and x.const_value.size <= _LARGEST) for x in node.inputs):
+        return None
     arrays = [array_of(x) if x is not None else None for x in node.inputs]
-    if any(a is None or a.size > _LARGEST for a, x in zip(arrays, node.inputs, strict=True) if x is not None):
+    if any(a is None for a, x in zip(arrays, node.inputs, strict=True) if x is not None):
         return None
     dims = node.outputs[0].meta.get("dims")
     if dims is not None and not (all(isinstance(d, int) for d in dims) and np.prod(dims) <= _LARGEST):

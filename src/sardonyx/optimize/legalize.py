@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 import onnx
 import onnx_ir as ir
 
+from sardonyx.optimize.scopes import bodies_of, graphs_of
+
 KernelTypes: TypeAlias = Sequence[tuple[range, Mapping[str, Sequence[str]]]]
 
 _WIDER = {
@@ -50,12 +52,18 @@ def _fit(allowed: Mapping[str, Sequence[str]], types: Mapping[str, str]) -> bool
 
 def legalize(model: ir.Model, kernels: Kernels) -> Counter[str]:
     """Insert casts in place; how many nodes of each operator needed them."""
-    graph = model.graph
-    opset = graph.opset_imports[""]
+    opset = model.graph.opset_imports[""]
+    widened: Counter[str] = Counter()
+    for graph in graphs_of(model.graph):
+        widened += _legalize_graph(graph, opset, kernels)
+    return widened
+
+
+def _legalize_graph(graph: ir.Graph, opset: int, kernels: Kernels) -> Counter[str]:
     widened: Counter[str] = Counter()
     casts: dict[tuple[int, ir.DataType], ir.Value] = {}
     for node in list(graph):
-        if node.domain:
+        if node.domain or bodies_of(node):  # engines hand any dtype into a body
             continue
         formals = _formals(node.op_type, opset)
         if formals is None:
@@ -151,6 +159,8 @@ def _insert_casts(
             continue
         if (id(value), to) not in casts:
             cast = _cast(value, to)
+            if value.graph is not graph:  # the graph around may have such a cast too, and names are unique
+                cast.outputs[0].name = f"{cast.outputs[0].name}_{graph.name}"
             graph.insert_before(node, cast)
             casts[id(value), to] = cast.outputs[0]
         node.replace_input_with(index, casts[id(value), to])

@@ -9,7 +9,10 @@ from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
+from sardonyx.translate.translator import WEIGHTS_LOCATION
+
 Bindings: TypeAlias = dict[str, ir.Value]
+Scope: TypeAlias = "ir.Graph | ir.Function | None"
 _COMMUTATIVE = {"Add", "Mul", "Max", "Min", "And", "Or"}
 
 
@@ -38,7 +41,7 @@ class Operator:
             bound = {**bound, self.name: node.outputs[0]}
         orders = permutations(node.inputs) if self.op_type in _COMMUTATIVE else (tuple(node.inputs),)
         for order in orders:
-            yield from self._inputs_fit(order, 0, bound)
+            yield from self._inputs_fit(order, 0, bound, node.graph)
 
     def _attributes_fit(self, node: ir.Node) -> bool:
         return all(
@@ -46,15 +49,17 @@ class Operator:
             for key, value in self.attributes.items()
         )
 
-    def _inputs_fit(self, values: tuple[ir.Value | None, ...], at: int, bound: Bindings) -> Iterator[Bindings]:
+    def _inputs_fit(
+        self, values: tuple[ir.Value | None, ...], at: int, bound: Bindings, scope: Scope
+    ) -> Iterator[Bindings]:
         if at == len(values):
             yield bound
             return
-        for more in _fits(self.inputs[at], values[at], bound):
-            yield from self._inputs_fit(values, at + 1, more)
+        for more in _fits(self.inputs[at], values[at], bound, scope):
+            yield from self._inputs_fit(values, at + 1, more, scope)
 
 
-def _fits(pattern: Operator | str | float, value: ir.Value | None, bound: Bindings) -> Iterator[Bindings]:
+def _fits(pattern: Operator | str | float, value: ir.Value | None, bound: Bindings, scope: Scope) -> Iterator[Bindings]:
     if value is None:
         return
     if isinstance(pattern, str):
@@ -62,7 +67,9 @@ def _fits(pattern: Operator | str | float, value: ir.Value | None, bound: Bindin
             yield {**bound, pattern: value}
     elif isinstance(pattern, Operator):
         producer = value.producer()
-        if producer is not None and (pattern.shared or is_private(value)) and len(producer.outputs) == 1:
+        if producer is None or producer.graph is not scope:  # what a loop finds around it, it must not compute anew
+            return
+        if (pattern.shared or is_private(value)) and len(producer.outputs) == 1:
             yield from pattern.matches(producer, bound)
     elif _is_number(value, pattern):
         yield bound
@@ -82,6 +89,16 @@ def is_private(value: ir.Value) -> bool:
     return not value.is_graph_output() and len({id(use.node) for use in value.uses()}) == 1
 
 
+def order_of(transpose: ir.Node | None) -> list[int]:
+    """The order in which a Transpose takes its axes; nothing for other nodes, and where it is not known."""
+    if transpose is None or transpose.op_type != "Transpose":
+        return []
+    if "perm" in transpose.attributes:
+        return list(transpose.attributes["perm"].as_ints())
+    source = transpose.inputs[0]
+    return list(reversed(range(len(source.meta.get("dims") or ())))) if source is not None else []
+
+
 def scalar_of(value: ir.Value | None) -> float | None:
     """The number a constant of one element holds; None for anything else."""
     array = array_of(value)
@@ -89,10 +106,11 @@ def scalar_of(value: ir.Value | None) -> float | None:
 
 
 def array_of(value: ir.Value | None) -> Any:
-    """The array a constant holds; None for anything else, and for weights, which may change."""
-    if value is None or value.const_value is None or isinstance(value.const_value, ir.ExternalTensor):
+    """The array a constant holds; None for anything else, and for weights that live in torch, which may change."""
+    held = value.const_value if value is not None else None
+    if held is None or (isinstance(held, ir.ExternalTensor) and held.location == WEIGHTS_LOCATION):
         return None
-    return value.const_value.numpy()
+    return held.numpy()
 
 
 class _Patterns:

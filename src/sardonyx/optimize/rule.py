@@ -58,7 +58,10 @@ class Match:
 
 @dataclass(frozen=True)
 class Rule:
-    """A named rewrite. `needs` is the operator domain an engine must know for the rule to apply."""
+    """A named rewrite. `needs` is the operator domain an engine must know for the rule to apply.
+
+    A `late` rule gets its turn when no other applies any more: it would hide what others look for.
+    """
 
     name: str
     root: str
@@ -66,44 +69,58 @@ class Rule:
     rewrite: Rewrite
     doc: str
     needs: str = ""
+    late: bool = False
 
-    def apply(self, node: ir.Node, g: Builder) -> Replacement | None:
+    def apply(self, node: ir.Node, g: Builder) -> tuple[ir.Value, ...] | None:
         """The replacement of the node's outputs, or None; why not is logged."""
         for bound in self.matches(node):
             try:
-                return self.rewrite(Match(node, bound, g))
+                made = self.rewrite(Match(node, bound, g))
+                values = made if isinstance(made, tuple) else (made,)
+                if len(values) != len(node.outputs):
+                    raise Refused("it has further results")
+                return values
             except (Refused, Unsupported) as refusal:
                 log.debug("%s refused at %s: %s", self.name, node.outputs[0].name, refusal)
         return None
+
+
+def rule_name(text: str) -> str:
+    """A rule's name from its function's.
+
+    >>> rule_name("drop_double_not")
+    'DropDoubleNot'
+    """
+    return "".join(part.capitalize() for part in text.split("_"))
 
 
 RULES: list[Rule] = []
 """Every rule, in the order in which they are tried at a node."""
 
 
-def rule(*patterns: Operator, needs: str = "") -> Callable[[Rewrite], Rewrite]:
+def rule(*patterns: Operator, needs: str = "", late: bool = False) -> Callable[[Rewrite], Rewrite]:
     """Register a function as the rewrite of one or more patterns; its name, in capitals, names the rule."""
 
     def register(rewrite: Rewrite) -> Rewrite:
-        name = "".join(part.capitalize() for part in rewrite.__name__.split("_"))
+        name = rule_name(rewrite.__name__)
         for pattern in patterns:
 
             def matches(node: ir.Node, pattern: Operator = pattern) -> Iterator[Bindings]:
                 return pattern.matches(node, {})
 
-            RULES.append(Rule(name, pattern.op_type, matches, rewrite, rewrite.__doc__ or "", needs))
+            RULES.append(Rule(name, pattern.op_type, matches, rewrite, rewrite.__doc__ or "", needs, late))
         return rewrite
 
     return register
 
 
-def rule_at(*op_types: str, needs: str = "") -> Callable[[Rewrite], Rewrite]:
+def rule_at(*op_types: str, needs: str = "", late: bool = False) -> Callable[[Rewrite], Rewrite]:
     """Register a rewrite that looks at any node of these operators by itself, where a pattern says too little."""
 
     def register(rewrite: Rewrite) -> Rewrite:
-        name = "".join(part.capitalize() for part in rewrite.__name__.split("_"))
+        name = rule_name(rewrite.__name__)
         doc = rewrite.__doc__ or ""
-        RULES.extend(Rule(name, op_type, lambda node: iter([{}]), rewrite, doc, needs) for op_type in op_types)
+        RULES.extend(Rule(name, op_type, lambda node: iter([{}]), rewrite, doc, needs, late) for op_type in op_types)
         return rewrite
 
     return register

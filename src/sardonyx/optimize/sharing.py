@@ -6,15 +6,19 @@ from collections.abc import Hashable
 
 import onnx_ir as ir
 
-_NEVER = ("Random", "Dropout", "Bernoulli", "Multinomial")
+from sardonyx.optimize.scopes import graphs_of, is_random
 
 
 def share_common(graph: ir.Graph) -> int:
-    """Let every node that computes what an earlier one did give way to it; how many did."""
+    """Let every node that computes what an earlier one of its graph did give way to it; how many did."""
+    return sum(map(_share_within, list(graphs_of(graph))))
+
+
+def _share_within(graph: ir.Graph) -> int:
     seen: dict[Hashable, ir.Node] = {}
     shared = 0
     for node in list(graph):
-        if node.op_type.startswith(_NEVER) or any(o.is_graph_output() for o in node.outputs):
+        if is_random(node) or any(o.is_graph_output() for o in node.outputs):
             continue
         key = _key(node)
         if key is None:
@@ -28,10 +32,18 @@ def share_common(graph: ir.Graph) -> int:
     return shared
 
 
+_OPAQUE = (
+    ir.AttributeType.GRAPH,
+    ir.AttributeType.GRAPHS,
+    ir.AttributeType.TENSOR,
+    ir.AttributeType.TENSORS,
+)
+
+
 def _key(node: ir.Node) -> Hashable | None:
     attributes = []
     for name, attribute in sorted(node.attributes.items()):
-        if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.TENSOR):
+        if attribute.type in _OPAQUE:
             return None
         value = attribute.value
         attributes.append((name, tuple(value) if isinstance(value, (list, tuple)) else value))

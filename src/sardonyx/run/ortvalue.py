@@ -22,19 +22,24 @@ def binding() -> Any:
 
 
 def from_torch(x: torch.Tensor | int) -> Any:
-    """A value over a tensor's memory, or over a copy where the tensor is not contiguous; of an integer, one element.
+    """A value over a tensor's memory, or over a copy where its elements do not lie there in order; of an integer, one.
 
     DLPack keeps the memory alive as long as the value.
     """
     if isinstance(x, int):
         x = torch.tensor([x])
-    elif not x.is_contiguous():
-        x = x.contiguous()
+    elif not lies_in_order(x):
+        x = x.resolve_neg().contiguous()
     if not x.numel():
         return _empty(x)
     if x.dtype == torch.bool:  # torch's DLPack has a code for booleans, ONNX Runtime's takes them as bytes
         return binding().OrtValue.from_dlpack(to_dlpack(x.view(torch.uint8)), True)
     return binding().OrtValue.from_dlpack(to_dlpack(x), False)
+
+
+def lies_in_order(x: torch.Tensor) -> bool:
+    """Whether memory holds the elements in order: not those of the imaginary part of a conjugate, of the other sign."""
+    return x.is_contiguous() and not x.is_neg()
 
 
 def _empty(tensor: torch.Tensor) -> Any:

@@ -22,7 +22,9 @@ from sardonyx.engines import Job, Runner
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.optimize import optimize
 from sardonyx.optimize.legalize import legalize
+from sardonyx.optimize.selection import selected
 from sardonyx.options import Options
+from sardonyx.run.drawing import Drawer, drawer
 from sardonyx.run.snapshot import Numbers, Snapshot
 from sardonyx.translate import dtypes
 from sardonyx.translate.translator import Translation
@@ -38,9 +40,21 @@ class _Session:
     held: Held
     runner: Runner
     inputs: tuple[int, ...]
+    complex: tuple[int, ...]
+    """Which of the inputs are complex: the engine is given their parts, as pairs."""
+    draws: tuple[Drawer, ...]
     weights: Snapshot
     numbers: Numbers
     stream: int | None
+
+    def run(self, args: Sequence[Any]) -> list[torch.Tensor]:
+        """The engine's outputs for the arguments of a call."""
+        given = [args[i] for i in self.inputs]
+        for i in self.complex:
+            given[i] = torch.view_as_real(given[i].resolve_conj())
+        if self.draws:
+            given += [draw(args) for draw in self.draws]
+        return self.runner(given)
 
     def fits(self, args: Sequence[Any], stream: Callable[[], int | None]) -> bool:
         """Whether all that the session was built on still holds."""
@@ -94,7 +108,7 @@ class CompiledRegion(torch.nn.Module):
         session = self._current
         if session is None or not session.fits(args, self._stream):
             session = self._switch(args)
-        outputs = session.runner([args[i] for i in session.inputs])
+        outputs = session.run(args)
         results = outputs if self._as_they_are else self._finish(outputs, args)
         args.clear()
         return results
@@ -127,9 +141,10 @@ class CompiledRegion(torch.nn.Module):
     def _build_and_check(self, args: Sequence[Any]) -> _Session:
         first = self._current is None
         session = self._session(args)
-        if first and self._options.verify:
-            outputs = session.runner([args[i] for i in session.inputs])
-            verify(self._region.graph, args, self._finish(outputs, args), lambda: self._trace(args))
+        if first and self._options.verify and session.draws:
+            log.warning("a graph that draws random numbers cannot be verified")
+        elif first and self._options.verify:
+            verify(self._region.graph, args, self._finish(session.run(args), args), lambda: self._trace(args))
         self._sessions.put(id(session), session)
         self._current = session
         return session
@@ -153,7 +168,10 @@ class CompiledRegion(torch.nn.Module):
         with self._graph_report.stage("engine"):
             held = shared_runner(self._engine, job, snapshot)
         self._report.sessions += 1
-        return _Session(held, held.runner, tuple(translation.inputs), snapshot, built.numbers, job.stream)
+        draws = tuple(drawer(draw, self._region.graph, self._region.device) for draw in translation.draws)
+        inputs = tuple(translation.inputs)
+        complex_ = _complex(self._region, inputs)
+        return _Session(held, held.runner, inputs, complex_, draws, snapshot, built.numbers, job.stream)
 
     def _model(self, args: Sequence[Any]) -> _Built:
         """The optimized model: kept while only weights are edited, made again when an assumption fails."""
@@ -182,14 +200,15 @@ class CompiledRegion(torch.nn.Module):
             with self._graph_report.stage("translate"):
                 translation = self._translate(self._region, self._frozen, dict(numbers.values))
         model = translation.model
-        if self._options.optimize in ("default", True):
+        names = selected(self._options.optimize)
+        if names:
             with self._graph_report.stage("optimize"):
-                self._report.rules = optimize(model, domains=self._engine.domains)
+                self._report.rules = optimize(model, domains=self._engine.domains, names=names)
         kernels = self._engine.kernels(self._region.device)
         if kernels is not None:
             legalize(model, kernels)
         translation = _still_used(translation)
-        self._report.operators = Counter(node.op_type for node in model.graph)
+        self._report.operators = Counter(node.op_type for node in model.graph.all_nodes())
         log.info("%s graph: %d → %d nodes", self._kind, self._report.nodes_translated, self._report.nodes)
         weights = {name: args[index] for name, index in translation.weights.items()}
         return _Built(self._serialize(model, weights), translation, numbers)
@@ -215,7 +234,7 @@ class CompiledRegion(torch.nn.Module):
             self._region.device,
             tuple(nodes),
             (None,) * len(nodes),
-            tuple(Result(i) for i in range(len(nodes))),
+            tuple(Result(i, complex=node.meta["val"].dtype.is_complex) for i, node in enumerate(nodes)),
         )
         probe = CompiledRegion(
             region,
@@ -244,6 +263,12 @@ def _numbers(region: Region) -> list[int]:
     return found if len(found) < 64 else []
 
 
+def _complex(region: Region, inputs: Sequence[int]) -> tuple[int, ...]:
+    """Which of these placeholders are complex tensors, by their places here."""
+    vals = [node.meta.get("val") for node in region.graph.graph.find_nodes(op="placeholder")]
+    return tuple(i for i, at in enumerate(inputs) if isinstance(vals[at], torch.Tensor) and vals[at].dtype.is_complex)
+
+
 def _still_used(translation: Translation) -> Translation:
     """Drop inputs and weights that rewriting left without a reader."""
     graph = translation.model.graph
@@ -252,12 +277,14 @@ def _still_used(translation: Translation) -> Translation:
         if i not in kept:
             del graph.inputs[i]
     weights = {name: index for name, index in translation.weights.items() if name in graph.initializers}
-    return Translation(translation.model, [translation.inputs[i] for i in kept], weights)
+    count = len(translation.inputs)
+    draws = [translation.draws[i - count] for i in kept if i >= count]
+    return Translation(translation.model, [translation.inputs[i] for i in kept if i < count], weights, draws)
 
 
 def _are_outputs(results: Sequence[Result]) -> bool:
     """Whether the engine's outputs are the region's results as they are."""
-    return all(r.output == i and r.order is None and r.strides is None for i, r in enumerate(results))
+    return all(result == Result(i) for i, result in enumerate(results))
 
 
 def _result(result: Result, outputs: Sequence[torch.Tensor], args: Sequence[Any]) -> Any:
@@ -266,6 +293,10 @@ def _result(result: Result, outputs: Sequence[torch.Tensor], args: Sequence[Any]
     if result.output is None:
         return None
     value = outputs[result.output]
+    if result.number:
+        return value.item()
+    if result.complex:
+        value = torch.view_as_complex(value)
     if result.order is not None:
         return value.permute([result.order.index(axis) for axis in range(value.dim())])
     if result.strides is not None:

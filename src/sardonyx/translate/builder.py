@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -11,9 +11,10 @@ import onnx_ir as ir
 import sympy
 import torch
 
-from sardonyx.translate import dtypes, inference
+from sardonyx.translate import dtypes, inference, pairs
 from sardonyx.translate.errors import Unsupported
-from sardonyx.translate.sizes import Dim, Dims, SizeTable, dim_of, dims_of
+from sardonyx.translate.noise import Noise, Source
+from sardonyx.translate.sizes import Dim, Dims, SizeTable, dim_of
 
 Scalar: TypeAlias = int | float | bool
 Operand: TypeAlias = "ir.Value | Scalar | sympy.Expr"
@@ -28,17 +29,19 @@ class Builder:
     compositions every family needs.
     """
 
-    def __init__(self, opset: int, tag: str = "") -> None:
+    def __init__(self, opset: int, tag: str = "", noise: Source = "inputs") -> None:
         self.opset = opset
         self._tag = tag
         self.nodes: list[ir.Node] = []
         self.initializers: dict[str, ir.Value] = {}
         self.sizes = SizeTable(self)
+        self.noise = Noise(self, noise)
         self.out: Any = None
         """`meta["val"]` of the FX node being translated: what the translation must produce."""
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
         self._origin: Any = None
         self._count = 0
+        self._reserved: set[str] = set()
 
     def __getattr__(self, op_type: str) -> Callable[..., ir.Value]:
         if not op_type[0].isupper():
@@ -88,42 +91,81 @@ class Builder:
 
     def fresh(self, stem: str) -> str:
         """A name nothing else in the graph has."""
-        self._count += 1
-        return f"{stem}_{self._tag}{self._count}"
+        while True:
+            self._count += 1
+            name = f"{stem}_{self._tag}{self._count}"
+            if name not in self._reserved:
+                return name
+
+    def reserve(self, names: Iterable[str]) -> None:
+        """Keep names for values that bring their own, as inputs do: FX's look like ours."""
+        self._reserved.update(names)
 
     @contextmanager
     def translating(self, node: torch.fx.Node) -> Iterator[None]:
         """While active, what is appended stems from the FX node; undone if the translation fails."""
+        around = self._origin, self.out
         self._origin, self.out = node, node.meta.get("val")
-        mark = len(self.nodes)
+        mark, drawn = len(self.nodes), len(self.noise.draws)
         try:
             yield
         except BaseException:
+            del self.noise.draws[drawn:]
             for dropped in reversed(self.nodes[mark:]):
                 dropped.resize_inputs(0)
             del self.nodes[mark:]
             self.sizes.forget(self.nodes)
             raise
         finally:
-            self._origin = self.out = None
+            self._origin, self.out = around
+
+    @contextmanager
+    def body(self) -> Iterator[list[ir.Node]]:
+        """While active, nodes are appended to a list of their own: a subgraph's, which sees what is around it."""
+        around, drawn = self.nodes, len(self.noise.draws)
+        self.nodes = []
+        try:
+            with self.sizes.scope():
+                yield self.nodes
+        finally:
+            self.nodes = around
+        if len(self.noise.draws) > drawn:
+            raise Unsupported("random numbers inside it: how many are drawn depends on its way")
 
     def reads_output(self, index: int) -> bool:
         """Whether anything reads the given result of the operator being translated."""
         return any(user.args[1] == index for user in self._origin.users)
 
+    def operand(self, index: int) -> torch.Tensor:
+        """An operand of the operator being translated as FX describes it, with the strides that ONNX does not have."""
+        described: torch.Tensor = self._origin.args[index].meta["val"]
+        return described
+
     # Constants
 
     def constant(self, array: np.ndarray, dtype: ir.DataType | None = None) -> ir.Value:
         """An initializer that holds the array; equal constants are the same value."""
+        is_complex = np.iscomplexobj(array)
+        if is_complex:  # numpy's memory is that of the pairs
+            array = array.reshape(*array.shape, 1).view(array.real.dtype)
         tensor = ir.tensor(array, dtype=dtype)
-        key = (str(tensor.dtype), tuple(array.shape), array.tobytes())
+        key = (f"{tensor.dtype}{' pairs' * is_complex}", tuple(array.shape), array.tobytes())
         if key not in self._constants:
             name = self.fresh("const")
             value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), const_value=tensor)
             tensor.name = name
             inference.set_dims(value, tuple(array.shape))
-            self.initializers[name] = self._constants[key] = value
+            self.initializers[name] = self._constants[key] = pairs.mark(value) if is_complex else value
         return self._constants[key]
+
+    def constant_on_demand(self, make: Callable[[], np.ndarray], dims: tuple[int, ...], dtype: ir.DataType) -> ir.Value:
+        """An initializer that is computed whenever its value is asked for, and not kept."""
+        name = self.fresh("const")
+        tensor = ir.LazyTensor(lambda: ir.tensor(make(), name=name), dtype=dtype, shape=ir.Shape(dims), name=name)
+        value = ir.Value(name=name, type=ir.TensorType(dtype), const_value=tensor)
+        inference.set_dims(value, dims)
+        self.initializers[name] = value
+        return value
 
     def constant_vector(self, value: Scalar, count: int, dtype: torch.dtype) -> ir.Value:
         """`count` times the same number."""
@@ -159,7 +201,8 @@ class Builder:
     def dtype(self, x: ir.Value) -> torch.dtype:
         """The torch dtype of a value."""
         assert x.dtype is not None, x
-        return dtypes.to_torch(x.dtype)
+        dtype = dtypes.to_torch(x.dtype)
+        return dtype.to_complex() if pairs.are_pairs(x) else dtype
 
     def axis(self, x: ir.Value, dim: int) -> int:
         """A dimension counted from the front."""
@@ -172,13 +215,16 @@ class Builder:
 
     def _stand_in(self, operand: Operand) -> Any:
         if isinstance(operand, ir.Value):
-            return torch.empty((1,) * min(self.rank(operand), 1), dtype=self.dtype(operand), device="meta")
+            rank = self.rank(operand) - pairs.are_pairs(operand)
+            return torch.empty((1,) * min(rank, 1), dtype=self.dtype(operand), device="meta")
         return 1 if isinstance(operand, sympy.Expr) else operand
 
     def cast(self, x: Operand, dtype: torch.dtype) -> ir.Value:
         """The operand as a tensor of `dtype`; no node where it is one already."""
         if not isinstance(x, ir.Value):
             return self.scalar(x, dtype)
+        if dtype.is_complex or pairs.are_pairs(x):
+            return pairs.cast(self, x, dtype)
         to = dtypes.to_onnx(dtype)
         if x.dtype == to:
             return x
@@ -242,9 +288,17 @@ class Builder:
         """`x[start:end:step]` along one axis; sizes may be symbolic, negative ones are not allowed here."""
         return self.Slice(x, *(self.shape_value([v]) for v in (start, end)), self.ints([axis]), self.ints([step]))
 
+    def uniform(self, dims: Sequence[Dim], dtype: torch.dtype = torch.float32) -> ir.Value:
+        """Fresh random numbers, evenly spread over [0, 1)."""
+        return self.noise("uniform", tuple(dims), dtype)
+
+    def normal(self, dims: Sequence[Dim], dtype: torch.dtype = torch.float32) -> ir.Value:
+        """Fresh random numbers from the standard normal distribution."""
+        return self.noise("normal", tuple(dims), dtype)
+
     def like(self, value: torch.Tensor) -> Dims:
-        """The sizes of a tensor that FX describes."""
-        return dims_of(value)
+        """The sizes of the value that stands for a tensor that FX describes."""
+        return pairs.dims_of(value)
 
     def dim(self, size: Any) -> Dim:
         """A size that FX describes: an integer or an expression."""

@@ -24,6 +24,7 @@ _ONNX_OF_TORCH: dict[torch.dtype, ir.DataType] = {
     torch.bool: ir.DataType.BOOL,
 }
 _TORCH_OF_ONNX = {onnx: torch_ for torch_, onnx in _ONNX_OF_TORCH.items()}
+_ONNX_OF_TORCH |= {torch.complex64: ir.DataType.FLOAT, torch.complex128: ir.DataType.DOUBLE}  # in pairs
 
 
 def to_onnx(dtype: torch.dtype) -> ir.DataType:
@@ -39,7 +40,7 @@ def to_onnx(dtype: torch.dtype) -> ir.DataType:
 
 
 def is_known(dtype: torch.dtype) -> bool:
-    """Whether ONNX has tensors of this dtype."""
+    """Whether ONNX has tensors that can store this dtype."""
     return dtype in _ONNX_OF_TORCH
 
 
@@ -55,7 +56,7 @@ def summing(dtype: torch.dtype) -> torch.dtype:
 
 def to_array(tensor: torch.Tensor) -> np.ndarray:
     """A numpy array over the tensor's memory; numpy's missing dtypes come from ml_dtypes."""
-    tensor = tensor.detach().contiguous()
+    tensor = tensor.detach().contiguous().resolve_conj().resolve_neg()
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.uint16).numpy().view(ir.DataType.BFLOAT16.numpy())
     return tensor.numpy()

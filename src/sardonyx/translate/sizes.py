@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import onnx_ir as ir
 import sympy
 import torch
@@ -48,14 +50,40 @@ class SizeTable:
             if isinstance(dim, sympy.Symbol):
                 self._sources.setdefault(dim, (value, axis))
 
-    def learn_input(self, symbol: sympy.Expr, value: ir.Value) -> None:
-        """An integer input of the graph, as a tensor of one element, that no tensor's size tells."""
-        if isinstance(symbol, sympy.Symbol):
-            self._sources.setdefault(symbol, (value, None))
+    def learn_input(self, expr: sympy.Expr, value: ir.Value) -> None:
+        """An integer, as a tensor of one element, that no tensor's size tells: a symbol, or what torch computed."""
+        if isinstance(expr, sympy.Symbol):
+            self._sources.setdefault(expr, (value, None))
+        else:
+            self._values.setdefault(expr, value)
 
     def knows(self, expr: sympy.Expr) -> bool:
         """Whether every symbol of the expression can be read off something."""
         return all(symbol in self._sources for symbol in expr.free_symbols)
+
+    def is_given(self, expr: sympy.Expr) -> bool:
+        """Whether the graph's inputs tell the expression before anything is computed."""
+        return self.knows(expr) and all(self._sources[symbol][0].producer() is None for symbol in expr.free_symbols)
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """While active, what is learnt and computed holds inside alone."""
+        around = self._sources, self._values, self._vectors
+        self._sources, self._values, self._vectors = self._sources.copy(), self._values.copy(), self._vectors.copy()
+        try:
+            yield
+        finally:
+            self._sources, self._values, self._vectors = around
+
+    def bind(self, symbol: sympy.Symbol, value: ir.Value, axis: int | None = None) -> None:
+        """Let the symbol stand for a dimension of the value, or for the one integer it holds, from now on."""
+        self._sources[symbol] = (value, axis)
+        self._values = {expr: known for expr, known in self._values.items() if symbol not in expr.free_symbols}
+        self._vectors = {
+            dims: known
+            for dims, known in self._vectors.items()
+            if not any(isinstance(dim, sympy.Expr) and symbol in dim.free_symbols for dim in dims)
+        }
 
     def forget(self, nodes: Sequence[ir.Node]) -> None:
         """Drop what was computed by nodes that are no longer in the graph."""
@@ -75,6 +103,22 @@ class SizeTable:
         if dim not in self._values:
             self._values[dim] = self._g.shaped(self._compute(dim), (1,))
         return self._values[dim]
+
+    def condition(self, expr: Any) -> ir.Value:
+        """A relation between sizes, as a boolean tensor of shape [1]."""
+        if expr in (sympy.true, sympy.false):
+            return self._g.constant(np.array([bool(expr)]))
+        for kind, op_type in _RELATIONS.items():
+            if isinstance(expr, kind) and all(side.is_integer for side in expr.args):
+                return self._g.node(op_type, [self.value(dim_of(side)) for side in expr.args])
+        if isinstance(expr, sympy.Ne):
+            return self._g.Not(self.condition(sympy.Eq(*expr.args)))
+        if isinstance(expr, sympy.Not):
+            return self._g.Not(self.condition(expr.args[0]))
+        if isinstance(expr, (sympy.And, sympy.Or)):
+            rule = _fold("And" if isinstance(expr, sympy.And) else "Or")
+            return rule(self._g, [self.condition(arg) for arg in expr.args], expr)
+        raise Unsupported(f"the condition {expr} has no ONNX form")
 
     def vector(self, dims: Sequence[Dim]) -> ir.Value:
         """Several sizes as a one-dimensional int64 tensor; neighbours read off one tensor stay together."""
@@ -170,6 +214,13 @@ def _power(g: Builder, args: list[ir.Value], expr: sympy.Expr) -> ir.Value:
     return result
 
 
+_RELATIONS: dict[Any, str] = {
+    sympy.Eq: "Equal",
+    sympy.StrictLessThan: "Less",
+    sympy.LessThan: "LessOrEqual",
+    sympy.StrictGreaterThan: "Greater",
+    sympy.GreaterThan: "GreaterOrEqual",
+}
 _EXPRESSIONS: dict[Any, Callable[[Builder, list[ir.Value], sympy.Expr], ir.Value]] = {
     sympy.Add: _fold("Add"),
     sympy.Mul: _fold("Mul"),

@@ -55,7 +55,23 @@ def names() -> frozenset[str]:
     return frozenset(_TABLE)
 
 
+def named(name: str) -> Translation:
+    """The translation of an operator that is known to be in the table."""
+    _load()
+    return _TABLE[name]
+
+
 def find(target: Any) -> Translation | None:
     """The translation of an operator in our own table."""
     _load()
-    return _TABLE.get(target.name()) if hasattr(target, "name") else None
+    return _TABLE.get(name_of(target))
+
+
+def name_of(target: Any) -> str:
+    """The qualified name of an operator: `"aten::add.Tensor"`, and `"aten::relu"` for a default overload.
+
+    >>> import torch
+    >>> name_of(torch.ops.aten.add.Tensor), name_of(torch.ops.aten.relu.default)
+    ('aten::add.Tensor', 'aten::relu')
+    """
+    return str(target.name()) if hasattr(target, "name") else ""

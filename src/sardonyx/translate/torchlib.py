@@ -49,10 +49,10 @@ def translate(g: Builder, node: torch.fx.Node, args: Sequence[Any], kwargs: Mapp
     if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         raise Unsupported("random numbers come from torch's generator")
     if len(_returns(node)) > 1:
-        raise Unsupported("no translation of ours, and torchlib fakes some results of such operators")
-    function, reason = _dispatching.dispatch(node, _registry())
+        raise Unsupported("no translation")
+    function, _ = _dispatching.dispatch(node, _registry())
     if function is None:
-        raise Unsupported(f"no translation: {reason.splitlines()[0] if reason else 'unknown operator'}")
+        raise Unsupported("no translation")
     recorder: Any = _building.OpRecorder(  # type: ignore[abstract]  # its base has bodies, which mypy reads as empty
         _opset(g.opset), {}
     )

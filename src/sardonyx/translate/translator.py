@@ -12,9 +12,10 @@ import sympy
 import torch
 from torch.fx.node import map_arg
 
-from sardonyx.translate import dtypes, inference, table, torchlib
+from sardonyx.translate import control, dtypes, inference, pairs, table, torchlib
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.errors import Unsupported
+from sardonyx.translate.noise import Draw, Source
 from sardonyx.translate.sizes import dim_of, dims_of
 
 WEIGHTS_LOCATION = "torch"
@@ -27,6 +28,8 @@ class Refusal:
 
     node: torch.fx.Node
     reason: str
+    inside: torch.fx.Node | None = None
+    """The node of a subgraph that is the cause, where the node is control flow."""
 
 
 class NotExpressible(Exception):
@@ -46,6 +49,8 @@ class Translation:
     """For each ONNX input, the index of the FX placeholder it is."""
     weights: dict[str, int]
     """For each initializer that lives in torch, the index of its FX placeholder."""
+    draws: list[Draw] = field(default_factory=list)
+    """For each ONNX input after those: the random numbers that it is."""
 
 
 @dataclass
@@ -54,6 +59,7 @@ class _Run:
 
     g: Builder
     lack: Callable[[ir.Node], str | None]
+    translations: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     values: dict[torch.fx.Node, Any] = field(default_factory=dict)
     refusals: list[Refusal] = field(default_factory=list)
 
@@ -68,14 +74,19 @@ def translate(
     numbers: Mapping[int, float] | None = None,
     stays: Set[torch.fx.Node] = frozenset(),
     lack: Callable[[ir.Node], str | None] = lambda node: None,
+    noise: Source = "inputs",
+    translations: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Translation:
     """Translate the whole graph, or raise `NotExpressible` with every node that stands in the way.
 
     `outputs` are the FX nodes to return, each with its axes in the order that `orders` gives. `weights` are the
     placeholders that become initializers sharing torch's memory, `numbers` those that become constants, `stays` the
     nodes that torch computes and this graph receives. `lack` says why a node could not run on the engine, if so.
+    `noise` says where random numbers come from. `translations`, by the qualified names of operators, come before the
+    table's.
     """
-    run = _Run(Builder(opset), lack)
+    run = _Run(Builder(opset, noise=noise), lack, translations or {})
+    run.g.reserve(node.name for node in graph.graph.nodes)
     frozen = set(weights)
     placeholders = list(graph.graph.find_nodes(op="placeholder"))
     tensors_first = sorted(enumerate(placeholders), key=lambda item: _is_size(item[1]))
@@ -84,6 +95,13 @@ def translate(
             run.values[node] = run.g.scalar(numbers[index], node.meta["val"].dtype)
         else:
             _add_input(run, node, frozen=index in frozen)
+    _add_nodes(run, graph, stays)
+    if run.refusals:
+        raise NotExpressible(run.refusals)
+    return _assemble(run, placeholders, outputs, orders)
+
+
+def _add_nodes(run: _Run, graph: torch.fx.GraphModule, stays: Set[torch.fx.Node] = frozenset()) -> None:
     for node in graph.graph.nodes:
         if node.op == "get_attr":
             _add_constant(run, graph, node)
@@ -91,9 +109,6 @@ def translate(
             _add_input(run, node, frozen=False)
         elif node.op == "call_function":
             _add_call(run, node)
-    if run.refusals:
-        raise NotExpressible(run.refusals)
-    return _assemble(run, placeholders, outputs, orders)
 
 
 def _add_input(run: _Run, node: torch.fx.Node, *, frozen: bool) -> None:
@@ -101,12 +116,10 @@ def _add_input(run: _Run, node: torch.fx.Node, *, frozen: bool) -> None:
     if isinstance(val, torch.Tensor):
         if not dtypes.is_known(val.dtype):
             return  # what uses it is refused
-        dtype = dtypes.to_onnx(val.dtype)
-        value = ir.Value(name=node.name, type=ir.TensorType(dtype))
-        inference.set_dims(value, dims_of(val))
+        value = described(node.name, val)
         run.g.sizes.learn(value, dims_of(val))
-        if frozen and val.numel():
-            value.const_value = _in_torch(node.name, dtype, tuple(map(int, val.shape)))
+        if frozen and val.numel() and not (val.is_complex() or val.is_neg()):  # memory that is not what ONNX is given
+            value.const_value = in_torch(node.name, dtypes.to_onnx(val.dtype), tuple(map(int, val.shape)))
         run.values[node] = value
     elif isinstance(val, (tuple, list)):
         pass  # results of an operator that stays in torch; each is an input when it is taken out
@@ -119,7 +132,15 @@ def _add_input(run: _Run, node: torch.fx.Node, *, frozen: bool) -> None:
             run.g.sizes.learn_input(dim, value)
 
 
-def _in_torch(name: str, dtype: ir.DataType, shape: tuple[int, ...]) -> ir.ExternalTensor:
+def described(name: str, val: torch.Tensor) -> ir.Value:
+    """A value as FX describes it."""
+    value = ir.Value(name=name, type=ir.TensorType(dtypes.to_onnx(val.dtype)))
+    inference.set_dims(value, pairs.dims_of(val))
+    return pairs.mark(value) if val.dtype.is_complex else value
+
+
+def in_torch(name: str, dtype: ir.DataType, shape: tuple[int, ...]) -> ir.ExternalTensor:
+    """A tensor whose bytes are elsewhere: those of a weight stay in torch."""
     return ir.ExternalTensor(WEIGHTS_LOCATION, 0, 0, dtype, shape=ir.Shape(shape), name=name)
 
 
@@ -137,6 +158,8 @@ _WITHOUT_EFFECT = ("_assert_scalar", "_assert_async", "_assert_tensor_metadata",
 
 
 def _add_call(run: _Run, node: torch.fx.Node) -> None:
+    if node.target is torch.ops.aten._local_scalar_dense.default:
+        _read_number(run, node)
     if _is_size_arithmetic(node):
         return
     if getattr(node.target, "_opname", "") in _WITHOUT_EFFECT:
@@ -155,8 +178,19 @@ def _add_call(run: _Run, node: torch.fx.Node) -> None:
             _check_runs(run, run.g.nodes[mark:])
             run.values[node] = value
     except Unsupported as refusal:
-        run.refusals.append(Refusal(node, str(refusal)))
+        run.refusals.append(Refusal(node, str(refusal), refusal.node if isinstance(refusal, _Inside) else None))
         _add_input(run, node, frozen=False)
+
+
+def _read_number(run: _Run, node: torch.fx.Node) -> None:
+    """Learn a number that is the value of a tensor, as `.item()` gives; a boolean is a number that equals one."""
+    val, x = node.meta.get("val"), run.values.get(node.all_input_nodes[0])
+    if not isinstance(val, (torch.SymInt, torch.SymBool)) or not isinstance(x, ir.Value):
+        return
+    number = val.node.expr.args[0] if isinstance(val, torch.SymBool) and val.node.expr.args else val.node.expr
+    if val.node.expr in (number, sympy.Eq(number, 1)):
+        with run.g.translating(node):
+            run.g.sizes.learn_input(number, run.g.reshape(run.g.cast(x, torch.int64), (1,)))
 
 
 def _check_runs(run: _Run, made: Sequence[ir.Node]) -> None:
@@ -178,12 +212,71 @@ def _is_size(node: torch.fx.Node) -> bool:
 def _translate_call(run: _Run, node: torch.fx.Node) -> Any:
     if node.target is operator.getitem:
         return run.values[node.all_input_nodes[0]][node.args[1]]
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return _translate_control(run, node)
     args = [_argument(run, arg) for arg in node.args]
     kwargs = {key: _argument(run, arg) for key, arg in node.kwargs.items()}
-    translation = table.find(node.target)
+    translation = run.translations.get(table.name_of(node.target)) or table.find(node.target)
+    if pairs.concern(node):
+        translation = pairs.find(node.target)
+        if translation is None:
+            raise Unsupported("no translation for complex tensors")
     if translation is not None:
         return translation(run.g, *args, **kwargs)
     return torchlib.translate(run.g, node, args, kwargs)
+
+
+def _translate_control(run: _Run, node: torch.fx.Node) -> Any:
+    translation = control.find(node.target)
+    if any(node.kwargs.values()):
+        raise Unsupported("its translation does not take " + ", ".join(node.kwargs))
+    if pairs.concern(node):
+        raise Unsupported("no translation for complex tensors")
+    conditions = map(_condition, node.args)
+    args = [_argument(run, arg) if c is None else c for arg, c in zip(node.args, conditions, strict=True)]
+    return translation(run.g, lambda graph, given: _inline(run, graph, given), *args)
+
+
+def _condition(arg: Any) -> Any:
+    """The relation that a symbolic condition is; None for all else."""
+    val = arg.meta.get("val") if isinstance(arg, torch.fx.Node) else None
+    return val.node.expr if isinstance(val, torch.SymBool) else None
+
+
+class _Inside(Unsupported):
+    """A node of a subgraph cannot be expressed."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        self.node = refusal.inside or refusal.node
+        super().__init__(f"in it, {refusal.node.target}: {refusal.reason}")
+
+
+def _inline(run: _Run, graph: torch.fx.GraphModule, given: Sequence[Any]) -> control.Results:
+    """Translate a subgraph where the builder stands; what it returns for these operands."""
+    g, inner, mark = run.g, _Run(run.g, run.lack, run.translations), len(run.g.nodes)
+    with g.sizes.scope():
+        inner.values, symbols = control.bind(g, list(graph.graph.find_nodes(op="placeholder")), given)
+        _add_nodes(inner, graph)
+        if inner.refusals:
+            raise _Inside(inner.refusals[0])
+        returned = graph.graph.output_node().args[0]
+        results = [_returned(inner, x) for x in (returned if isinstance(returned, (tuple, list)) else (returned,))]
+    control.rename(g, g.nodes[mark:], symbols)
+    return results
+
+
+def _returned(run: _Run, x: Any) -> ir.Value | None:
+    val = x.meta.get("val") if isinstance(x, torch.fx.Node) else x
+    if isinstance(val, torch.Tensor) and x in run.values:
+        value: ir.Value = run.values[x]
+        return value
+    if isinstance(val, (bool, torch.SymBool)):
+        return run.g.sizes.condition(val.node.expr if isinstance(val, torch.SymBool) else val)
+    if isinstance(val, (int, torch.SymInt)):
+        return run.g.sizes.value(dim_of(val))
+    if val is None:
+        return None
+    raise Unsupported(f"it returns {x}, which ONNX has no tensor for")
 
 
 def _argument(run: _Run, arg: Any) -> Any:
@@ -206,11 +299,16 @@ def _state_types(run: _Run, node: torch.fx.Node, result: Any) -> Any:
     if isinstance(expected, torch.Tensor):
         return _state_type(run, result, expected)
     if isinstance(expected, (tuple, list)) and isinstance(result, (tuple, list)):
-        return [
-            _state_type(run, value, promised) if isinstance(promised, torch.Tensor) and value is not None else value
-            for value, promised in zip(result, expected, strict=False)
-        ]
+        return [_state_item(run, value, promised) for value, promised in zip(result, expected, strict=False)]
     return result
+
+
+def _state_item(run: _Run, value: Any, expected: Any) -> Any:
+    if isinstance(expected, torch.SymInt) and isinstance(value, ir.Value):
+        dim = dim_of(expected)
+        if isinstance(dim, sympy.Expr):
+            run.g.sizes.learn_input(dim, value)
+    return _state_type(run, value, expected) if isinstance(expected, torch.Tensor) and value is not None else value
 
 
 def _is_empty(expected: Any) -> bool:
@@ -231,9 +329,11 @@ def _state_type(run: _Run, value: ir.Value, expected: torch.Tensor) -> ir.Value:
         raise Unsupported(f"its translation gave {value!r} instead of a tensor")
     if value.dtype is None:
         value.type = ir.TensorType(dtypes.to_onnx(expected.dtype))
+    if expected.dtype.is_complex:
+        pairs.mark(value)
     value = run.g.cast(value, expected.dtype)
     if value.producer() is not None:
-        inference.set_dims(value, dims_of(expected))
+        inference.set_dims(value, pairs.dims_of(expected))
         run.g.sizes.learn(value, dims_of(expected))
     return value
 
@@ -245,21 +345,21 @@ def _assemble(
     orders: Sequence[tuple[int, ...] | None],
 ) -> Translation:
     g = run.g
-    results = [_as_output(g, run.values[node], order) for node, order in zip(outputs, orders, strict=True)]
-    used = {id(x) for node in g.nodes for x in node.inputs if x is not None}
+    results = [_as_output(g, _value(run, node), order) for node, order in zip(outputs, orders, strict=True)]
     inputs, weights, held = [], {}, []
     for index, node in enumerate(placeholders):
         value = run.values.get(node)
-        if value is None or id(value) not in used or value.name in g.initializers:
+        if value is None or not value.uses() or value.name in g.initializers:
             continue
         if value.const_value is not None:
             weights[node.name] = index
             held.append(value)
         else:
             inputs.append(index)
-    held += [value for value in g.initializers.values() if id(value) in used]
+    held += [value for value in g.initializers.values() if value.uses()]
+    drawn = [(value, draw) for value, draw in g.noise.draws if value.uses()]
     graph = ir.Graph(
-        [run.values[placeholders[i]] for i in inputs],
+        [*(run.values[placeholders[i]] for i in inputs), *(value for value, _ in drawn)],
         results,
         nodes=g.nodes,
         initializers=held,
@@ -267,13 +367,21 @@ def _assemble(
         name="sardonyx",
     )
     model = ir.Model(graph, ir_version=10, producer_name="sardonyx")
-    return Translation(model, inputs, weights)
+    return Translation(model, inputs, weights, [draw for _, draw in drawn])
+
+
+def _value(run: _Run, node: torch.fx.Node) -> ir.Value:
+    """What a node is in the graph; a size, which nothing may have computed so far, as a number."""
+    if node in run.values:
+        value: ir.Value = run.values[node]
+        return value
+    return run.g.scalar(dim_of(node.meta["val"]), torch.int64)
 
 
 def _as_output(g: Builder, value: ir.Value, order: tuple[int, ...] | None) -> ir.Value:
     """The value as a result: laid out in memory as torch expects it, and by a node of its own."""
     if order is not None:
-        value = g.transpose(value, order)
+        value = g.transpose(value, [*order, len(order)] if pairs.are_pairs(value) else order)
     if value.producer() is None or value.meta.get("returned"):
         value = g.shaped(g.Identity(value), g.dims(value))
     value.meta["returned"] = True

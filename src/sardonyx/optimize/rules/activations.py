@@ -21,18 +21,22 @@ def quick_gelu(m: Match) -> ir.Value:
     """x · sigmoid(c · x) = QuickGelu(x; alpha=c)."""
     factor = scalar_of(m.factor)
     m.require(factor is not None and m.x.dtype == ir.DataType.FLOAT, "the factor is no constant number")
+    m.require(m.dims(m.x) == m.dims(m.result), "it broadcasts")
     return m.g.shaped(m.g.QuickGelu(m.x, domain=MICROSOFT, alpha=factor), m.dims(m.result))
 
 
-_CUBE = P.Mul(P.Mul("x", "x"), "x")
-_INNER = P.Mul(P.Add("x", P.Mul(_CUBE, 0.044715)), 0.7978845608)
-_OPENED = P.Add(P.Tanh(_INNER), 1.0)
+_CUBES = (P.Mul(P.Mul("x", "x"), "x"), P.Pow("x", 3.0))
+_INNER = [P.Mul(P.Add("x", P.Mul(cube, 0.044715)), 0.7978845608) for cube in _CUBES]
+_OPENED = [P.Add(P.Tanh(inner), 1.0) for inner in _INNER]
 
 
-@rule(P.Mul(P.Mul("x", 0.5), _OPENED), P.Mul(P.Mul(_OPENED, "x"), 0.5), P.Mul(P.Mul(_OPENED, 0.5), "x"))
+@rule(*(P.Mul(P.Mul("x", 0.5), opened) for opened in _OPENED))
+@rule(*(P.Mul(P.Mul(opened, "x"), 0.5) for opened in _OPENED))
+@rule(*(P.Mul(P.Mul(opened, 0.5), "x") for opened in _OPENED))
 def tanh_gelu(m: Match) -> ir.Value:
     """x/2 · (1 + tanh(√(2/π) · (x + 0.044715·x³))) = Gelu(x; approximate=tanh)."""
     m.require(m.g.opset >= 20, "Gelu came with opset 20")
+    m.require(m.dims(m.x) == m.dims(m.result), "it broadcasts")
     return m.g.Gelu(m.x, approximate="tanh")
 
 
@@ -44,4 +48,5 @@ _ERF = P.Add(P.Erf(P.Mul("x", 0.7071067811865476)), 1.0)
 def erf_gelu(m: Match) -> ir.Value:
     """x/2 · (1 + erf(x/√2)) = Gelu(x)."""
     m.require(m.g.opset >= 20, "Gelu came with opset 20")
+    m.require(m.dims(m.x) == m.dims(m.result), "it broadcasts")
     return m.g.Gelu(m.x)

@@ -1,11 +1,16 @@
-"""Arithmetic with neutral elements."""
+"""Arithmetic: neutral elements, and forms that take less time or that other rules know."""
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import onnx_ir as ir
 
-from sardonyx.optimize.pattern import P
+from sardonyx.optimize.pattern import P, array_of, scalar_of
 from sardonyx.optimize.rule import Match, rule
+
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
 
 
 @rule(P.Mul("x", 1.0), P.Div("x", 1.0))
@@ -15,8 +20,67 @@ def drop_factor_one(m: Match) -> ir.Value:
     return m.x
 
 
-@rule(P.Add("x", 0.0), P.Sub("x", 0.0))
+@rule(P.Add("x", "zero"), P.Sub("x", "zero"))
 def drop_addend_zero(m: Match) -> ir.Value:
-    """x + 0 = x − 0 = x, where the 0 does not broadcast x to more dimensions."""
+    """x + 0 = x − 0 = x, where the 0 does not broadcast x to more dimensions.
+
+    In floating point −0 + 0 = 0: there only x + (−0) and x − 0 leave every x as it is.
+    """
+    zero = scalar_of(m.zero)
+    m.require(zero == 0, "the addend is not zero")
+    assert zero is not None
+    negative = math.copysign(1.0, zero) < 0
+    m.require(m.x.dtype not in _FLOATS or negative == (m.node.op_type == "Add"), "it turns −0 into 0")
     m.require(m.dims(m.x) == m.dims(m.result), "it broadcasts")
     return m.x
+
+
+@rule(P.Neg(P.Neg("x", _shared=True)))
+def drop_double_negation(m: Match) -> ir.Value:
+    """−(−x) = x."""
+    return m.x
+
+
+@rule(P.Pow("x", 2.0))
+def square_as_product(m: Match) -> ir.Value:
+    """x² = x · x, in half the time, and as the norms are written."""
+    m.require(m.x.dtype in _FLOATS, "not floating point")
+    m.require(m.dims(m.x) == m.dims(m.result), "it broadcasts")
+    return m.g.Mul(m.x, m.x)
+
+
+@rule(P.Div(1.0, "x"))
+def one_over_as_reciprocal(m: Match) -> ir.Value:
+    """1 / x = Reciprocal(x), as the norms are written."""
+    m.require(m.x.dtype in _FLOATS, "not floating point")
+    m.require(m.dims(m.x) == m.dims(m.result), "it broadcasts")
+    return m.g.Reciprocal(m.x)
+
+
+@rule(P.Div("x", "divisor"), late=True)
+def divide_by_power_of_two(m: Match) -> ir.Value:
+    """x / 2ⁿ = x · 2⁻ⁿ, which is exact, in half the time."""
+    divisor, array = scalar_of(m.divisor), array_of(m.divisor)
+    m.require(divisor is not None and m.x.dtype in _FLOATS, "the divisor is no constant number")
+    assert divisor is not None
+    m.require(math.isfinite(divisor) and abs(math.frexp(divisor)[0]) == 0.5, "no power of two")
+    m.require(2.0**-14 <= abs(divisor) <= 2.0**14, "its inverse may be no normal number")
+    return m.g.Mul(m.x, m.g.constant((1 / array).astype(array.dtype)))
+
+
+@rule(P.Min(P.Max("x", "low"), "high"), P.Max(P.Min("x", "high"), "low"))
+def clamp_as_clip(m: Match) -> ir.Value:
+    """min(max(x, a), b) = Clip(x, a, b) for a ≤ b, in one pass; NaN stays NaN.
+
+    Which zero a zero becomes at a bound of zero is open in both forms.
+    """
+    low, high = scalar_of(m.low), scalar_of(m.high)
+    m.require(low is not None and high is not None and low <= high, "no constant bounds in order")
+    m.require(m.x.dtype in _CLIPPED, "no such kernel")
+    assert m.x.dtype is not None
+    m.require(m.dims(m.x) == m.dims(m.result), "it broadcasts")
+    bounds = [m.g.constant(np.array(bound, m.x.dtype.numpy())) for bound in (low, high)]
+    return m.g.Clip(m.x, *bounds)
+
+
+_CLIPPED = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64)

@@ -1,20 +1,101 @@
-"""Attention: layouts and repeated heads that the operator handles by itself."""
+"""Attention: written out, and layouts and repeated heads that the operator handles by itself."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
+import numpy as np
 import onnx_ir as ir
 
-from sardonyx.optimize.rule import Match, rule_at
+from sardonyx.optimize.pattern import P, array_of, is_private, order_of, scalar_of
+from sardonyx.optimize.rule import Match, Refused, rule, rule_at
+from sardonyx.translate.builder import MICROSOFT
 
 _BSNH_TO_BNSH = [0, 2, 1, 3]
+_LOWEST = -1e30
+"""Where all that a row may look at lies below, its weights are even; the operator takes the row for masked instead."""
+
+
+@rule(P.MatMul(P.Softmax("scores", _name="weights"), "v"), late=True)
+def attention(m: Match) -> ir.Value:
+    """softmax(c·q·kᵀ + bias)·v = Attention(q, k, v, bias; scale=c), for stacks with heads and without.
+
+    Only for a constant bias that leaves every row something to look at: for other rows the operator gives zeros.
+    """
+    m.require(m.g.opset >= 23, "Attention came with opset 23")
+    m.require(m.v.dtype == ir.DataType.FLOAT, "no such kernel")
+    rank = len(m.dims(m.scores))
+    m.require(rank in (3, 4) and m.attribute(m.weights, "axis", -1) in (-1, rank - 1), "not along the keys")
+    scores, bias = _unbiased(m, m.scores)
+    q, k, scale = _scored(m, scores, 1.0)
+    m.require(m.dims(q)[:-2] == m.dims(k)[:-2] == m.dims(m.v)[:-2], "the stacks differ")
+    m.require(all(0 not in m.dims(x) for x in (q, k, m.v)), "an operand is empty, which the operator does not take")
+    m.require(len(m.dims(m.v)) == rank and math.isfinite(scale) and scale > 0, "no stacks, or no scale")
+    heads = 1 if rank == 3 else None
+    y = m.g.Attention(q, k, m.v, bias, scale=scale, q_num_heads=heads, kv_num_heads=heads)
+    return m.g.shaped(y, m.dims(m.result))
+
+
+def _made_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
+    """The node of these operators that makes a value only the pattern reads."""
+    node = value.producer() if value is not None else None
+    return node if value is not None and node is not None and node.op_type in op_types and is_private(value) else None
+
+
+def _unbiased(m: Match, scores: ir.Value) -> tuple[ir.Value, ir.Value | None]:
+    """Scores before a constant bias is added, and that bias."""
+    node = _made_by(scores, "Add")
+    if node is None:
+        return scores, None
+    left, right = node.inputs
+    assert left is not None
+    assert right is not None
+    plain, bias = (left, right) if array_of(right) is not None else (right, left)
+    array = array_of(bias)
+    m.require(array is not None, "a bias that may hide a whole row")
+    m.require(m.dims(plain) == m.dims(scores) and array.shape == m.dims(scores)[-2:], "the bias broadcasts")
+    m.require(bool(np.isfinite(array).all() and (array.max(-1) > _LOWEST).all()), "the bias hides a whole row")
+    return plain, bias
+
+
+def _scored(m: Match, scores: ir.Value, scale: float) -> tuple[ir.Value, ir.Value, float]:
+    """q, k and c of c·q·kᵀ."""
+    node = _made_by(scores, "Mul", "Div", "MatMul", "FusedMatMul")
+    if node is None or node.domain not in ("", MICROSOFT) or len(node.inputs) != 2:
+        raise Refused("not scores of queries and keys")
+    left, right = node.inputs
+    assert left is not None
+    assert right is not None
+    if node.op_type in ("Mul", "Div"):
+        number = scalar_of(right)
+        m.require(bool(number) and m.dims(left) == m.dims(scores), "not scaled by a number")
+        assert number is not None
+        return _scored(m, left, scale * number if node.op_type == "Mul" else scale / number)
+    if node.op_type == "MatMul":
+        return left, _keys(m, right), scale
+    flags = {name: attribute.value for name, attribute in node.attributes.items()}
+    alpha = flags.pop("alpha", 1.0)
+    turned = flags.pop("transB", 0)
+    m.require(not any(flags.values()), "the queries are transposed")
+    return left, right if turned else _keys(m, right), scale * alpha
+
+
+def _keys(m: Match, transposed: ir.Value) -> ir.Value:
+    """Keys from what they are transposed to, where that is a Transpose that can turn them otherwise."""
+    node = transposed.producer()
+    order = order_of(node)
+    if node is None or node.inputs[0] is None or not order:
+        raise Refused("keys that are not transposed")
+    *lead, x, y = order
+    m.dims(node.inputs[0])
+    return m.g.transpose(node.inputs[0], [*lead, y, x])
 
 
 def _unturned(value: ir.Value | None) -> ir.Value | None:
     """Where a value is (batch, heads, length, width) transposed from (batch, length, heads, width), the latter."""
     producer = value.producer() if value is not None else None
-    if producer is None or producer.op_type != "Transpose":
-        return None
-    return producer.inputs[0] if list(producer.attributes["perm"].value) == _BSNH_TO_BNSH else None
+    return producer.inputs[0] if producer is not None and order_of(producer) == _BSNH_TO_BNSH else None
 
 
 @rule_at("Attention")
@@ -23,15 +104,14 @@ def attention_in_rows(m: Match) -> ir.Value:
 
     The operator splits heads itself, so the Transpose of each operand and of the result go away.
     """
-    if m.node.domain or len(m.dims(m.result)) != 4 or len(m.node.outputs) != 1:
-        m.require(False, "already in rows")
+    m.require(not m.node.domain and len(m.dims(m.result)) == 4, "already in rows")
     sources = [_unturned(x) for x in m.node.inputs[:3]]
     m.require(all(s is not None for s in sources), "an operand is not transposed from rows")
     readers = list(m.result.uses())
     m.require(not m.result.is_graph_output() and bool(readers), "the graph returns it")
-    m.require(all(_turns_back(use.node) for use in readers), "the result is not transposed back")
+    m.require(all(order_of(use.node) == _BSNH_TO_BNSH for use in readers), "the result is not transposed back")
     heads = [m.dims(s)[2] for s in sources if s is not None]
-    m.require(all(isinstance(h, int) for h in heads), "a symbolic number of heads")
+    m.require(all(isinstance(h, int) and h > 0 for h in heads), "a number of heads that is symbolic or zero")
     rows = [_in_rows(m, s) for s in sources if s is not None]
     attributes = {name: a.value for name, a in m.node.attributes.items()}
     attributes |= {"q_num_heads": heads[0], "kv_num_heads": heads[1]}
@@ -39,10 +119,6 @@ def attention_in_rows(m: Match) -> ir.Value:
     batch, count, length, width = m.dims(m.result)
     m.g.shaped(y, [batch, length, count * width])
     return m.g.transpose(m.g.reshape(y, [batch, length, count, width]), _BSNH_TO_BNSH)
-
-
-def _turns_back(node: ir.Node) -> bool:
-    return node.op_type == "Transpose" and list(node.attributes["perm"].value) == _BSNH_TO_BNSH
 
 
 def _in_rows(m: Match, x: ir.Value) -> ir.Value:
@@ -53,6 +129,7 @@ def _in_rows(m: Match, x: ir.Value) -> ir.Value:
 @rule_at("Attention")
 def attention_repeats_heads(m: Match) -> ir.Value:
     """Keys and values repeated for each group of heads need no repeating: Attention groups heads itself."""
+    m.require(not m.node.domain, "another operator of that name")
     sources = [_unrepeated(m, x) for x in m.node.inputs[1:3]]
     m.require(all(s is not None for s in sources), "keys and values are not repeated")
     attributes = {name: a.value for name, a in m.node.attributes.items()}
@@ -73,3 +150,66 @@ def _unrepeated(m: Match, value: ir.Value | None) -> ir.Value | None:
     if single != 1 or (*after[:2], *after[3:]) != (batch, heads, length, width):
         return None
     return m.g.reshape(source, [batch, heads, length, width])
+
+
+@rule_at("Attention")
+def drop_open_mask(m: Match) -> ir.Value:
+    """Attention under a mask that hides nothing = Attention without it."""
+    m.require(not m.node.domain and len(m.node.inputs) == 4, "no mask, or a cache")
+    mask = m.node.inputs[3]
+    made = mask.producer() if mask is not None else None
+    values = array_of(made.inputs[0] if made is not None and made.op_type == "Expand" else mask)
+    m.require(values is not None, "a mask that is no constant")
+    m.require(bool(values.all() if values.dtype == bool else (values == 0).all()), "it hides something")
+    attributes = {name: a.value for name, a in m.node.attributes.items()}
+    return m.g.shaped(m.g.node("Attention", m.node.inputs[:3], **attributes), m.dims(m.result))
+
+
+@rule_at("Attention", needs=MICROSOFT, late=True)
+def projections_into_attention(m: Match) -> ir.Value:
+    """Attention(x·Wqᵀ + bq, x·Wkᵀ + bk, x·Wvᵀ + bv) = com.microsoft's Attention(x, [Wq; Wk; Wv]ᵀ, [bq; bk; bv]).
+
+    Only where the values are in the model: the joined weights are made when they are written, and not kept.
+    """
+    m.require(not m.node.domain and len(m.node.inputs) == 3 and len(m.dims(m.result)) == 3, "masked, or not in rows")
+    flags = {name: a.value for name, a in m.node.attributes.items()}
+    heads = flags.pop("q_num_heads", 0)
+    m.require(heads == flags.pop("kv_num_heads", 0) and heads > 0, "grouped heads")
+    scale = flags.pop("scale", None)
+    m.require(not any(flags.values()), "more than plain attention")
+    projections = [_projection(m, x) for x in m.node.inputs]
+    rows = projections[0].inputs[0]
+    assert rows is not None
+    m.require(all(gemm.inputs[0] is rows for gemm in projections), "projections of several tensors")
+    weights, biases = ([gemm.inputs[i] for gemm in projections] for i in (1, 2))
+    joined = [_joined(m, weights, turned=True), _joined(m, biases, turned=False)]
+    x = m.g.reshape(rows, [*m.dims(m.result)[:2], m.dims(rows)[-1]])
+    y = m.g.node("Attention", [x, *joined], domain=MICROSOFT, num_heads=heads, scale=scale)
+    return m.g.shaped(y, m.dims(m.result))
+
+
+def _projection(m: Match, value: ir.Value | None) -> ir.Node:
+    """The Gemm, of weights as torch lays them out and a bias, whose rows a value is."""
+    view = _made_by(value, "Reshape")
+    gemm = _made_by(view.inputs[0], "Gemm") if view is not None else None
+    if value is None or gemm is None or len(gemm.inputs) != 3 or gemm.inputs[2] is None:
+        raise Refused("an operand is no projection with a bias")
+    flags = {name: a.value for name, a in gemm.attributes.items()}
+    m.require(flags.pop("transB", 0) == 1 and not flags.pop("transA", 0), "weights that lie otherwise")
+    m.require(all(flag == 1 for flag in flags.values()), "a projection that is scaled")
+    made, wanted = m.dims(gemm.outputs[0]), m.dims(value)
+    m.require(made[-1] == wanted[-1] and m.dims(gemm.inputs[2]) == made[-1:], "rows that are cut up")
+    m.require(wanted == m.dims(m.result), "another length or width")
+    return gemm
+
+
+def _joined(m: Match, parts: Sequence[ir.Value | None], *, turned: bool) -> ir.Value:
+    """Constants one after the other along the last axis, each matrix transposed where `turned`."""
+    arrays = [array_of(part) for part in parts]
+    m.require(all(a is not None and a.dtype == np.float32 for a in arrays), "its values are not in the model")
+    shape = arrays[0].shape[1:] if turned else ()
+
+    def make() -> np.ndarray:
+        return np.concatenate([array.T if turned else array for array in arrays], axis=-1)
+
+    return m.g.constant_on_demand(make, (*shape, sum(a.shape[0] for a in arrays)), ir.DataType.FLOAT)

@@ -10,8 +10,10 @@ from sardonyx.optimize.rule import Match, rule
 
 @rule(P.Identity("x"))
 def drop_identity(m: Match) -> ir.Value:
-    """Identity(x) = x, unless the graph returns an input or a constant by it."""
-    m.require(not m.result.is_graph_output() or m.x.producer() is not None, "the graph returns it")
+    """Identity(x) = x, unless a graph returns by it what it does not compute itself."""
+    producer = m.x.producer()
+    local = producer is not None and producer.graph is m.node.graph
+    m.require(not m.result.is_graph_output() or local, "the graph returns it")
     m.require(not (m.result.is_graph_output() and m.x.is_graph_output()), "the graph returns both")
     return m.x
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from sardonyx.optimize.pattern import P, is_private
+from sardonyx.optimize.pattern import P, is_private, order_of
 from sardonyx.optimize.rule import Match, rule, rule_at
 from sardonyx.translate.sizes import Dims
+
+_ELEMENTWISE = ("Relu", "Gelu", "QuickGelu", "Sigmoid", "Tanh", "LeakyRelu", "HardSigmoid", "HardSwish")
+_FUNCTIONS = ("Neg", "Exp", "Sqrt", "Reciprocal", "Erf", "Abs", "Cast")
 
 
 @rule(P.Reshape("x", "shape"))
@@ -39,9 +42,8 @@ def view_as_reshape(m: Match) -> ir.Value:
 @rule(P.Transpose("x", _name="outer"))
 def drop_transpose(m: Match) -> ir.Value:
     """A Transpose that moves only axes of size one is a Reshape; one that moves nothing is nothing."""
-    perm = m.attribute(m.outer, "perm")
     dims = m.dims(m.x)
-    moved = [axis for axis in perm if dims[axis] != 1]
+    moved = [axis for axis in order_of(m.outer.producer()) if dims[axis] != 1]
     m.require(moved == sorted(moved), "axes with more than one element change places")
     return m.g.reshape(m.x, m.dims(m.result))
 
@@ -49,9 +51,55 @@ def drop_transpose(m: Match) -> ir.Value:
 @rule(P.Transpose(P.Transpose("x", _shared=True, _name="inner"), _name="outer"))
 def join_transposes(m: Match) -> ir.Value:
     """Transpose(Transpose(x, p), q) = Transpose(x, p∘q)."""
-    inner, outer = m.attribute(m.inner, "perm"), m.attribute(m.outer, "perm")
     m.dims(m.x)
+    inner, outer = order_of(m.inner.producer()), order_of(m.outer.producer())
+    m.require(len(inner) == len(outer) > 0, "the order is not known")
     return m.g.transpose(m.x, [inner[axis] for axis in outer])
+
+
+def _turned(value: ir.Value | None) -> tuple[ir.Value, list[int]] | None:
+    """What a value is a private Transpose of, and how its axes move."""
+    producer = value.producer() if value is not None else None
+    if producer is None or value is None or producer.op_type != "Transpose" or not is_private(value):
+        return None
+    source = producer.inputs[0]
+    order = order_of(producer)
+    return (source, order) if source is not None and "dims" in source.meta and order else None
+
+
+def _meets_transpose(m: Match) -> bool:
+    """Whether all that reads the result are Transposes, so that one moved behind it joins them."""
+    readers = m.result.uses()
+    return bool(readers) and not m.result.is_graph_output() and all(use.node.op_type == "Transpose" for use in readers)
+
+
+@rule_at(*_ELEMENTWISE, *_FUNCTIONS)
+def sink_transpose_through_elementwise(m: Match) -> ir.Value:
+    """Transpose(f(Transpose(x))) = Transpose(Transpose(f(x))), which join."""
+    turned = _turned(m.node.inputs[0])
+    m.require(turned is not None and _meets_transpose(m), "not between two Transposes")
+    assert turned is not None
+    source, perm = turned
+    attributes = {name: a.value for name, a in m.node.attributes.items()}
+    result = m.g.node(m.node.op_type, [source, *m.node.inputs[1:]], domain=m.node.domain, **attributes)
+    return m.g.transpose(m.g.shaped(result, m.dims(source)), perm)
+
+
+@rule_at("Add", "Sub", "Mul", "Div")
+def sink_transpose_through_arithmetic(m: Match) -> ir.Value:
+    """f(Transpose(x), Transpose(y)) = Transpose(f(x, y)); a number needs no Transpose."""
+    sides = [(x, _turned(x)) for x in m.node.inputs if x is not None]
+    perms = [turned[1] for _, turned in sides if turned is not None]
+    m.require(bool(perms) and perms[0] == perms[-1], "no Transposes before it, or different ones")
+    numbers = [x for x, turned in sides if turned is None]
+    m.require(not numbers or (_is_number(m, numbers[0], len(perms[0])) and _meets_transpose(m)), "nothing is gained")
+    operands = [x if turned is None else turned[0] for x, turned in sides]
+    return m.g.transpose(m.g.node(m.node.op_type, operands), perms[0])
+
+
+def _is_number(m: Match, value: ir.Value, rank: int) -> bool:
+    dims = m.dims(value)
+    return len(dims) <= rank and all(dim == 1 for dim in dims)
 
 
 @rule(P.Expand("x", "shape"))
@@ -99,8 +147,6 @@ def _covered(m: Match, expanded: ir.Value | None, others: list[ir.Value | None])
 
 # Reshapes sink towards the outputs, through whatever looks at single elements or at rows, so that they meet and join.
 
-_ELEMENTWISE = ("Relu", "Gelu", "QuickGelu", "Sigmoid", "Tanh", "LeakyRelu", "HardSigmoid", "HardSwish")
-_FUNCTIONS = ("Neg", "Exp", "Sqrt", "Reciprocal", "Erf", "Abs", "Cast")
 _ROWWISE = ("LayerNormalization", "RMSNormalization", "Softmax", "LogSoftmax")
 
 
@@ -166,23 +212,3 @@ def _moved(m: Match, other: ir.Value, before: Dims, after: Dims) -> ir.Value:
     m.require(dims == after, "the other operand has another shape")
     m.require(len(before) < len(after) or _reshaped(other) is not None, "nothing is gained")
     return m.g.reshape(other, before)
-
-
-@rule_at("Slice")
-def drop_slice(m: Match) -> ir.Value:
-    """A Slice that keeps everything in order is nothing."""
-    source = m.node.inputs[0]
-    assert source is not None
-    m.require(m.dims(source) == m.dims(m.result), "it takes a part")
-    steps = m.node.inputs[4] if len(m.node.inputs) > 4 else None
-    array = steps.const_value.numpy() if steps is not None and steps.const_value is not None else None
-    m.require(steps is None or (array is not None and (array == 1).all()), "it changes the order")
-    return source
-
-
-@rule_at("Concat")
-def drop_concat(m: Match) -> ir.Value:
-    """A Concat of one tensor is that tensor."""
-    m.require(len(m.node.inputs) == 1 and m.node.inputs[0] is not None, "it joins several")
-    assert m.node.inputs[0] is not None
-    return m.node.inputs[0]

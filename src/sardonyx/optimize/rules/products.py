@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import onnx_ir as ir
 
-from sardonyx.optimize.pattern import P, scalar_of
+from sardonyx.optimize.pattern import P, order_of, scalar_of
 from sardonyx.optimize.rule import Match, rule
 from sardonyx.translate.builder import MICROSOFT
 
 
-def _swaps_last_two(perm: list[int]) -> bool:
-    rank = len(perm)
-    return rank >= 2 and list(perm) == [*range(rank - 2), rank - 1, rank - 2]
+def _swaps_last_two(transposed: ir.Value) -> bool:
+    order = order_of(transposed.producer())
+    rank = len(order)
+    return rank >= 2 and order == [*range(rank - 2), rank - 1, rank - 2]
 
 
 def _gemm(m: Match, a: ir.Value, b: ir.Value, c: ir.Value | None, **flips: int) -> ir.Value:
@@ -25,14 +28,14 @@ def _gemm(m: Match, a: ir.Value, b: ir.Value, c: ir.Value | None, **flips: int) 
 @rule(P.Gemm("a", P.Transpose("b", _shared=True, _name="turned"), "c"))
 def gemm_takes_transposed_right(m: Match) -> ir.Value:
     """Gemm(a, bᵀ, c) = Gemm(a, b, c; transB)."""
-    m.require(_swaps_last_two(m.attribute(m.turned, "perm")), "not a matrix transpose")
+    m.require(_swaps_last_two(m.turned), "not a matrix transpose")
     return _gemm(m, m.a, m.b, m.c, transB=1)
 
 
 @rule(P.Gemm(P.Transpose("a", _shared=True, _name="turned"), "b", "c"))
 def gemm_takes_transposed_left(m: Match) -> ir.Value:
     """Gemm(aᵀ, b, c) = Gemm(a, b, c; transA)."""
-    m.require(_swaps_last_two(m.attribute(m.turned, "perm")), "not a matrix transpose")
+    m.require(_swaps_last_two(m.turned), "not a matrix transpose")
     return _gemm(m, m.a, m.b, m.c, transA=1)
 
 
@@ -44,22 +47,23 @@ def _is_float(value: ir.Value) -> bool:
 def matrices_to_gemm(m: Match) -> ir.Value:
     """MatMul(a, bᵀ) = Gemm(a, b; transB) for matrices."""
     m.require(len(m.dims(m.a)) == 2 and len(m.dims(m.b)) == 2, "not two matrices")
+    m.require(_swaps_last_two(m.turned), "not a matrix transpose")
     m.require(_is_float(m.a), "Gemm is for floating point")
     return m.g.shaped(m.g.Gemm(m.a, m.b, transB=1), m.dims(m.result))
 
 
-@rule(P.Add(P.MatMul("a", "b"), "c"))
+@rule(P.Add(P.MatMul("a", "b", _name="product"), "c"))
 def bias_into_gemm(m: Match) -> ir.Value:
     """MatMul(a, b) + c = Gemm(a, b, c) for matrices and a row c."""
     m.require(len(m.dims(m.a)) == 2 and len(m.dims(m.b)) == 2 and _is_float(m.a), "not two matrices")
-    m.require(len(m.dims(m.c)) <= 1 and len(m.dims(m.result)) == 2, "the addend is no row")
+    m.require(len(m.dims(m.c)) <= 1 and m.dims(m.product) == m.dims(m.result), "the addend is no row")
     return m.g.shaped(m.g.Gemm(m.a, m.b, m.c), m.dims(m.result))
 
 
 @rule(P.Add(P.Gemm("a", "b", _name="product"), "c"))
 def bias_into_plain_gemm(m: Match) -> ir.Value:
     """Gemm(a, b) + c = Gemm(a, b, c) for a row c."""
-    m.require(len(m.dims(m.c)) == 1 and m.dims(m.c)[0] == m.dims(m.result)[-1], "the addend is no row")
+    m.require(m.dims(m.c) == m.dims(m.product)[-1:], "the addend is no row")
     flags = {name: m.attribute(m.product, name) for name in ("alpha", "transA", "transB")}
     return m.g.shaped(m.g.Gemm(m.a, m.b, m.c, **flags), m.dims(m.result))
 
@@ -72,6 +76,7 @@ def sink_reshape_through_product(m: Match) -> ir.Value:
     """
     dims, width = m.dims(m.x), m.dims(m.result)[-1]
     m.require(len(dims) > 2 and dims[-1] == m.dims(m.rows)[-1], "not a matrix of rows")
+    m.require(0 not in dims, "empty, where FusedMatMul does not write its result")
     m.require(m.x.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE), "FusedMatMul has no such kernel")
     m.require(not m.attribute(m.product, "transA", 0), "the operand is transposed")
     flags = {name: m.attribute(m.product, name) for name in ("alpha", "transB")}
@@ -80,6 +85,7 @@ def sink_reshape_through_product(m: Match) -> ir.Value:
 
 
 def _fused(m: Match, a: ir.Value, b: ir.Value, **attributes: int | float) -> ir.Value:
+    m.require(0 not in m.dims(a), "empty, where FusedMatMul does not write its result")
     return m.g.shaped(m.g.FusedMatMul(a, b, domain=MICROSOFT, **attributes), m.dims(m.result))
 
 
@@ -87,7 +93,7 @@ def _fused(m: Match, a: ir.Value, b: ir.Value, **attributes: int | float) -> ir.
 def matmul_takes_transposed_right(m: Match) -> ir.Value:
     """MatMul(a, bᵀ) = FusedMatMul(a, b; transB)."""
     m.require(len(m.dims(m.a)) > 1, "a vector, which FusedMatMul gets wrong")
-    m.require(_swaps_last_two(m.attribute(m.turned, "perm")), "not a matrix transpose")
+    m.require(_swaps_last_two(m.turned), "not a matrix transpose")
     m.require(m.a.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE), "FusedMatMul has no such kernel")
     return _fused(m, m.a, m.b, transB=1)
 
@@ -96,22 +102,93 @@ def matmul_takes_transposed_right(m: Match) -> ir.Value:
 def matmul_takes_transposed_left(m: Match) -> ir.Value:
     """MatMul(aᵀ, b) = FusedMatMul(a, b; transA)."""
     m.require(len(m.dims(m.b)) > 1, "a vector, which FusedMatMul gets wrong")
-    m.require(_swaps_last_two(m.attribute(m.turned, "perm")), "not a matrix transpose")
+    m.require(_swaps_last_two(m.turned), "not a matrix transpose")
     m.require(m.a.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE), "FusedMatMul has no such kernel")
     return _fused(m, m.a, m.b, transA=1)
 
 
+def _scale(m: Match, factor: ir.Value, *, divides: bool = False) -> float:
+    """The number a factor or divisor multiplies by; neither 0 nor infinite, which a product may treat as it likes."""
+    number = scalar_of(factor)
+    m.require(number is not None and math.isfinite(number) and number != 0, "no constant, finite number but zero")
+    assert number is not None
+    return 1 / number if divides else number
+
+
 @rule(
     P.Mul(P.FusedMatMul("a", "b", _domain=MICROSOFT, _name="product"), "factor"),
+    P.Div(P.FusedMatMul("a", "b", _domain=MICROSOFT, _name="product"), "factor"),
     P.Mul(P.MatMul("a", "b", _name="product"), "factor"),
+    P.Div(P.MatMul("a", "b", _name="product"), "factor"),
     needs=MICROSOFT,
 )
 def scale_into_matmul(m: Match) -> ir.Value:
     """c · MatMul(a, b) = FusedMatMul(a, b; alpha=c)."""
-    factor = scalar_of(m.factor)
-    m.require(factor is not None, "the factor is no constant number")
-    assert factor is not None
     m.require(m.a.dtype == ir.DataType.FLOAT, "FusedMatMul has no such kernel")
-    alpha = factor * m.attribute(m.product, "alpha", 1.0)
-    flags = {name: m.attribute(m.product, name, 0) for name in ("transA", "transB")}
-    return _fused(m, m.a, m.b, alpha=alpha, **flags)
+    m.require(min(len(m.dims(m.a)), len(m.dims(m.b))) > 1, "a vector, which FusedMatMul gets wrong")
+    m.require(m.dims(m.product) == m.dims(m.result), "it broadcasts")
+    alpha = _scale(m, m.factor, divides=m.node.op_type == "Div") * m.attribute(m.product, "alpha", 1.0)
+    return _fused(m, m.a, m.b, alpha=alpha, **_flags(m, m.product))
+
+
+@rule(
+    P.MatMul(P.Mul("a", "factor", _name="scaled"), "b"),
+    P.MatMul(P.Div("a", "factor", _name="scaled"), "b"),
+    P.MatMul("a", P.Mul("b", "factor", _name="scaled")),
+    P.MatMul("a", P.Div("b", "factor", _name="scaled")),
+    P.FusedMatMul(P.Mul("a", "factor", _name="scaled"), "b", _domain=MICROSOFT),
+    P.FusedMatMul(P.Div("a", "factor", _name="scaled"), "b", _domain=MICROSOFT),
+    P.FusedMatMul("a", P.Mul("b", "factor", _name="scaled"), _domain=MICROSOFT),
+    P.FusedMatMul("a", P.Div("b", "factor", _name="scaled"), _domain=MICROSOFT),
+    needs=MICROSOFT,
+)
+def scaled_operand_into_matmul(m: Match) -> ir.Value:
+    """MatMul(c · a, b) = MatMul(a, c · b) = FusedMatMul(a, b; alpha=c)."""
+    m.require(m.a.dtype == ir.DataType.FLOAT, "FusedMatMul has no such kernel")
+    m.require(min(len(m.dims(m.a)), len(m.dims(m.b))) > 1, "a vector, which FusedMatMul gets wrong")
+    operand = m.a if m.scaled is m.node.inputs[0] else m.b
+    m.require(m.dims(operand) == m.dims(m.scaled), "it broadcasts")
+    scaling = m.scaled.producer()
+    assert scaling is not None
+    alpha = _scale(m, m.factor, divides=scaling.op_type == "Div") * m.attribute(m.result, "alpha", 1.0)
+    return _fused(m, m.a, m.b, alpha=alpha, **_flags(m, m.result))
+
+
+_FLAGS = ("transA", "transB", "transBatchA", "transBatchB")
+
+
+def _flags(m: Match, product: ir.Value) -> dict[str, int]:
+    """How FusedMatMul turns its operands."""
+    return {name: m.attribute(product, name, 0) for name in _FLAGS}
+
+
+@rule(
+    P.Mul(P.Gemm("a", "b", _name="product"), "factor"),
+    P.Div(P.Gemm("a", "b", _name="product"), "factor"),
+    P.Mul(P.Gemm("a", "b", "c", _name="product"), "factor"),
+    P.Div(P.Gemm("a", "b", "c", _name="product"), "factor"),
+)
+def scale_into_gemm(m: Match) -> ir.Value:
+    """f · Gemm(a, b, c; α, β) = Gemm(a, b, c; f·α, f·β)."""
+    m.require(m.a.dtype == ir.DataType.FLOAT, "α is a float")
+    m.require(0 not in m.dims(m.a), "empty, where ONNX Runtime's Gemm forgets β")
+    m.require(m.dims(m.product) == m.dims(m.result), "it broadcasts")
+    scale = _scale(m, m.factor, divides=m.node.op_type == "Div")
+    gemm = m.product.producer()
+    assert gemm is not None
+    attributes = {name: attribute.value for name, attribute in gemm.attributes.items()}
+    attributes["alpha"] = scale * attributes.get("alpha", 1.0)
+    if len(gemm.inputs) > 2:
+        attributes["beta"] = scale * attributes.get("beta", 1.0)
+    return m.g.shaped(m.g.node("Gemm", gemm.inputs, **attributes), m.dims(m.result))
+
+
+@rule(P.MatMul(P.Reshape("a", "s", _shared=True, _name="left"), P.Reshape("b", "t", _shared=True, _name="right")))
+def sink_reshape_through_batched_product(m: Match) -> ir.Value:
+    """MatMul(Reshape(a), Reshape(b)) = Reshape(MatMul(a, b)), where the Reshapes join the same leading axes."""
+    a, b = m.dims(m.a), m.dims(m.b)
+    m.require(len(a) == len(b) > 3 and a[:-2] == b[:-2], "not two stacks of the same matrices")
+    for source, view in ((m.a, m.left), (m.b, m.right)):
+        m.require(len(m.dims(view)) == 3 and m.dims(view)[1:] == m.dims(source)[-2:], "not leading axes joined")
+    product = m.g.shaped(m.g.MatMul(m.a, m.b), (*a[:-1], b[-1]))
+    return m.g.reshape(product, m.dims(m.result))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
-from sardonyx.optimize.pattern import P, array_of
+from sardonyx.optimize.pattern import P, array_of, order_of
 from sardonyx.optimize.rule import Match, Refused, rule
 from sardonyx.translate.sizes import Dim, Dims
 
@@ -19,6 +20,7 @@ def rotary_embedding(m: Match) -> ir.Value:
     m.require(m.g.opset >= 23, "RotaryEmbedding came with opset 23")
     m.require(m.x.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16), "no such kernel")
     batch, _, length, _ = _four(m, m.x)
+    m.require(0 not in m.dims(m.x), "it is empty")
     half = _half_width(m)
     cos, sin = (_table(m, value, [batch, length, half]) for value in (m.cos, m.sin))
     return m.g.shaped(m.g.RotaryEmbedding(m.x, cos, sin), m.dims(m.x))
@@ -55,7 +57,12 @@ _ELEMENTWISE = ("Cos", "Sin", "Cast", "Neg")
 
 
 def _half(m: Match, value: ir.Value) -> ir.Value:
-    """One half of a value whose two halves along the last axis are equal by construction."""
+    """One half of a value whose two halves along the last axis are equal: by construction, or as constants."""
+    array = array_of(value)
+    if array is not None:
+        lower, upper = np.split(array, 2, axis=-1)
+        m.require(np.array_equal(lower, upper), "its halves differ")
+        return m.g.constant(np.ascontiguousarray(lower), value.dtype)
     producer = value.producer()
     if producer is None:
         raise Refused("its halves are not known to be equal")
@@ -84,9 +91,9 @@ def _rows(m: Match, factor: ir.Value) -> bool:
 @rule(P.RotaryEmbedding(P.Transpose("x", _shared=True, _name="turned"), "cos", "sin"))
 def rotary_in_rows(m: Match) -> ir.Value:
     """RotaryEmbedding over transposed heads = the same over rows, transposed afterwards, where Transposes can meet."""
-    m.require(list(m.attribute(m.turned, "perm")) == [0, 2, 1, 3], "not heads before length")
+    m.require(order_of(m.turned.producer()) == [0, 2, 1, 3], "not heads before length")
     batch, length, heads, width = _four(m, m.x)
-    m.require(isinstance(heads, int), "a symbolic number of heads")
+    m.require(isinstance(heads, int) and heads > 0, "a number of heads that is symbolic or zero")
     rows = m.g.reshape(m.x, [batch, length, heads * width])
     turned = m.g.shaped(m.g.RotaryEmbedding(rows, m.cos, m.sin, num_heads=heads), m.dims(rows))
     return m.g.transpose(m.g.reshape(turned, m.dims(m.x)), [0, 2, 1, 3])

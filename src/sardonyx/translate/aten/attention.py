@@ -8,6 +8,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from sardonyx.translate import dtypes
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.table import aten
@@ -20,10 +21,22 @@ def _attention(
 ) -> Value:
     if dropout:
         raise Unsupported("attention with dropout")
+    q, k, v, mask = _widened(g, q, k, v, mask)
     if g.opset < 23 or g.rank(q) != 4 or g.rank(k) != 4:
         return _composed(g, q, k, v, mask, causal, scale)
     y = g.Attention(q, k, v, _fitting(g, mask), is_causal=int(causal), scale=scale)
     return g.shaped(y, [*g.dims(q)[:-1], g.dims(v)[-1]])
+
+
+def _widened(g: Builder, q: Value, k: Value, v: Value, mask: Value | None) -> tuple[Value, Value, Value, Value | None]:
+    """On the CPU in single precision at least, as torch: ONNX Runtime's kernel would round the scores to half."""
+    result = g.out[0] if isinstance(g.out, (tuple, list)) else g.out
+    if result.device.type != "cpu":
+        return q, k, v, mask
+    wide = dtypes.summing(g.dtype(q))
+    if mask is not None and g.dtype(mask) != torch.bool:
+        mask = g.cast(mask, wide)
+    return g.cast(q, wide), g.cast(k, wide), g.cast(v, wide), mask
 
 
 def _fitting(g: Builder, mask: Value | None) -> Value | None:

@@ -32,7 +32,7 @@ def full_like(g: Builder, x: Value, value: Operand, **ignored: Any) -> Value:
 
 
 @aten("zeros", "zeros_like", "new_zeros", "empty.memory_format", "empty_like", "new_empty", "empty_strided")
-@aten("new_empty_strided")
+@aten("new_empty_strided", "empty_permuted")
 def zeros(g: Builder, *args: Any, **ignored: Any) -> Value:
     return _filled(g, 0)
 
@@ -93,3 +93,13 @@ def linspace(g: Builder, start: Any, end: Any, steps: Any, **ignored: Any) -> Va
         raise Unsupported("linspace of symbolic numbers")
     values = torch.linspace(start, end, steps, dtype=g.out.dtype)
     return g.constant(dtypes.to_array(values), dtypes.to_onnx(values.dtype))
+
+
+@aten("tril_indices")
+def tril_indices(g: Builder, row: int, col: int, offset: int = 0, **ignored: Any) -> Value:
+    return g.constant(dtypes.to_array(torch.tril_indices(row, col, offset, dtype=g.out.dtype)))
+
+
+@aten("triu_indices")
+def triu_indices(g: Builder, row: int, col: int, offset: int = 0, **ignored: Any) -> Value:
+    return g.constant(dtypes.to_array(torch.triu_indices(row, col, offset, dtype=g.out.dtype)))

@@ -116,23 +116,30 @@ def _updates(
 
 def _masked_put(g: Builder, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool) -> Value:
     mask = indices[0]
-    if mask is None or len(indices) > 1 or accumulate:
-        raise Unsupported("assigning under a mask beside other indices, or adding")
-    if any(dim != 1 for dim in g.dims(values)):
-        return _masked_scatter(g, x, mask, values)
-    mask = g.unsqueeze(mask, range(g.rank(mask), g.rank(x)))
-    return g.Where(mask, g.reshape(g.cast(values, g.dtype(x)), []), x)
+    if mask is None or len(indices) > 1:
+        raise Unsupported("assigning under a mask beside other indices")
+    values = g.cast(values, g.dtype(x))
+    if accumulate:
+        nothing = g.expand(g.scalar(0, g.dtype(x)), g.dims(x))
+        added = _masked_put(g, nothing, indices, values, False)
+        return g.Or(x, added) if g.dtype(x) == torch.bool else g.Add(x, added)
+    rest = g.dims(x)[g.rank(mask) :]
+    if g.rank(values) > len(rest):
+        if g.dims(values)[0] != 1:
+            return _masked_scatter(g, x, mask, values)
+        values = g.squeeze(values, [0])
+    return g.Where(g.unsqueeze(mask, range(g.rank(mask), g.rank(x))), values, x)
 
 
 def _masked_scatter(g: Builder, x: Value, mask: Value, values: Value) -> Value:
-    """Each marked place takes the next of the values."""
-    if g.dims(mask) != g.dims(x) or g.rank(values) != 1:
-        raise Unsupported("assigning several values under a mask of fewer dimensions")
+    """Each marked place, of as many dimensions as the mask has, takes the next of the values."""
+    rest = g.dims(x)[g.rank(mask) :]
+    values = g.expand(values, [g.dims(values)[0], *rest])
     rank_of_place = g.CumSum(g.cast(flat(g, mask), torch.int64), g.scalar(0, torch.int64), exclusive=1)
     # Behind the last marked place the count runs out of the values; what it takes there is not used.
-    source = g.Concat(g.cast(values, g.dtype(x)), g.constant_vector(0, 1, g.dtype(x)), axis=0)
+    source = g.Concat(values, g.expand(g.scalar(0, g.dtype(x)), [1, *rest]), axis=0)
     taken = g.reshape(g.Gather(source, rank_of_place, axis=0), g.dims(x))
-    return g.Where(mask, taken, x)
+    return g.Where(g.unsqueeze(mask, range(g.rank(mask), g.rank(x))), taken, x)
 
 
 @aten("slice_scatter")
@@ -205,3 +212,35 @@ def diagonal_scatter(g: Builder, x: Value, src: Value, offset: int = 0, dim1: in
     front = g.transpose(x, order)
     placed = g.shaped(g.ScatterND(front, index, updates), g.dims(front))
     return g.transpose(placed, [order.index(axis) for axis in range(len(order))])
+
+
+def _places(g: Builder, size: Sequence[Dim], stride: Sequence[Dim], offset: Dim | None) -> np.ndarray:
+    """Where in memory each element of a strided view of the operator's first operand lies."""
+    viewed = g.operand(0)
+    known = all(isinstance(v, int) for v in (*size, *stride, offset or 0, *viewed.shape))
+    if not known or not viewed.is_contiguous() or viewed.storage_offset():
+        raise Unsupported("strides of symbolic sizes, or into memory that is not contiguous")
+    places = np.full(tuple(map(int, size)), int(offset or 0), dtype=np.int64)
+    for axis, step in enumerate(stride):
+        places += np.arange(int(size[axis])).reshape([-1 if i == axis else 1 for i in range(len(size))]) * int(step)
+    if places.size and places.max() >= viewed.numel():
+        raise Unsupported("strides that reach beyond the tensor")
+    return places
+
+
+@aten("as_strided_copy")
+def as_strided_copy(
+    g: Builder, x: Value, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None = None
+) -> Value:
+    return g.Gather(flat(g, x), g.constant(_places(g, size, stride, storage_offset)), axis=0)
+
+
+@aten("as_strided_scatter")
+def as_strided_scatter(
+    g: Builder, x: Value, src: Value, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None = None
+) -> Value:
+    places = _places(g, size, stride, storage_offset).reshape(-1)
+    if len(np.unique(places)) < len(places):
+        raise Unsupported("writing more than once to the same place")
+    placed = g.ScatterElements(flat(g, x), g.constant(places), flat(g, g.cast(src, g.dtype(x))), axis=0)
+    return g.reshape(placed, g.dims(x))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
+from sardonyx.translate import dtypes
 from sardonyx.translate.builder import Builder, Operand
 from sardonyx.translate.inference import broadcast
 from sardonyx.translate.sizes import Dim
@@ -44,16 +47,25 @@ def _unless_one(factor: float) -> float | None:
 
 
 def _scaled(g: Builder, x: Value, factor: Operand) -> Value:
-    return x if factor == 1 else g.Mul(x, g.scalar(factor, g.out.dtype))
+    return x if factor == 1 else g.Mul(x, g.scalar(factor, g.dtype(x)))
+
+
+def _widened(g: Builder, *operands: Value) -> list[Value]:
+    """Single precision in place of half on the CPU, where torch rounds such a sum once, at its end."""
+    if g.out.device.type != "cpu":
+        return list(operands)
+    return [g.cast(operand, dtypes.summing(g.out.dtype)) for operand in operands]
 
 
 @aten("baddbmm", "addmv")
 def baddbmm(g: Builder, bias: Value, x: Value, y: Value, *, beta: Operand = 1, alpha: Operand = 1) -> Value:
+    bias, x, y = _widened(g, bias, x, y)
     return _added(g, bias, matmul(g, x, y), beta, alpha)
 
 
 @aten("addbmm")
 def addbmm(g: Builder, bias: Value, x: Value, y: Value, *, beta: Operand = 1, alpha: Operand = 1) -> Value:
+    bias, x, y = _widened(g, bias, x, y)
     return _added(g, bias, g.ReduceSum(g.MatMul(x, y), g.ints([0]), keepdims=0), beta, alpha)
 
 
@@ -76,3 +88,24 @@ def linear(g: Builder, x: Value, weight: Value, bias: Value | None = None) -> Va
     flat = g.reshape(x, [rows, g.dims(x)[-1]])
     result = g.Gemm(flat, weight, bias, transB=1)
     return g.reshape(g.shaped(result, [rows, g.dims(weight)[0]]), g.like(g.out))
+
+
+@aten("_trilinear")
+def trilinear(
+    g: Builder,
+    x: Value,
+    y: Value,
+    z: Value,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> Value:
+    """The product of three tensors, each constant along the axes it does not have, summed over some axes."""
+    letters = "abcdefghijklmnopqrstuvwxyz"[: g.rank(x) + len(expand1)]
+    operands = [
+        "".join(c for i, c in enumerate(letters) if i not in missing) for missing in (expand1, expand2, expand3)
+    ]
+    result = "".join(c for i, c in enumerate(letters) if i not in sumdim)
+    return g.Einsum(x, y, z, equation=f"{','.join(operands)}->{result}")

@@ -188,6 +188,21 @@ def batch_norm_functional(
     return y, mean, rstd, new_mean, new_var
 
 
+@aten("_batch_norm_with_update_functional")
+def batch_norm_with_update(
+    g: Builder,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, ...]:
+    y, mean, rstd, *moved = batch_norm_functional(g, x, weight, bias, running_mean, running_var, True, momentum, eps)
+    return y, mean, rstd, mean, *moved  # the fourth is empty on a CPU
+
+
 @aten("native_group_norm")
 def native_group_norm(
     g: Builder,

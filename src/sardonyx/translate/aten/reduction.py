@@ -207,12 +207,14 @@ def topk(
 ) -> tuple[Value, Value]:
     if not g.rank(x):
         return x, g.scalar(0, torch.int64)
-    return _top(g, x, g.shape_value([k]), g.axis(x, dim), largest)
+    return top(g, x, g.shape_value([k]), g.axis(x, dim), largest)
 
 
-def _top(g: Builder, x: Value, k: Value, axis: int, largest: bool) -> tuple[Value, Value]:
+def top(g: Builder, x: Value, k: Value, axis: int, largest: bool) -> tuple[Value, Value]:
+    """The `k` largest or smallest in order, NaN as the largest, and where they stand; equal ones keep their order."""
     if g.dtype(x) == torch.bool:
-        raise Unsupported("sorting of booleans")
+        values, indices = top(g, g.Cast(x, dtype=ir.DataType.INT32), k, axis, largest)
+        return g.cast(values, torch.bool), indices
     key = _orderable(g, x)
     values, indices = g.several("TopK", 2, [key, k], axis=axis, largest=int(largest))
     indices.type = ir.TensorType(ir.DataType.INT64)
@@ -236,7 +238,7 @@ def sort(
     if not g.rank(x):
         return x, g.scalar(0, torch.int64)
     axis = g.axis(x, dim)
-    return _top(g, x, g.shape_value([g.dims(x)[axis]]), axis, descending)
+    return top(g, x, g.shape_value([g.dims(x)[axis]]), axis, descending)
 
 
 @aten("linalg_vector_norm")
@@ -283,3 +285,14 @@ def _distances_by_products(g: Builder, x: Value, y: Value) -> Value:
     turned = g.transpose(squares[1], [*axes[:-2], axes[-1], axes[-2]])
     total = g.Sub(g.Add(squares[0], turned), g.Mul(cross, g.scalar(2, g.out.dtype)))
     return g.Sqrt(g.Max(total, g.scalar(0, g.out.dtype)))
+
+
+@aten("_pdist_forward")
+def pdist(g: Builder, x: Value, p: float = 2) -> Value:
+    count = g.dims(x)[0]
+    if not isinstance(count, int):
+        raise Unsupported("distances between a symbolic number of points")
+    pairs = torch.triu_indices(count, count, 1)
+    width = g.dims(x)[1]
+    ends = (g.shaped(g.Gather(x, g.ints(row), axis=0), [len(row), width]) for row in pairs.tolist())
+    return linalg_vector_norm(g, g.Sub(*ends), p, [-1])

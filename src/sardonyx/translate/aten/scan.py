@@ -45,7 +45,8 @@ def cumprod(g: Builder, x: Value, dim: int, *, dtype: torch.dtype | None = None)
 def _running(g: Builder, x: Value, dim: int, op_type: str) -> tuple[Value, Value]:
     """The extreme so far and where it stands: the last place of several, and NaN beats every number."""
     if g.dtype(x) == torch.bool:
-        raise Unsupported("a running extreme of booleans")
+        values, places = _running(g, g.Cast(x, dtype=ir.DataType.INT32), dim, op_type)
+        return g.cast(values, torch.bool), places
     if not g.rank(x):
         return x, g.scalar(0, torch.int64)
     axis = g.axis(x, dim)

@@ -11,7 +11,6 @@ from sardonyx.translate import dtypes
 from sardonyx.translate.aten.indexing import flat
 from sardonyx.translate.aten.pointwise import floor_divide
 from sardonyx.translate.builder import Builder, Operand
-from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.sizes import Dim
 from sardonyx.translate.table import aten
 
@@ -44,13 +43,15 @@ def _scatter(g: Builder, x: Value, dim: int, index: Value, src: Operand, reducti
         src = g.expand(g.scalar(src, g.dtype(x)), g.dims(index))
     if reduction is None:
         return g.shaped(g.ScatterElements(x, index, src, axis=g.axis(x, dim)), g.dims(x))
-    return _combined(g, x, g.axis(x, dim), index, src, reduction)
+    return combined(g, x, g.axis(x, dim), index, src, reduction)
 
 
-def _combined(g: Builder, x: Value, axis: int, index: Value, src: Value, reduction: str) -> Value:
+def combined(g: Builder, x: Value, axis: int, index: Value, src: Value, reduction: str) -> Value:
+    """`x` with each element of `src` added, multiplied or compared in at its place along the axis."""
     dtype = g.dtype(x)
     if dtype == torch.bool:
-        raise Unsupported("combining booleans while scattering")
+        x, src = (g.Cast(value, dtype=ir.DataType.INT32) for value in (x, src))
+        return g.cast(combined(g, x, axis, index, src, _OF_BOOLEANS[reduction]), torch.bool)
     wide = dtypes.summing(dtype)  # engines combine no half precision here, though their types say they do
     result = g.ScatterElements(g.cast(x, wide), index, g.cast(src, wide), axis=axis, reduction=reduction)
     return g.cast(g.shaped(result, g.dims(x)), dtype)
@@ -73,6 +74,7 @@ def _prefix(g: Builder, x: Value, dims: Sequence[Dim]) -> Value:
     return x
 
 
+_OF_BOOLEANS = {"add": "max", "max": "max", "mul": "min", "min": "min"}
 _REDUCTIONS = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}
 
 
@@ -82,14 +84,14 @@ def scatter_reduce(
 ) -> Value:
     if 0 in g.dims(index):
         return x
-    if g.dtype(x) == torch.bool:
-        raise Unsupported("combining booleans while scattering")
     start = x if include_self else _scatter(g, x, dim, index, _neutral(g.dtype(x), reduce), None)
     total = _scatter(g, start, dim, index, src, _REDUCTIONS[reduce])
     return total if reduce != "mean" else _mean(g, total, dim, index, include_self)
 
 
 def _neutral(dtype: torch.dtype, reduce: str) -> float | int:
+    if dtype == torch.bool:
+        return reduce in ("prod", "amin")
     if reduce in ("amax", "amin"):
         if dtype.is_floating_point:
             return float("-inf") if reduce == "amax" else float("inf")
@@ -112,7 +114,8 @@ def index_reduce(
     g: Builder, x: Value, dim: int, index: Value, source: Value, reduce: str, *, include_self: bool = True
 ) -> Value:
     if not g.rank(x):
-        raise Unsupported("index_reduce without dimensions")
+        line, source = g.unsqueeze(x, [0]), g.reshape(source, [1])
+        return g.squeeze(index_reduce(g, line, 0, index, source, reduce, include_self=include_self), [0])
     axis = g.axis(x, dim)
     places = g.reshape(index, [1] * axis + list(g.dims(source))[axis : axis + 1] + [1] * (g.rank(x) - axis - 1))
     return scatter_reduce(g, x, dim, g.expand(places, g.dims(source)), source, reduce, include_self=include_self)

@@ -14,7 +14,7 @@ Value = ir.Value
 _LONGEST = 1024
 
 
-def _place(g: Builder, sequence: Value, values: Value, right: bool) -> Value:
+def place_of(g: Builder, sequence: Value, values: Value, right: bool) -> Value:
     """How many of the sequence stand before each value: every pair is compared, which short sequences allow."""
     length: Dim = g.dims(sequence)[-1]
     if not isinstance(length, int) or length > _LONGEST:
@@ -29,7 +29,7 @@ def _place(g: Builder, sequence: Value, values: Value, right: bool) -> Value:
 
 @aten("bucketize.Tensor", "bucketize.Scalar")
 def bucketize(g: Builder, x: Operand, boundaries: Value, *, out_int32: bool = False, right: bool = False) -> Value:
-    return _place(g, boundaries, _as_tensor(g, x), right)
+    return place_of(g, boundaries, _as_tensor(g, x), right)
 
 
 @aten("searchsorted.Tensor", "searchsorted.Scalar")
@@ -47,7 +47,7 @@ def searchsorted(
         sequence = g.shaped(g.GatherElements(sequence, sorter, axis=-1), g.dims(sequence))
     if g.rank(sequence) > 1:
         sequence = g.unsqueeze(sequence, [-2])
-    return _place(g, sequence, _as_tensor(g, values), right or side == "right")
+    return place_of(g, sequence, _as_tensor(g, values), right or side == "right")
 
 
 def _as_tensor(g: Builder, x: Operand) -> Value:

@@ -1,0 +1,281 @@
+"""`sardonyx.export`: a module as an ONNX model."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import sympy
+import torch
+from onnx_ir.tensor_adapters import TorchTensor
+from torch.utils import _pytree as pytree
+
+from sardonyx.capture import export as capturing
+from sardonyx.capture.export import Captured
+from sardonyx.capture.regions import device_of
+from sardonyx.diagnose import dump
+from sardonyx.diagnose.report import GraphReport, RegionReport, collecting, new_graph_report
+from sardonyx.diagnose.verify import close, difference
+from sardonyx.doors.program import Calling, Output, Program
+from sardonyx.engines.registry import find as find_engine
+from sardonyx.errors import OptionError, VerificationError
+from sardonyx.optimize import optimize
+from sardonyx.optimize.legalize import lack
+from sardonyx.optimize.selection import selected
+from sardonyx.options import Options
+from sardonyx.pipeline import unsupported
+from sardonyx.translate import functions as onnx_functions
+from sardonyx.translate import inference, table
+from sardonyx.translate.translator import NotExpressible, Translation, described, translate
+
+log = logging.getLogger(__name__)
+
+_OPSET = 23
+"""The first with attention, RMS norm and rotary embedding."""
+
+
+def export(
+    model: torch.nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    examples: Sequence[Any] = (),
+    opset: int | None = None,
+    input_names: Sequence[str] = (),
+    output_names: Sequence[str] = (),
+    domains: Sequence[str] | None = None,
+    translations: Mapping[Any, Callable[..., Any]] | None = None,
+    functions: Sequence[type[torch.nn.Module] | str] = (),
+    **options: Any,
+) -> Program:
+    """Export a module, called with these arguments, as an ONNX model.
+
+    `dynamic_shapes` says which sizes may change, as `torch.export.export` takes it; a name may stand for a `Dim`.
+    `examples` are further calls of the module: what differs between them is dynamic. Each is a tuple of arguments, a
+    dict of keywords, or a pair of both.
+
+    `domains` are the operator domains beside ONNX's own that the model may use: by default those of the engine, which
+    is "com.microsoft" for onnxruntime; with none of them, `()`, the model runs anywhere. `translations` are functions,
+    by operator (`torch.ops.mylib.op`), that are used in place of the table's. `functions` are classes of modules, or
+    their names, whose calls become calls of ONNX functions. Everything else is an option, see `Options`.
+
+    >>> program = export(torch.nn.Linear(4, 2).eval(), (torch.ones(3, 4),), dynamic_shapes=({0: "batch"},))
+    >>> program.model.graph.inputs[0].shape
+    Shape([SymbolicDim('batch'), 4])
+    """
+    chosen = Options.of(options, opset=opset or _OPSET)
+    args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    kwargs = dict(kwargs or {})
+    own = {_name_of(target): function for target, function in (translations or {}).items()}
+    with collecting() as report:
+        graph_report = new_graph_report("exported", 0)
+        with graph_report.stage("capture"):
+            captured, names = _capture(model, args, kwargs, dynamic_shapes, examples, own)
+        graph_report.operators = sum(node.op == "call_function" for node in captured.graph.graph.nodes)
+        with graph_report.stage("translate"):
+            translation, calling = _translate(captured, chosen, own)
+            onnx_functions.make_functions(translation.model, functions)
+        rewrite(translation.model, chosen, domains, graph_report)
+        _name(translation.model.graph, calling, input_names, output_names, names)
+    program = Program(translation.model, calling, device_of(captured.graph), chosen, report)
+    if chosen.verify:
+        _verify(program, model, args, kwargs)
+    return program
+
+
+def _name_of(target: Any) -> str:
+    """The qualified name of an operator given as `torch.ops.mylib.op`, with an overload or without, or by its name."""
+    target = target.default if isinstance(target, torch._ops.OpOverloadPacket) else target
+    name = target if isinstance(target, str) else table.name_of(target)
+    if "::" not in name:
+        raise OptionError(f"translations has the key {target!r}", hint='use torch.ops.mylib.op, or "mylib::op"')
+    return name
+
+
+def _capture(
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    dynamic_shapes: Any,
+    examples: Sequence[Any],
+    own: Mapping[str, Any],
+) -> tuple[Captured, dict[sympy.Symbol, str]]:
+    if examples and dynamic_shapes is not None:
+        raise OptionError("both dynamic_shapes and examples are given", hint="either says what is dynamic")
+    if examples:
+        dynamic_shapes = capturing.shapes_of_examples(model, args, kwargs, examples)
+    captured = capturing.capture(model, args, kwargs, capturing.hints(dynamic_shapes), own)
+    return captured, capturing.names_of_sizes(model, captured, dynamic_shapes, args, kwargs)
+
+
+# From the graph to a model that holds its weights
+
+
+def _translate(
+    captured: Captured, options: Options, translations: Mapping[str, Callable[..., Any]]
+) -> tuple[Translation, Calling]:
+    outputs = _outputs(captured)
+    try:
+        translation = translate(
+            captured.graph,
+            opset=options.opset or _OPSET,
+            outputs=list(outputs),
+            orders=[None] * len(outputs),
+            weights=captured.held,
+            lack=lambda node: lack(node, options.opset or _OPSET, None),
+            noise="nodes",
+            translations=translations,
+        )
+    except NotExpressible as error:
+        raise unsupported(error.refusals, hint="export(..., translations={operator: function}) adds one") from error
+    _hold(translation, captured)
+    results = [_result(value, outputs) for value in captured.returned]
+    places = _keep_inputs(translation, captured)
+    return translation, Calling(captured.in_spec, captured.out_spec, places, results)
+
+
+def _outputs(captured: Captured) -> dict[torch.fx.Node, int]:
+    outputs: dict[torch.fx.Node, int] = {}
+    for value in captured.returned:
+        if isinstance(value, torch.fx.Node):
+            outputs.setdefault(value, len(outputs))
+    return outputs
+
+
+def _result(value: Any, outputs: Mapping[torch.fx.Node, int]) -> Any:
+    if not isinstance(value, torch.fx.Node):
+        return value
+    val = value.meta.get("val")
+    if not isinstance(val, torch.Tensor):
+        return Output(outputs[value], number=True)
+    return Output(outputs[value], complex=val.dtype.is_complex)
+
+
+def _hold(translation: Translation, captured: Captured) -> None:
+    """Give weights the names they have in the module, and their tensors; a tensor that has two names is one weight."""
+    graph = translation.model.graph
+    values = {index: graph.initializers[placeholder] for placeholder, index in translation.weights.items()}
+    for i in reversed(range(len(translation.inputs))):  # complex and empty ones, which are no constants
+        if translation.inputs[i] in captured.held:
+            values[translation.inputs.pop(i)] = graph.inputs.pop(i)
+    first: dict[Any, ir.Value] = {}
+    for index, value in values.items():
+        name, tensor = captured.held[index]
+        tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor.resolve_neg()
+        same = first.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype), value)
+        if same is value or not tensor.numel():
+            graph.initializers.pop(str(value.name), None)
+            value.name, value.const_value = name, TorchTensor(tensor.detach(), name=name)
+            graph.register_initializer(value)
+        else:
+            ir.convenience.replace_all_uses_with(value, same)
+            del graph.initializers[str(value.name)]
+    translation.weights.clear()
+
+
+def _keep_inputs(translation: Translation, captured: Captured) -> list[int]:
+    """Inputs for all tensors that the caller gives, used or not, in the caller's order; their places."""
+    graph = translation.model.graph
+    have = dict(zip(translation.inputs, graph.inputs, strict=True))
+    wanted = []
+    for index, placeholder in enumerate(captured.graph.graph.find_nodes(op="placeholder")):
+        if index in captured.given and isinstance(placeholder.meta.get("val"), torch.Tensor) and index not in have:
+            have[index] = described(placeholder.name, placeholder.meta["val"])
+        if index in have:
+            wanted.append(index)
+    graph.inputs[:] = [have[index] for index in wanted]
+    translation.inputs[:] = wanted
+    return [captured.given[index] for index in wanted]
+
+
+# Names
+
+
+def _name(
+    graph: ir.Graph,
+    calling: Calling,
+    input_names: Sequence[str],
+    output_names: Sequence[str],
+    sizes: Mapping[sympy.Symbol, str],
+) -> None:
+    ends = {id(value) for value in (*graph.inputs, *graph.outputs)}
+    inner = (value for node in graph for value in node.outputs if id(value) not in ends)
+    taken = {str(name) for name in graph.initializers} | {str(value.name) for value in inner}
+    _rename(graph.inputs, input_names or [str(x.name) for x in graph.inputs], "input", taken)
+    _rename(graph.outputs, output_names or _paths(calling, len(graph.outputs)), "output", taken)
+    if sizes:
+        _name_sizes(graph, sizes)
+
+
+def _rename(values: Sequence[ir.Value], names: Sequence[str], what: str, taken: set[str]) -> None:
+    if len(names) != len(values):
+        raise OptionError(f"{len(names)} {what} names are given for {len(values)} {what}s")
+    for value, name in zip(values, names, strict=True):
+        unique, number = name, 1
+        while unique in taken:
+            unique, number = f"{name}_{number}", number + 1
+        taken.add(unique)
+        value.name = unique
+
+
+def _paths(calling: Calling, count: int) -> list[str]:
+    """Names of outputs from where they are in the results: "logits", "hidden_states_0", "output"."""
+    marks = pytree.tree_unflatten(list(range(len(calling.results))), calling.out_spec)
+    names = [""] * count
+    for path, place in pytree.tree_flatten_with_path(marks)[0]:
+        result = calling.results[place]
+        if isinstance(result, Output) and not names[result.index]:
+            parts = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", "")))) for key in path]
+            names[result.index] = "_".join(p for p in parts if p) if parts else "output"
+            if names[result.index][:1].isdigit():
+                names[result.index] = f"output_{names[result.index]}"
+    return names
+
+
+def _name_sizes(graph: ir.Graph, names: Mapping[sympy.Symbol, str]) -> None:
+    """Write symbolic sizes with the user's names."""
+    symbols = {symbol: sympy.Symbol(name, integer=True, positive=True) for symbol, name in names.items()}
+    values = [*graph.inputs, *(value for node in graph for value in node.outputs)]
+    for value in values:
+        dims = value.meta.get("dims")
+        if dims is not None and not all(isinstance(dim, int) for dim in dims):
+            inference.set_dims(value, tuple(d if isinstance(d, int) else d.xreplace(symbols) for d in dims))
+
+
+# The rest of the way
+
+
+def rewrite(model: ir.Model, options: Options, domains: Sequence[str] | None, report: GraphReport) -> None:
+    """Apply the rules that the options choose, and report on the result."""
+    region = RegionReport(
+        nodes_translated=sum(1 for _ in model.graph.all_nodes()),
+        weights=sum(type(v.const_value) is not ir.Tensor for v in model.graph.initializers.values()),
+    )
+    report.regions.append(region)
+    names = selected(options.optimize)
+    allowed = find_engine(options.engine).domains if domains is None else frozenset(domains)
+    if names:
+        with report.stage("optimize"):
+            region.rules = optimize(model, domains=allowed, names=names)
+            for function in model.functions.values():
+                body = ir.Model(function.graph, ir_version=model.ir_version)
+                region.rules += optimize(body, domains=allowed, names=names)
+    onnx_functions.finish(model)
+    graphs = (model.graph, *(function.graph for function in model.functions.values()))
+    region.operators = Counter(node.op_type for graph in graphs for node in graph.all_nodes())
+    dump.add_metadata(model)
+
+
+def _verify(program: Program, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    with torch.no_grad():
+        expected = pytree.tree_leaves(model(*args, **kwargs))
+    for index, (got, want) in enumerate(zip(pytree.tree_leaves(program(*args, **kwargs)), expected, strict=True)):
+        if isinstance(want, torch.Tensor) and not close(got, want):
+            raise VerificationError(
+                f"output {index} differs from PyTorch by {difference(got, want):.2e} of its magnitude",
+                hint='export with optimize="none" to see whether a rewrite rule is the cause',
+            )

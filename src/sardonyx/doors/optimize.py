@@ -1,0 +1,104 @@
+"""`sardonyx.optimize`: the rewrite rules on an ONNX model that exists already."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import sympy
+import torch
+from onnx_ir.passes.common import ShapeInferencePass
+from torch.utils import _pytree as pytree
+
+from sardonyx.diagnose.report import collecting, new_graph_report
+from sardonyx.doors.export import rewrite
+from sardonyx.doors.program import Calling, Output, Program
+from sardonyx.errors import SardonyxError
+from sardonyx.options import Options
+from sardonyx.translate import inference
+
+_OLDEST_OPSET = 18
+"""The first where axes are inputs throughout, as the rules read them; older models are converted."""
+
+
+def optimize(
+    model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, *, domains: Sequence[str] | None = None, **options: Any
+) -> Program:
+    """Rewrite an ONNX model, given as a file or in memory, by the same rules that compiled models pass through.
+
+    What is given stays as it is. With `opset` it is converted to a later one first: attention, RMS norm and rotary
+    embedding, which the rules find in older graphs too, are operators since 23. `domains` are operator domains beside
+    ONNX's own that the result may use, by default those of the engine. It is called with the model's inputs in order.
+
+    >>> from sardonyx import export
+    >>> model = export(torch.nn.SiLU(), (torch.ones(2),), optimize="none").proto()
+    >>> optimize(model)(torch.zeros(2))
+    tensor([0., 0.])
+    """
+    chosen = Options.of(options)
+    with collecting() as report:
+        graph_report = new_graph_report("given", 0)
+        with graph_report.stage("load"):
+            loaded = _described(_modern(_loaded(model), chosen.opset))
+        graph_report.operators = sum(1 for _ in loaded.graph.all_nodes())
+        rewrite(loaded, chosen, domains, graph_report)
+    return Program(loaded, _calling(loaded), torch.device("cpu"), chosen, report)
+
+
+def _loaded(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model) -> ir.Model:
+    if isinstance(model, ir.Model):
+        return model.clone()
+    if isinstance(model, onnx.ModelProto):
+        return ir.from_proto(model)
+    path = Path(model)
+    try:
+        return ir.load(path)
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        raise SardonyxError(f"{path} is no ONNX model that can be read: {error}") from error
+
+
+def _modern(model: ir.Model, wanted: int | None) -> ir.Model:
+    """The model with the opset that is wanted, or one that rules can read."""
+    opset = model.graph.opset_imports.get("", _OLDEST_OPSET)
+    target = max(opset, wanted or _OLDEST_OPSET)
+    if target == opset:
+        return model
+    try:
+        return ir.from_proto(onnx.version_converter.convert_version(ir.to_proto(model), target))
+    except Exception as error:
+        raise SardonyxError(
+            f"the model has opset {opset}, and onnx cannot convert it to {target}: {error}",
+            hint="export it anew with a later opset",
+        ) from error
+
+
+def _described(model: ir.Model) -> ir.Model:
+    """State sizes as the rules read them: numbers, and an expression for every size that has a name."""
+    model = ShapeInferencePass()(model).model
+    graph = model.graph
+    values = [*graph.inputs, *graph.initializers.values()]
+    values += [output for node in graph.all_nodes() for output in node.outputs]
+    for value in values:
+        if value.shape is not None and value.shape.has_unknown_dim():
+            continue
+        if value.shape is not None:
+            inference.set_dims(value, tuple(map(_dim, value.shape)))
+    return model
+
+
+def _dim(size: int | ir.SymbolicDim) -> int | sympy.Expr:
+    return size if isinstance(size, int) else sympy.Symbol(str(size.value), integer=True, nonnegative=True)
+
+
+def _calling(model: ir.Model) -> Calling:
+    """Inputs by position, a tensor or a tuple of them as the result."""
+    inputs, outputs = len(model.graph.inputs), len(model.graph.outputs)
+    in_spec = pytree.tree_structure(((0,) * inputs, {}))
+    out_spec = pytree.tree_structure(0 if outputs == 1 else (0,) * outputs)
+    return Calling(in_spec, out_spec, range(inputs), [Output(i) for i in range(outputs)])

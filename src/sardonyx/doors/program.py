@@ -1,0 +1,198 @@
+"""An exported model: ONNX, with weights that stay in torch's memory until they are written, and callable as before."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import torch
+from onnx_ir.tensor_adapters import TorchTensor
+from torch.utils import _pytree as pytree
+
+from sardonyx.diagnose.report import Report
+from sardonyx.engines import Job, Runner
+from sardonyx.engines.registry import find as find_engine
+from sardonyx.errors import SardonyxError
+from sardonyx.optimize.legalize import legalize
+from sardonyx.options import Options
+from sardonyx.translate import dtypes
+from sardonyx.translate.translator import in_torch
+
+_LARGEST_PROTOBUF = 2**31 - 2**24
+"""Protobuf refuses messages of 2 GiB; some room is left for the graph beside the weights."""
+
+
+@dataclass(frozen=True)
+class Calling:
+    """How a module's arguments become the model's inputs, and the model's outputs the module's results."""
+
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    inputs: Sequence[int]
+    """For each input of the model its place among the flattened arguments."""
+    results: Sequence[int | Any]
+    """For each flattened result an output of the model, or what it is on every call."""
+
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The model's inputs, from arguments that are arranged as those it was exported with."""
+        named = self.in_spec.children()[1].context
+        if set(kwargs) == set(named):
+            leaves, spec = pytree.tree_flatten((tuple(args), {name: kwargs[name] for name in named}))
+            if spec == self.in_spec:
+                return [_pairs(leaves[place]) for place in self.inputs]
+        raise TypeError(
+            f"the model was exported for {self.in_spec.children()[0].num_children} positional arguments and the "
+            f"keywords {list(named)}, arranged as {self.in_spec}"
+        )
+
+
+@dataclass(frozen=True)
+class Output:
+    """A result that the model computes.
+
+    `number` says that torch gives a Python number; `complex` that the model gives pairs, real and imaginary part.
+    """
+
+    index: int
+    number: bool = False
+    complex: bool = False
+
+
+class Program:
+    """What `sardonyx.export` returns.
+
+    >>> import sardonyx
+    >>> program = sardonyx.export(torch.nn.Linear(4, 2).eval(), (torch.ones(3, 4),))
+    >>> program(torch.ones(3, 4)).shape
+    torch.Size([3, 2])
+    """
+
+    def __init__(
+        self, model: ir.Model, calling: Calling, device: torch.device, options: Options, report: Report
+    ) -> None:
+        self.model, self.report = model, report
+        self._calling, self._device, self._options = calling, device, options
+        self._runner: Runner | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def inputs(self) -> list[str]:
+        """The names of the model's inputs."""
+        return [str(x.name) for x in self.model.graph.inputs]
+
+    @property
+    def outputs(self) -> list[str]:
+        """The names of the model's outputs."""
+        return [str(x.name) for x in self.model.graph.outputs]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model in the engine, with arguments and results as the module has them."""
+        inputs = self._calling.flatten(args, kwargs)
+        with self._lock:
+            if self._runner is None:
+                self._runner = self._load()
+        outputs = self._runner(inputs)
+        results = [_result(result, outputs) for result in self._calling.results]
+        return pytree.tree_unflatten(results, self._calling.out_spec)
+
+    def proto(self) -> onnx.ModelProto:
+        """The model as protobuf, weights inside."""
+        if self._weight_bytes() > _LARGEST_PROTOBUF:
+            raise SardonyxError(
+                f"the weights have {self._weight_bytes() / 1e9:.1f} GB, more than protobuf holds",
+                hint="program.save(path) writes them to a file beside the model",
+            )
+        return ir.to_proto(self.model)
+
+    def save(self, path: str | os.PathLike[str], *, external_data: bool | None = None) -> Path:
+        """Write the model; over 2 GB, or if asked, its weights into `<path>.data` beside it.
+
+        Weights are written from torch's memory, one after the other. A file that exists is replaced once the new one
+        is complete.
+        """
+        path = Path(path)
+        if external_data is None:
+            external_data = self._weight_bytes() > _LARGEST_PROTOBUF
+        data = path.name + ".data" if external_data else None
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            ir.save(self.model, Path(folder) / path.name, external_data=data)
+            if data:
+                os.replace(Path(folder) / data, path.parent / data)
+            os.replace(Path(folder) / path.name, path)
+        return path
+
+    def _weight_bytes(self) -> int:
+        held = (value.const_value for value in self.model.graph.initializers.values())
+        return sum(tensor.nbytes for tensor in held if tensor is not None)
+
+    def _load(self) -> Runner:
+        """A runner over the weights in torch's memory."""
+        engine = find_engine(self._options.engine)
+        model = self.model.clone()
+        kernels = engine.kernels(self._device)
+        if kernels is not None:
+            legalize(model, kernels)
+        weights = _leave_in_torch(model)
+        outputs = model.graph.outputs
+        job = Job(
+            model=ir.to_proto(model).SerializeToString(),
+            weights=weights,
+            inputs=tuple(self.inputs),
+            outputs=tuple(str(x.name) for x in outputs),  # casts may have given them new names
+            output_types=tuple(dtypes.to_torch(_dtype(x)) for x in outputs),
+            output_shapes=tuple(_sizes(x) for x in outputs),
+            fixed=frozenset(),
+            device=self._device,
+            stream=torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else None,
+            options=self._options,
+        )
+        return engine.load(job)
+
+    def __repr__(self) -> str:
+        return f"Program({', '.join(self.inputs)} → {', '.join(self.outputs)}; {self.report.nodes} nodes)"
+
+
+def _pairs(leaf: Any) -> Any:
+    """A complex tensor as the model takes it."""
+    return torch.view_as_real(leaf.resolve_conj()) if isinstance(leaf, torch.Tensor) and leaf.is_complex() else leaf
+
+
+def _result(result: Any, outputs: Sequence[torch.Tensor]) -> Any:
+    if not isinstance(result, Output):
+        return result
+    value = outputs[result.index]
+    if result.complex:
+        return torch.view_as_complex(value)
+    return value.item() if result.number else value
+
+
+def _leave_in_torch(model: ir.Model) -> dict[str, torch.Tensor]:
+    """Take the bytes of weights out of the model; the tensors they are in, by name."""
+    weights = {}
+    for name, value in model.graph.initializers.items():
+        held = value.const_value
+        if not isinstance(held, (TorchTensor, ir.LazyTensor)) or not held.size:
+            continue
+        tensor = held.raw.detach() if isinstance(held, TorchTensor) else torch.from_numpy(held.numpy())
+        weights[name] = tensor.contiguous()
+        value.const_value = in_torch(name, held.dtype, tuple(tensor.shape))
+    return weights
+
+
+def _dtype(value: ir.Value) -> ir.DataType:
+    assert value.dtype is not None
+    return value.dtype
+
+
+def _sizes(value: ir.Value) -> tuple[int, ...] | None:
+    dims = value.shape
+    if dims is None or not all(isinstance(d, int) for d in dims):
+        return None
+    return tuple(int(d) for d in dims)  # type: ignore[arg-type]  # integers, by the line above

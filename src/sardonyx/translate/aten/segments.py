@@ -1,0 +1,129 @@
+"""Sequences cut into pieces, each reduced to one element: segments, and bags of embeddings."""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+import torch
+
+from sardonyx.translate import dtypes
+from sardonyx.translate.aten.scatter import combined
+from sardonyx.translate.aten.search import place_of
+from sardonyx.translate.builder import Builder
+from sardonyx.translate.errors import Unsupported
+from sardonyx.translate.table import aten
+
+Value = ir.Value
+_REDUCTIONS = {"sum": ("add", 0.0), "mean": ("add", 0.0), "prod": ("mul", 1.0)}
+_EXTREMES = {"max": ("max", -math.inf), "min": ("min", math.inf)}
+
+
+def _pieces(g: Builder, x: Value, axis: int, offsets: Value, reduction: str, initial: float) -> Value:
+    """The elements from each offset to the next, combined; there is a piece before the first offset, too."""
+    length = g.dims(x)[axis]
+    if not isinstance(length, int) or not length:
+        raise Unsupported("pieces of a sequence of symbolic length, or of nothing")
+    begun = place_of(g, g.unsqueeze(offsets, [-2]), g.ints(range(length)), right=True)
+    dims = g.dims(offsets)[:-1]
+    piece = g.reshape(g.shaped(begun, [*dims, length]), [*dims, length] + [1] * (g.rank(x) - axis - 1))
+    start = g.expand(g.scalar(initial, g.dtype(x)), [*dims, g.dims(offsets)[-1] + 1, *g.dims(x)[axis + 1 :]])
+    return combined(g, start, axis, g.expand(piece, g.dims(x)), x, reduction)
+
+
+def _between(g: Builder, x: Value, axis: int, count: int) -> Value:
+    """Without the piece before the first offset, and those behind the last that count."""
+    dims = [count if i == axis else size for i, size in enumerate(g.dims(x))]
+    return g.shaped(g.slice(x, axis, 1, count + 1), dims)
+
+
+@aten("segment_reduce")
+def segment_reduce(
+    g: Builder,
+    data: Value,
+    reduce: str,
+    *,
+    lengths: Value | None = None,
+    indices: Value | None = None,
+    offsets: Value | None = None,
+    axis: int = 0,
+    unsafe: bool = False,
+    initial: float | None = None,
+) -> Value:
+    if offsets is None:
+        if lengths is None:
+            raise Unsupported("segments by index")
+        offsets = _offsets(g, lengths)
+    count = g.dims(offsets)[-1] - 1
+    if not isinstance(count, int):
+        raise Unsupported("a symbolic number of segments")
+    dtype = dtypes.summing(g.dtype(data))
+    reduction, neutral = {**_REDUCTIONS, **_EXTREMES}[reduce]
+    x, start = g.cast(data, dtype), neutral if initial is None else float(initial)
+    found = _between(g, _pieces(g, x, axis, offsets, reduction, start), axis, count)
+    if reduce in _EXTREMES:
+        return _with_nan(g, found, x, axis, offsets, count)
+    return found if reduce != "mean" else _mean(g, found, offsets, axis, initial is None)
+
+
+def _offsets(g: Builder, lengths: Value) -> Value:
+    wide = g.cast(lengths, torch.int64)
+    *dims, count = g.dims(lengths)
+    first = g.expand(g.scalar(0, torch.int64), [*dims, 1])
+    ends = g.CumSum(wide, g.scalar(len(dims), torch.int64))
+    return g.shaped(g.Concat(first, ends, axis=-1), [*dims, count + 1])
+
+
+def _with_nan(g: Builder, found: Value, x: Value, axis: int, offsets: Value, count: int) -> Value:
+    """Engines skip NaN when they look for an extreme; torch passes it on."""
+    missing = g.cast(g.IsNaN(x), g.dtype(x))
+    broken = _between(g, _pieces(g, missing, axis, offsets, "add", 0), axis, count)
+    return g.Where(g.cast(broken, torch.bool), g.scalar(math.nan, g.dtype(x)), found)
+
+
+def _mean(g: Builder, total: Value, offsets: Value, axis: int, empty_is_nan: bool) -> Value:
+    *dims, edges = g.dims(offsets)
+    ends, starts = (g.slice(offsets, axis, i, edges - 1 + i) for i in (1, 0))
+    lengths = g.shaped(g.Sub(ends, starts), [*dims, edges - 1])
+    lengths = g.cast(g.unsqueeze(lengths, range(axis + 1, g.rank(total))), g.dtype(total))
+    # A segment of no elements keeps what it was given to begin with.
+    return g.Div(total, lengths if empty_is_nan else g.Max(lengths, g.scalar(1, g.dtype(total))))
+
+
+_SUM, _MEAN, _MAX = range(3)
+
+
+@aten("_embedding_bag", "_embedding_bag_forward_only")
+def embedding_bag(
+    g: Builder,
+    weight: Value,
+    indices: Value,
+    offsets: Value,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Value | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[Value, ...]:
+    if any(map(g.reads_output, (1, 2, 3))):
+        raise Unsupported("the counts and places that the gradient of a bag of embeddings needs")
+    bags = g.dims(offsets)[0] - int(include_last_offset)
+    if not isinstance(bags, int):
+        raise Unsupported("a symbolic number of bags")
+    wide = dtypes.summing(g.dtype(weight))
+    rows = g.shaped(g.Gather(weight, indices, axis=0), [*g.dims(indices), g.dims(weight)[1]])
+    rows = g.cast(rows, wide)
+    counted = g.unsqueeze(g.Not(g.Equal(indices, g.scalar(padding_idx, g.dtype(indices)))), [-1])
+    if per_sample_weights is not None:
+        rows = g.Mul(rows, g.unsqueeze(g.cast(per_sample_weights, wide), [-1]))
+    rows = g.Where(counted, rows, g.scalar(-math.inf if mode == _MAX else 0.0, wide))
+    number = _between(g, _pieces(g, g.cast(counted, wide), 0, offsets, "add", 0), 0, bags)
+    reduction, neutral = ("max", -math.inf) if mode == _MAX else ("add", 0.0)
+    found = _between(g, _pieces(g, rows, 0, offsets, reduction, neutral), 0, bags)
+    if mode == _MAX:
+        found = _with_nan(g, found, rows, 0, offsets, bags)
+        found = g.Where(g.Equal(number, g.scalar(0, wide)), g.scalar(0, wide), found)
+    elif mode == _MEAN:
+        found = g.Div(found, g.Max(number, g.scalar(1, wide)))
+    return found, number, number, number

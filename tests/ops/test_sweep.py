@@ -1,0 +1,76 @@
+"""What a sweep survives."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+from .check import Outcome
+from .sweep import Results
+from .workers import Task, sweep
+
+RIGHT = Outcome("add", "float32", passed=3).as_json()
+CRASH = Outcome("sub", "float32", crashed=["sample 0: the process died"]).as_json()
+
+
+def reloaded(path: Path, samples: int | None = None) -> list[object]:
+    results = Results(path, samples)
+    results.load()
+    return list(results.outcomes)
+
+
+def saved(path: Path) -> None:
+    results = Results(path, None)
+    results.outcomes = [CRASH, RIGHT]
+    results.save()
+
+
+def test_results_are_json_with_a_line_for_each_operator(tmp_path: Path) -> None:
+    saved(tmp_path / "results.json")
+    text = (tmp_path / "results.json").read_text()
+    assert json.loads(text)["outcomes"] == [RIGHT, CRASH]
+    assert json.dumps(RIGHT) + "," in text.splitlines()
+
+
+def test_a_resumed_sweep_keeps_what_is_done_and_tries_crashes_again(tmp_path: Path) -> None:
+    saved(tmp_path / "results.json")
+    assert reloaded(tmp_path / "results.json") == [RIGHT]
+
+
+def test_results_that_were_cut_off_are_kept_as_far_as_they_go(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    saved(path)
+    path.write_text(path.read_text().partition(', "crashed"')[0])
+    assert reloaded(path) == [RIGHT]
+
+
+def test_results_of_another_kind_of_sweep_are_not_mixed_in(tmp_path: Path) -> None:
+    saved(tmp_path / "results.json")
+    assert reloaded(tmp_path / "results.json", samples=3) == []
+
+
+def test_a_process_that_dies_is_replaced_and_no_sample_is_lost() -> None:
+    outcomes, killed = [], False
+    for settled in sweep([Task("sum", "float32", 3)], count=3, seconds=60, processes=1):
+        if isinstance(settled, Outcome):
+            outcomes.append(settled)
+        elif settled and not killed:
+            killed = True
+            _kill_children()
+    assert killed
+    assert [(o.passed, o.crashed) for o in outcomes] == [(3, [])]
+
+
+def _kill_children() -> None:
+    import multiprocessing
+
+    for child in multiprocessing.active_children():
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGKILL)
+
+
+def test_a_sample_that_takes_too_long_is_named_and_the_others_go_on() -> None:
+    (outcome,) = [o for o in sweep([Task("neg", "float32", 1)], 1, 0.0, 1) if isinstance(o, Outcome)]
+    assert outcome.crashed == ["sample 0: no answer within 0 seconds"]

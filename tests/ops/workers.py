@@ -1,0 +1,173 @@
+"""Processes that check samples and may die: what is lost is the sample that kills two of them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from .check import Outcome, check_sample
+from .database import operators, samples, warm_up
+
+SECONDS_FOR_START = 300.0
+SAMPLES_OF_A_PROCESS = 5000
+"""After so many a process is replaced: what a compiler keeps adds up."""
+MOST_CRASHES = 5
+"""After so many the rest of an operator is not looked at."""
+READY, END = "ready", "end"
+"""What a process says beside outcomes: that it can take an operator, and that there are no more samples of one."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """An operator in one dtype, and how many samples it has."""
+
+    operator: str
+    dtype: str
+    samples: int
+
+
+def _serve(pipe: Connection, count: int | None) -> None:
+    """The life of a process: takes an operator, a dtype and the first sample to look at; gives an outcome a sample."""
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends us
+    torch.set_num_threads(1)
+    warm_up()
+    pipe.send(READY)
+    while True:
+        name, dtype, first = pipe.recv()
+        op = operators()[name]
+        for index, sample in enumerate(samples(op, getattr(torch, dtype), count)):
+            if index >= first:
+                started = time.perf_counter()
+                outcome = check_sample(name, dtype, index, op, sample)
+                outcome.seconds = round(time.perf_counter() - started, 4)
+                pipe.send(outcome)
+        pipe.send(END)
+
+
+class Worker:
+    """One process, the operator it is at, and a new process when it dies or a sample takes too long."""
+
+    def __init__(self, count: int | None, seconds: float) -> None:
+        self._count, self._seconds = count, seconds
+        self._process: Any = None
+
+    def begin(self, task: Task) -> None:
+        """Take on an operator."""
+        self._task, self._outcome, self._ended = task, Outcome(task.operator, task.dtype), False
+        self._next, self._lost = 0, -1
+        if self._process is None or self._served > SAMPLES_OF_A_PROCESS:
+            self._start()
+        else:
+            self._send()
+
+    @property
+    def pipe(self) -> Connection:
+        """Readable when there is something to `advance` by."""
+        return self._pipe
+
+    @property
+    def patience(self) -> float:
+        """How many seconds are left to the sample at hand."""
+        return max(self._deadline - time.monotonic(), 0)
+
+    def advance(self) -> int:
+        """Take in what the process says, or that it died or is late; how many samples that settles."""
+        try:
+            if not self._pipe.poll():
+                return 0 if self.patience else self._lose(f"no answer within {self._limit():.0f} seconds")
+            answer = self._pipe.recv()
+        except (EOFError, ConnectionError):
+            self._process.join(5)
+            return self._lose(f"the process died with exit code {self._process.exitcode}")
+        if answer == READY:
+            self._ready = True
+            self._send()
+        elif answer == END:
+            self._ended = True
+        else:
+            self._outcome.add(answer)
+            self._settle()
+            return 1
+        return 0
+
+    def finished(self) -> Outcome | None:
+        """The outcome of the operator, once every sample is settled."""
+        return self._outcome if self._ended else None
+
+    def _settle(self) -> None:
+        self._next += 1
+        self._served += 1
+        self._deadline = time.monotonic() + self._seconds
+
+    def _lose(self, problem: str) -> int:
+        """Go on in a new process: with the sample at hand again, and after it when it is lost a second time."""
+        again, self._lost = self._lost != self._next, self._next
+        self.stop()
+        if not again:
+            self._outcome.crashed.append(f"sample {self._next}: {problem}")
+            self._next += 1
+            hopeless = not self._ready or len(self._outcome.crashed) >= MOST_CRASHES
+            self._ended = hopeless or self._next >= self._task.samples
+        if not self._ended:
+            self._start()
+        return int(not again)
+
+    def _start(self) -> None:
+        self.stop()
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, self._count), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._ready, self._served = False, 0
+        self._deadline = time.monotonic() + SECONDS_FOR_START
+
+    def _send(self) -> None:
+        self._deadline = time.monotonic() + self._seconds
+        with suppress(ConnectionError):  # where the process is gone, reading from it tells
+            self._pipe.send((self._task.operator, self._task.dtype, self._next))
+
+    def _limit(self) -> float:
+        return self._seconds if self._ready else SECONDS_FOR_START
+
+    def stop(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._pipe.close()
+            self._process = None
+
+
+def sweep(tasks: Iterable[Task], count: int | None, seconds: float, processes: int) -> Iterator[int | Outcome]:
+    """Check every task in several processes: gives a number of samples as they are settled, and each outcome."""
+    waiting = deque(task for task in tasks if task.samples)
+    workers = [Worker(count, seconds) for _ in range(min(processes, len(waiting)))]
+    busy = []
+    try:
+        for worker in workers:
+            worker.begin(waiting.popleft())
+            busy.append(worker)
+        while busy:
+            wait([worker.pipe for worker in busy], timeout=min(worker.patience for worker in busy) + 0.01)
+            for worker in list(busy):
+                yield worker.advance()
+                outcome = worker.finished()
+                if outcome is not None:
+                    yield outcome
+                    if waiting:
+                        worker.begin(waiting.popleft())
+                    else:
+                        busy.remove(worker)
+    finally:
+        for worker in workers:
+            worker.stop()

@@ -1,0 +1,439 @@
+"""For every rule: a model it applies to, and one it must leave alone.
+
+`@A` to `@F` are sizes and `@(A*B)` is computed from them; `@T` is a dtype, `@N` its number. A test fills them in.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+FLOATS = ("float", "double", "float16")
+ANY = (*FLOATS, "int64")
+NUMBERS = {"float": 1, "int64": 7, "float16": 10, "double": 11}
+SIZES = {"A": 2, "B": 3, "C": 4, "D": 5, "E": 2, "F": 3}
+
+X = "@T[@A,@B,@C] x"
+Y = "@T[@A,@B,@C] y"
+HALVES = """<int64[1] zero = {0}, int64[1] mid = {@C}, int64[1] end = {99}, int64[1] axis = {3}, int64[1] one = {1}>"""
+HEADS = "@T[@A,@E,@B,@C]"
+
+
+@dataclass(frozen=True)
+class Case:
+    """Models that show a rule: `applies` in every dtype of `types`; `refuses` for the sizes that stand above."""
+
+    applies: str
+    refuses: str
+    types: tuple[str, ...] = ("float",)
+
+
+def filled(text: str, dtype: str = "float", sizes: dict[str, int] = SIZES) -> str:
+    """The model's text for one dtype and these sizes."""
+
+    def value(match: re.Match[str]) -> str:
+        expression = match[1] or match[2]
+        known = {"T": dtype, "N": NUMBERS[dtype], **sizes}
+        return str(eval(expression, {}, known))
+
+    return re.sub(r"@(?:\(([^()]*)\)|([A-FNT]))", value, text)
+
+
+def drawn(text: str, types: tuple[str, ...], seed: int, choice: Sequence[int] = (1, 2, 3, 4, 5, 8)) -> str:
+    """The model's text for sizes and a dtype that the seed decides."""
+    generator = random.Random(seed)
+    sizes = {name: generator.choice(choice) for name in SIZES}
+    return filled(text, generator.choice(types), sizes)
+
+
+CASES = {
+    "DropIdentity": Case(
+        f"g ({X}) => ({Y}) {{ a = Identity(x) y = Relu(a) }}",
+        f"g ({X}) => ({Y}) {{ y = Identity(x) }}",
+        FLOATS,
+    ),
+    "DropCast": Case(
+        "g (float[@A,@B] x) => (float[@A,@B] y) { a = Cast<to=1>(x) y = Relu(a) }",
+        "g (float[@A,@B] x) => (double[@A,@B] y) { y = Cast<to=11>(x) }",
+    ),
+    "JoinCasts": Case(
+        "g (float[@A,@B] x) => (float16[@A,@B] y) { a = Cast<to=11>(x) y = Cast<to=10>(a) }",
+        "g (float[@A,@B] x) => (float[@A,@B] y) { a = Cast<to=10>(x) y = Cast<to=1>(a) }",
+    ),
+    "DropReshape": Case(
+        f"g ({X}) => ({Y}) <int64[3] s = {{@A, @B, @C}}> {{ a = Reshape(x, s) y = Neg(a) }}",
+        f"g ({X}) => (@T[@(A*B),@C] y) <int64[2] s = {{@(A*B), @C}}> {{ y = Reshape(x, s) }}",
+        ANY,
+    ),
+    "JoinReshapes": Case(
+        f"""g ({X}) => (@T[@C,@(A*B)] y) <int64[2] s = {{@(A*B), @C}}, int64[2] t = {{@C, @(A*B)}}>
+        {{ a = Reshape(x, s) y = Reshape(a, t) }}""",
+        f"""g ({X}) => (@T[@C,@(A*B)] y) <int64[2] s = {{@(A*B), @C}}, int64[2] t = {{@C, @(A*B)}}>
+        {{ a = Reshape(x, s) b = Transpose<perm=[1, 0]>(a) y = Reshape(b, t) }}""",
+        ANY,
+    ),
+    "ViewAsReshape": Case(
+        f"""g ({X}) => (@T[@(A*B),1,@C] y) <int64[2] s = {{@(A*B), @C}}, int64[1] t = {{1}}>
+        {{ a = Reshape(x, s) y = Unsqueeze(a, t) }}""",
+        f"g ({X}) => (@T[@A,1,@B,@C] y) <int64[1] t = {{1}}> {{ y = Unsqueeze(x, t) }}",
+        ANY,
+    ),
+    "DropTranspose": Case(
+        "g (@T[@A,1,@C] x) => (@T[1,@A,@C] y) { y = Transpose<perm=[1, 0, 2]>(x) }",
+        f"g ({X}) => (@T[@B,@A,@C] y) {{ y = Transpose<perm=[1, 0, 2]>(x) }}",
+        ANY,
+    ),
+    "JoinTransposes": Case(
+        f"g ({X}) => (@T[@C,@A,@B] y) {{ a = Transpose(x) y = Transpose<perm=[0, 2, 1]>(a) }}",
+        f"g ({X}) => (@T[@C,@A,@B] y) {{ a = Transpose(x) b = Softmax<axis=0>(a) y = Transpose<perm=[0, 2, 1]>(b) }}",
+        FLOATS,
+    ),
+    "SinkTransposeThroughElementwise": Case(
+        f"g ({X}) => (@T[@C,@A,@B] y) {{ a = Transpose(x) b = Neg(a) y = Transpose<perm=[0, 2, 1]>(b) }}",
+        f"g ({X}) => (@T[@C,@B,@A] y) {{ a = Transpose(x) y = Neg(a) }}",
+        ANY,
+    ),
+    "SinkTransposeThroughArithmetic": Case(
+        f"""g ({X}, @T[@A,1,@C] z) => (@T[@C,@B,@A] y)
+        {{ a = Transpose<perm=[2, 1, 0]>(x) b = Transpose(z) y = Sub(a, b) }}""",
+        f"""g ({X}, @T[@A,@C,@B] z) => (@T[@C,@B,@A] y)
+        {{ a = Transpose<perm=[2, 1, 0]>(x) b = Transpose<perm=[1, 2, 0]>(z) y = Sub(a, b) }}""",
+        FLOATS,
+    ),
+    "DropExpand": Case(
+        f"g ({X}) => ({Y}) <int64[1] s = {{1}}> {{ a = Expand(x, s) y = Neg(a) }}",
+        "g (@T[@A,1] x) => (@T[@A,@B] y) <int64[2] s = {1, @B}> { y = Expand(x, s) }",
+        ANY,
+    ),
+    "DropExpandBeforeBroadcast": Case(
+        f"g ({X}, @T[@C] z) => ({Y}) <int64[3] s = {{@A, @B, @C}}> {{ a = Expand(z, s) y = Add(x, a) }}",
+        f"g (@T[@C] x, @T[@C] z) => ({Y}) <int64[3] s = {{@A, @B, @C}}> {{ a = Expand(z, s) y = Add(x, a) }}",
+        ANY,
+    ),
+    "SinkReshapeThroughElementwise": Case(
+        f"g ({X}) => (@T[@(A*B),@C] y) <int64[2] s = {{@(A*B), @C}}> {{ a = Reshape(x, s) y = Relu(a) }}",
+        f"""g ({X}) => (@T[@(A*B),@C] y, @T[@(A*B),@C] a) <int64[2] s = {{@(A*B), @C}}>
+        {{ a = Reshape(x, s) y = Relu(a) }}""",
+        FLOATS,
+    ),
+    "SinkReshapeThroughRowwise": Case(
+        f"g ({X}) => (@T[@(A*B),@C] y) <int64[2] s = {{@(A*B), @C}}> {{ a = Reshape(x, s) y = Softmax<axis=-1>(a) }}",
+        f"g ({X}) => (@T[@C,@(A*B)] y) <int64[2] s = {{@C, @(A*B)}}> {{ a = Reshape(x, s) y = Softmax<axis=-1>(a) }}",
+        FLOATS,
+    ),
+    "SinkReshapeThroughArithmetic": Case(
+        f"g (@T[@(A*B),@C] x, {X.replace(' x', ' z')}) => ({Y}) <int64[3] s = {{@A, @B, @C}}>"
+        "{ a = Reshape(x, s) y = Sub(z, a) }",
+        f"g (@T[@(A*B),@C] x, @T[@A,1,@C] z) => ({Y}) <int64[3] s = {{@A, @B, @C}}>"
+        "{ a = Reshape(x, s) y = Add(a, z) }",
+        ANY,
+    ),
+    "DropSlice": Case(
+        f"""g ({X}) => ({Y}) <int64[1] b = {{0}}, int64[1] e = {{9}}, int64[1] i = {{1}}>
+        {{ a = Slice(x, b, e, i, i) y = Neg(a) }}""",
+        f"""g ({X}) => ({Y}) <int64[1] b = {{-1}}, int64[1] e = {{-99}}, int64[1] i = {{1}}, int64[1] s = {{-1}}>
+        {{ y = Slice(x, b, e, i, s) }}""",
+        ANY,
+    ),
+    "DropConcat": Case(
+        f"g ({X}) => ({Y}) {{ a = Concat<axis=0>(x) y = Neg(a) }}",
+        f"g ({X}) => (@T[@(A*2),@B,@C] y) {{ y = Concat<axis=0>(x, x) }}",
+        ANY,
+    ),
+    "RejoinPieces": Case(
+        """g (@T[@A,@(B+C)] x) => (@T[@A,@(B+C)] y)
+        <int64[1] o = {0}, int64[1] p = {@B}, int64[1] q = {@(B+C)}, int64[1] i = {1}>
+        { a = Slice(x, o, p, i) b = Slice(x, p, q, i, i) c = Concat<axis=-1>(a, b) y = Neg(c) }""",
+        """g (@T[@A,@(B+C)] x) => (@T[@A,@(B+C)] y)
+        <int64[1] o = {0}, int64[1] p = {@B}, int64[1] q = {@(B+C)}, int64[1] i = {1}>
+        { a = Slice(x, o, p, i) b = Slice(x, p, q, i, i) c = Concat<axis=-1>(b, a) y = Neg(c) }""",
+        ANY,
+    ),
+    "SlicesAsSplit": Case(
+        """g (@T[@A,@(B+C+D)] x) => (@T[@A,@B] a, @T[@A,@C] b, @T[@A,@D] c)
+        <int64[1] o = {0}, int64[1] p = {@B}, int64[1] q = {@(B+C)}, int64[1] r = {99}, int64[1] i = {1}>
+        { c = Slice(x, q, r, i, i) a = Slice(x, o, p, i, i) b = Slice(x, p, q, i) }""",
+        """g (@T[@A,@(B+C+D)] x) => (@T[@A,@B] a, @T[@A,@D] c)
+        <int64[1] o = {0}, int64[1] p = {@B}, int64[1] q = {@(B+C)}, int64[1] r = {99}, int64[1] i = {1}>
+        { a = Slice(x, o, p, i, i) c = Slice(x, q, r, i, i) }""",
+        ANY,
+    ),
+    "DropFactorOne": Case(
+        f"g ({X}) => ({Y}) <float[1] d = {{1.0}}> {{ c = Cast<to=@N>(d) a = Mul(x, c) y = Neg(a) }}",
+        "g (float x) => (float[3] y) <float[3] c = {1.0, 1.0, 1.0}> { y = Mul(x, c) }",
+        ANY,
+    ),
+    "DropAddendZero": Case(
+        "g (int64[@A,@B] x) => (int64[@A,@B] y) <int64 c = {0}> { a = Add(c, x) y = Neg(a) }",
+        "g (float[3] x) => (float[3] y) <float c = {0.0}> { y = Add(x, c) }",
+        ("int64",),
+    ),
+    "DropDoubleNegation": Case(
+        f"g ({X}) => ({Y}) {{ a = Neg(x) b = Neg(a) y = Abs(b) }}",
+        f"g ({X}) => ({Y}) {{ a = Neg(x) b = Abs(a) y = Neg(b) }}",
+        ANY,
+    ),
+    "SquareAsProduct": Case(
+        f"g ({X}) => ({Y}) <float d = {{2.0}}> {{ c = Cast<to=@N>(d) y = Pow(x, c) }}",
+        f"g ({X}) => ({Y}) <float d = {{2.5}}> {{ c = Cast<to=@N>(d) y = Pow(x, c) }}",
+        FLOATS,
+    ),
+    "OneOverAsReciprocal": Case(
+        f"g ({X}) => ({Y}) <float d = {{1.0}}> {{ c = Cast<to=@N>(d) y = Div(c, x) }}",
+        f"g ({X}) => ({Y}) <float d = {{2.0}}> {{ c = Cast<to=@N>(d) y = Div(c, x) }}",
+        FLOATS,
+    ),
+    "DivideByPowerOfTwo": Case(
+        f"g ({X}) => ({Y}) <float[1] d = {{-8.0}}> {{ c = Cast<to=@N>(d) y = Div(x, c) }}",
+        f"g ({X}) => ({Y}) <float d = {{3.0}}> {{ c = Cast<to=@N>(d) y = Div(x, c) }}",
+        FLOATS,
+    ),
+    "ClampAsClip": Case(
+        f"""g ({X}) => ({Y}) <float d = {{-0.5}}, float[1] e = {{0.75}}>
+        {{ l = Cast<to=@N>(d) h = Cast<to=@N>(e) a = Max(x, l) y = Min(h, a) }}""",
+        f"g ({X}) => ({Y}) <float l = {{1.0}}, float h = {{0.0}}> {{ a = Max(x, l) y = Min(a, h) }}",
+        ("float", "double", "int64"),
+    ),
+    "DropDoubleNot": Case(
+        "g (bool[@A,@B] x) => (bool[@A,@B] y) { a = Not(x) b = Not(a) y = Or(b, x) }",
+        "g (bool[@A,@B] x) => (bool[@A,@B] y) { y = Not(x) }",
+    ),
+    "NotInsteadOfEqual": Case(
+        "g (bool[@A,@B] x) => (bool[@A,@B] y) <int64 o = {0}> { a = Cast<to=7>(x) y = Equal(a, o) }",
+        "g (float[@A,@B] x) => (bool[@A,@B] y) <int64 o = {0}> { a = Cast<to=7>(x) y = Equal(a, o) }",
+    ),
+    "WhereNot": Case(
+        f"g ({X}, bool[@B,1] m, @T[@C] z) => ({Y}) {{ n = Not(m) y = Where(n, x, z) }}",
+        f"g ({X}, bool[@B,1] m, @T[@C] z) => ({Y}) {{ y = Where(m, x, z) }}",
+        ANY,
+    ),
+    "DropWhere": Case(
+        f"g ({X}, bool[@C] m) => ({Y}) {{ a = Where(m, x, x) y = Neg(a) }}",
+        "g (@T[1,@C] x, bool[@B,@C] m) => (@T[@B,@C] y) { a = Where(m, x, x) y = Neg(a) }",
+        ANY,
+    ),
+    "GemmTakesTransposedRight": Case(
+        "g (@T[@A,@B] x, @T[@C,@B] w, @T[@C] b) => (@T[@A,@C] y) { t = Transpose<perm=[1, 0]>(w) y = Gemm(x, t, b) }",
+        "g (@T[@A,@B] x, @T[@B,@C] w, @T[@C] b) => (@T[@A,@C] y) { y = Gemm(x, w, b) }",
+        ("float", "double"),
+    ),
+    "GemmTakesTransposedLeft": Case(
+        "g (@T[@B,@A] x, @T[@B,@C] w, @T[@C] b) => (@T[@A,@C] y) { t = Transpose(x) y = Gemm(t, w, b) }",
+        "g (@T[@B,@A] x, @T[@B,@C] w, @T[@C] b) => (@T[@A,@C] y) { y = Gemm<transA=1>(x, w, b) }",
+        ("float", "double"),
+    ),
+    "MatricesToGemm": Case(
+        "g (@T[@A,@B] x, @T[@C,@B] w) => (@T[@A,@C] y) { t = Transpose(w) y = MatMul(x, t) }",
+        "g (@T[@D,@A,@B] x, @T[@C,@B] w) => (@T[@D,@A,@C] y) { t = Transpose(w) y = MatMul(x, t) }",
+        ("float", "double"),
+    ),
+    "BiasIntoGemm": Case(
+        "g (@T[@A,@B] x, @T[@B,@C] w, @T[@C] b) => (@T[@A,@C] y) { p = MatMul(x, w) y = Add(b, p) }",
+        "g (@T[@A,@B] x, @T[@B,1] w, @T[@C] b) => (@T[@A,@C] y) { p = MatMul(x, w) y = Add(b, p) }",
+        ("float", "double"),
+    ),
+    "BiasIntoPlainGemm": Case(
+        "g (@T[@A,@B] x, @T[@C,@B] w, @T[@C] b) => (@T[@A,@C] y) { p = Gemm<transB=1>(x, w) y = Add(p, b) }",
+        "g (@T[@A,@B] x, @T[1,@B] w, @T[@C] b) => (@T[@A,@C] y) { p = Gemm<transB=1>(x, w) y = Add(p, b) }",
+        ("float", "double"),
+    ),
+    "ScaleIntoGemm": Case(
+        """g (@T[@A,@B] x, @T[@C,@B] w, @T[@C] b) => (@T[@A,@C] y) <float d = {0.3}>
+        { c = Cast<to=@N>(d) p = Gemm<transB=1, beta=2.0>(x, w, b) y = Div(p, c) }""",
+        """g (@T[@A,@B] x, @T[@C,@B] w) => (@T[1,@A,@C] y) <float[1,1,1] d = {0.3}>
+        { c = Cast<to=@N>(d) p = Gemm<transB=1>(x, w) y = Div(p, c) }""",
+    ),
+    "SinkReshapeThroughProduct": Case(
+        """g (@T[@A,@B,@C] x, @T[@D,@C] w) => (@T[@(A*B),@D] y) <int64[2] s = {@(A*B), @C}>
+        { r = Reshape(x, s) y = Gemm<transB=1>(r, w) }""",
+        """g (@T[@A,@B,@D] x, @T[@C,@(A*B)] w) => (@T[@D,@C] y) <int64[2] s = {@D, @(A*B)}>
+        { r = Reshape(x, s) y = Gemm<transB=1>(r, w) }""",
+        ("float", "double"),
+    ),
+    "SinkReshapeThroughBatchedProduct": Case(
+        """g (@T[@A,@B,@C,@D] a, @T[@A,@B,@D,@E] b) => (@T[@(A*B),@C,@E] y)
+        <int64[3] s = {@(A*B), @C, @D}, int64[3] t = {@(A*B), @D, @E}>
+        { p = Reshape(a, s) q = Reshape(b, t) y = MatMul(p, q) }""",
+        """g (@T[@A,@B,@C,@D] a, @T[@B,@A,@D,@E] b) => (@T[@(A*B),@C,@E] y)
+        <int64[3] s = {@(A*B), @C, @D}, int64[3] t = {@(A*B), @D, @E}>
+        { p = Reshape(a, s) q = Reshape(b, t) y = MatMul(p, q) }""",
+        ("float", "double"),
+    ),
+    "MatmulTakesTransposedRight": Case(
+        """g (@T[@D,@A,@B] x, @T[@D,@C,@B] w) => (@T[@D,@A,@C] y)
+        { t = Transpose<perm=[0, 2, 1]>(w) y = MatMul(x, t) }""",
+        "g (@T[@B] x, @T[@C,@B] w) => (@T[@C] y) { t = Transpose(w) y = MatMul(x, t) }",
+        ("float", "double"),
+    ),
+    "MatmulTakesTransposedLeft": Case(
+        """g (@T[@D,@B,@A] x, @T[@D,@B,@C] w) => (@T[@D,@A,@C] y)
+        { t = Transpose<perm=[0, 2, 1]>(x) y = MatMul(t, w) }""",
+        "g (@T[@B,@A] x, @T[@B] w) => (@T[@A] y) { t = Transpose(x) y = MatMul(t, w) }",
+        ("float", "double"),
+    ),
+    "ScaleIntoMatmul": Case(
+        """g (@T[@D,@A,@B] x, @T[@D,@B,@C] w) => (@T[@D,@A,@C] y) <float c = {0.3}>
+        { p = MatMul(x, w) y = Div(p, c) }""",
+        """g (@T[@D,@A,@B] x, @T[@D,@B,@C] w) => (@T[1,@D,@A,@C] y) <float[1,1,1,1] c = {0.3}>
+        { p = MatMul(x, w) y = Mul(p, c) }""",
+    ),
+    "ScaledOperandIntoMatmul": Case(
+        """g (@T[@D,@A,@B] x, @T[@B,@C] w) => (@T[@D,@A,@C] y) <float c = {0.3}, float[1] d = {4.0}>
+        { p = Mul(c, x) q = Div(w, d) y = MatMul(p, q) }""",
+        """g (@T[@D,@A,@B] x, @T[@B,@C] w) => (@T[@D,@A,@C] y) <float c = {0.0}>
+        { p = Mul(c, x) y = MatMul(p, w) }""",
+    ),
+    "Silu": Case(
+        f"g ({X}) => ({Y}) {{ s = Sigmoid(x) y = Mul(s, x) }}",
+        f"g ({X}, @T[@C] z) => ({Y}) {{ s = Sigmoid(z) y = Mul(s, x) }}",
+    ),
+    "QuickGelu": Case(
+        f"g ({X}) => ({Y}) <float c = {{1.702}}> {{ a = Mul(x, c) s = Sigmoid(a) y = Mul(x, s) }}",
+        "g (@T[@C] x) => (@T[1,@C] y) <float[1,1] c = {1.702}> { a = Mul(x, c) s = Sigmoid(a) y = Mul(x, s) }",
+    ),
+    "TanhGelu": Case(
+        f"""g ({X}) => ({Y})
+        <float h = {{0.5}}, float k = {{0.044715}}, float r = {{0.7978845608}}, float one = {{1.0}},
+         float three = {{3.0}}>
+        {{ c = Pow(x, three) a = Mul(c, k) b = Add(x, a) d = Mul(b, r) t = Tanh(d) e = Add(t, one)
+           f = Mul(x, h) y = Mul(f, e) }}""",
+        f"""g ({X}) => ({Y})
+        <float h = {{0.5}}, float k = {{0.044}}, float r = {{0.7978845608}}, float one = {{1.0}},
+         float three = {{3.0}}>
+        {{ c = Pow(x, three) a = Mul(c, k) b = Add(x, a) d = Mul(b, r) t = Tanh(d) e = Add(t, one)
+           f = Mul(x, h) y = Mul(f, e) }}""",
+    ),
+    "ErfGelu": Case(
+        f"""g ({X}) => ({Y}) <float h = {{0.5}}, float r = {{0.70710678}}, float one = {{1.0}}>
+        {{ a = Mul(x, r) e = Erf(a) b = Add(e, one) c = Mul(x, h) y = Mul(c, b) }}""",
+        f"""g ({X}) => ({Y}) <float h = {{0.5}}, float r = {{0.7}}, float one = {{1.0}}>
+        {{ a = Mul(x, r) e = Erf(a) b = Add(e, one) c = Mul(x, h) y = Mul(c, b) }}""",
+    ),
+    "Softmax": Case(
+        f"""g ({X}) => ({Y}) <int64[1] i = {{1}}>
+        {{ m = ReduceMax(x, i) d = Sub(x, m) e = Exp(d) s = ReduceSum(e, i) y = Div(e, s) }}""",
+        f"""g ({X}) => ({Y}) <int64[1] i = {{1}}, int64[1] j = {{2}}>
+        {{ m = ReduceMax(x, j) d = Sub(x, m) e = Exp(d) s = ReduceSum(e, i) y = Div(e, s) }}""",
+    ),
+    "LogSoftmax": Case(
+        f"""g ({X}) => ({Y}) <int64[1] i = {{-1}}>
+        {{ m = ReduceMax(x, i) d = Sub(x, m) e = Exp(d) s = ReduceSum(e, i) l = Log(s) y = Sub(d, l) }}""",
+        f"""g ({X}) => ({Y}) <int64[1] i = {{-1}}>
+        {{ m = ReduceMin(x, i) d = Sub(x, m) e = Exp(d) s = ReduceSum(e, i) l = Log(s) y = Sub(d, l) }}""",
+    ),
+    "SumAsMean": Case(
+        f"""g ({X}) => (@T[@A] y) <int64[2] i = {{1, -1}}, float n = {{@(B*C)}}>
+        {{ c = Cast<to=@N>(n) s = ReduceSum<keepdims=0>(x, i) y = Div(s, c) }}""",
+        f"""g ({X}) => (@T[@A] y) <int64[2] i = {{1, -1}}, float n = {{@(B*C-1)}}>
+        {{ c = Cast<to=@N>(n) s = ReduceSum<keepdims=0>(x, i) y = Div(s, c) }}""",
+        ("float", "double"),
+    ),
+    "RmsNorm": Case(
+        f"""g ({X}, @T[@C] w) => ({Y}) <float d = {{0.00001}}, int64[1] axes = {{-1}}, float t = {{2.0}}>
+        {{ e = Cast<to=@N>(d) two = Cast<to=@N>(t) q = Pow(x, two) m = ReduceMean(q, axes) a = Add(e, m) r = Sqrt(a)
+           n = Div(x, r) y = Mul(w, n) }}""",
+        f"""g ({X}, @T[@C] w) => ({Y}) <float d = {{0.00001}}, int64[1] axes = {{1}}>
+        {{ e = Cast<to=@N>(d) q = Mul(x, x) m = ReduceMean(q, axes) a = Add(m, e) r = Sqrt(a) i = Reciprocal(r)
+           n = Mul(x, i) y = Mul(w, n) }}""",
+    ),
+    "LayerNorm": Case(
+        f"""g ({X}) => ({Y}) <float d = {{0.00001}}, int64[1] axes = {{2}}>
+        {{ e = Cast<to=@N>(d) m = ReduceMean(x, axes) z = Sub(x, m) q = Mul(z, z) v = ReduceMean(q, axes) a = Add(v, e)
+           r = Sqrt(a) i = Reciprocal(r) y = Mul(z, i) }}""",
+        f"""g ({X}) => ({Y}) <float d = {{0.00001}}, int64[1] axes = {{1}}>
+        {{ e = Cast<to=@N>(d) m = ReduceMean(x, axes) z = Sub(x, m) q = Mul(z, z) v = ReduceMean(q, axes) a = Add(v, e)
+           r = Sqrt(a) y = Div(z, r) }}""",
+    ),
+    "NormTakesWeight": Case(
+        f"""g ({X}, @T[@C] w) => ({Y}) <float d = {{0.00001}}, float o = {{1.0}}, int64[1] axes = {{-1}}>
+        {{ e = Cast<to=@N>(d) one = Cast<to=@N>(o) u = Add(w, one) q = Mul(x, x) m = ReduceMean(q, axes) a = Add(m, e)
+           r = Sqrt(a) i = Reciprocal(r) n = Mul(x, i) y = Mul(u, n) }}""",
+        f"g ({X}, @T[@C] w, @T[@C] u) => ({Y}) {{ n = RMSNormalization(x, w) y = Mul(n, u) }}",
+    ),
+    "NormTakesBias": Case(
+        f"g ({X}, @T[@C] w, @T[@C] b) => ({Y}) {{ n = LayerNormalization(x, w) y = Add(b, n) }}",
+        f"g ({X}, @T[@C] w, @T[@B,1] b) => ({Y}) {{ n = LayerNormalization(x, w) y = Add(b, n) }}",
+        ("float", "double"),
+    ),
+    "RmsNormInFloat": Case(
+        """g (float16[@A,@B,@C] h, float16[@C] w) => (float16[@A,@B,@C] y)
+        <float e = {0.00001}, int64[1] axes = {-1}>
+        { x = Cast<to=1>(h) q = Mul(x, x) m = ReduceMean(q, axes) a = Add(m, e) r = Sqrt(a) i = Reciprocal(r)
+          n = Mul(x, i) c = Cast<to=10>(n) y = Mul(w, c) }""",
+        """g (float16[@A,@B,@C] h, float16[@C] w) => (float16[@A,@B,@C] y)
+        <double e = {0.00001}, int64[1] axes = {-1}>
+        { x = Cast<to=11>(h) q = Mul(x, x) m = ReduceMean(q, axes) a = Add(m, e) r = Sqrt(a) i = Reciprocal(r)
+          n = Mul(x, i) c = Cast<to=10>(n) y = Mul(w, c) }""",
+    ),
+    "BatchNormIntoConv": Case(
+        """g (@T[@A,1,@(B+2)] x) => (@T[@A,2,@B] y) <float[2,1,3] w = {1.0, 2.0, -1.0, 0.5, 0.25, 3.0},
+        float[2] b = {0.5, 1.0}, float[2] s = {1.5, 0.5}, float[2] t = {0.25, -1.0}, float[2] m = {0.125, 2.0},
+        float[2] v = {1.5, 0.75}>
+        { c = Conv(x, w, b) y = BatchNormalization<epsilon=0.001>(c, s, t, m, v) }""",
+        """g (@T[@A,1,@(B+2)] x, float[2,1,3] w) => (@T[@A,2,@B] y) <float[2] b = {0.5, 1.0},
+        float[2] s = {1.5, 0.5}, float[2] t = {0.25, -1.0}, float[2] m = {0.125, 2.0}, float[2] v = {1.5, 0.75}>
+        { c = Conv(x, w, b) y = BatchNormalization<epsilon=0.001>(c, s, t, m, v) }""",
+    ),
+    "RotaryEmbedding": Case(
+        f"""g (@T[@A,@B,@D,@(C*2)] x, @T[1,@D,@C] f) => (@T[@A,@B,@D,@(C*2)] y) {HALVES}
+        {{ ff = Concat<axis=2>(f, f) c = Cos(ff) s = Sin(ff) cu = Unsqueeze(c, one) su = Unsqueeze(s, one)
+          a = Slice(x, zero, mid, axis, one) b = Slice(x, mid, end, axis, one) n = Neg(b) r = Concat<axis=3>(n, a)
+          p = Mul(x, cu) q = Mul(r, su) y = Add(p, q) }}""",
+        f"""g (@T[@A,@B,@D,@(C*2)] x, @T[1,1,@D,@(C*2)] c, @T[1,1,@D,@(C*2)] s) => (@T[@A,@B,@D,@(C*2)] y) {HALVES}
+        {{ a = Slice(x, zero, mid, axis, one) b = Slice(x, mid, end, axis, one) n = Neg(b) r = Concat<axis=3>(n, a)
+          p = Mul(x, c) q = Mul(r, s) y = Add(p, q) }}""",
+    ),
+    "RotaryInRows": Case(
+        """g (@T[@A,@D,@B,@(C*2)] x, @T[@A,@D,@C] c, @T[@A,@D,@C] s) => (@T[@A,@B,@D,@(C*2)] y)
+        { t = Transpose<perm=[0, 2, 1, 3]>(x) y = RotaryEmbedding(t, c, s) }""",
+        """g (@T[@D,@A,@B,@(C*2)] x, @T[@A,@D,@C] c, @T[@A,@D,@C] s) => (@T[@A,@B,@D,@(C*2)] y)
+        { t = Transpose<perm=[1, 2, 0, 3]>(x) y = RotaryEmbedding(t, c, s) }""",
+    ),
+    "Attention": Case(
+        """g (@T[@A,@E,@B,@C] q, @T[@A,@E,@D,@C] k, @T[@A,@E,@D,@F] v) => (@T[@A,@E,@B,@F] y) <float c = {0.3}>
+        { t = Transpose<perm=[0, 1, 3, 2]>(k) p = MatMul(q, t) s = Mul(p, c) w = Softmax<axis=-1>(s)
+          y = MatMul(w, v) }""",
+        """g (@T[@A,@E,@B,@C] q, @T[@A,@E,@D,@C] k, @T[@A,@E,@D,@F] v, @T[@B,@D] m) => (@T[@A,@E,@B,@F] y)
+        { t = Transpose<perm=[0, 1, 3, 2]>(k) p = MatMul(q, t) s = Add(p, m) w = Softmax<axis=-1>(s)
+          y = MatMul(w, v) }""",
+    ),
+    "DropOpenMask": Case(
+        """g (@T[@A,@E,@B,@C] q, @T[@A,@E,@D,@C] k, @T[@A,@E,@D,@C] v) => (@T[@A,@E,@B,@C] y)
+        <bool one = {1}, int64[4] s = {@A, 1, @B, @D}> { m = Expand(one, s) y = Attention(q, k, v, m) }""",
+        """g (@T[@A,@E,2,@C] q, @T[@A,@E,2,@C] k, @T[@A,@E,2,@C] v) => (@T[@A,@E,2,@C] y)
+        <bool[2,2] m = {1, 0, 1, 1}> { y = Attention(q, k, v, m) }""",
+    ),
+    "ProjectionsIntoAttention": Case(
+        """g (@T[@(A*B),2] x) => (@T[@A,@B,4] y) <int64[3] s = {@A, @B, 4},
+        float[4,2] u = {1.0, 2.0, -1.0, 0.5, 0.25, 3.0, 0.5, -0.5}, float[4] p = {0.5, 1.0, -1.0, 0.25},
+        float[4,2] v = {0.5, -2.0, 1.0, 0.25, 0.75, 1.0, -0.5, 1.5}, float[4] q = {1.5, 0.0, -1.0, 0.75},
+        float[4,2] w = {-1.0, 1.0, 0.5, 0.5, 1.25, -3.0, 2.5, 0.5}, float[4] r = {0.25, -1.0, 1.0, 0.5}>
+        { a = Gemm<transB=1>(x, u, p) b = Gemm<transB=1>(x, v, q) c = Gemm<transB=1>(x, w, r)
+          d = Reshape(a, s) e = Reshape(b, s) f = Reshape(c, s)
+          y = Attention<q_num_heads=2, kv_num_heads=2, scale=0.5>(d, e, f) }""",
+        """g (@T[@(A*B),2] x, @T[@(A*B),2] z) => (@T[@A,@B,4] y) <int64[3] s = {@A, @B, 4},
+        float[4,2] u = {1.0, 2.0, -1.0, 0.5, 0.25, 3.0, 0.5, -0.5}, float[4] p = {0.5, 1.0, -1.0, 0.25}>
+        { a = Gemm<transB=1>(x, u, p) b = Gemm<transB=1>(z, u, p) c = Gemm<transB=1>(x, u, p)
+          d = Reshape(a, s) e = Reshape(b, s) f = Reshape(c, s)
+          y = Attention<q_num_heads=2, kv_num_heads=2, scale=0.5>(d, e, f) }""",
+    ),
+    "AttentionInRows": Case(
+        """g (@T[@A,@D,@B,@C] q, @T[@A,@E,@B,@C] k, @T[@A,@E,@B,@C] v) => (@T[@A,@D,@B,@C] y)
+        { a = Transpose<perm=[0, 2, 1, 3]>(q) b = Transpose<perm=[0, 2, 1, 3]>(k) c = Transpose<perm=[0, 2, 1, 3]>(v)
+          o = Attention(a, b, c) y = Transpose<perm=[0, 2, 1, 3]>(o) }""",
+        """g (@T[@A,@D,@B,@C] q, @T[@A,@B,@E,@C] k, @T[@A,@B,@E,@C] v) => (@T[@A,@D,@B,@C] y)
+        { a = Transpose<perm=[0, 2, 1, 3]>(q) o = Attention(a, k, v) y = Transpose<perm=[0, 2, 1, 3]>(o) }""",
+    ),
+    "AttentionRepeatsHeads": Case(
+        """g (@T[@A,@(B*2),@D,@C] q, @T[@A,@B,@E,@C] k, @T[@A,@B,@E,@C] v) => (@T[@A,@(B*2),@D,@C] y)
+        <int64[1] two = {2}, int64[5] e = {@A, @B, 2, @E, @C}, int64[4] s = {@A, @(B*2), @E, @C}>
+        { a = Unsqueeze(k, two) b = Expand(a, e) c = Reshape(b, s)
+          d = Unsqueeze(v, two) f = Expand(d, e) h = Reshape(f, s) y = Attention(q, c, h) }""",
+        """g (@T[@A,@(B*2),@D,@C] q, @T[@A,@B,@E,@C] k, @T[@A,@B,@E,@C] v) => (@T[@A,@(B*2),@D,@C] y)
+        <int64[1] one = {1}, int64[5] e = {@A, 2, @B, @E, @C}, int64[4] s = {@A, @(B*2), @E, @C}>
+        { a = Unsqueeze(k, one) b = Expand(a, e) c = Reshape(b, s)
+          d = Unsqueeze(v, one) f = Expand(d, e) h = Reshape(f, s) y = Attention(q, c, h) }""",
+    ),
+}
