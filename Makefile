@@ -1,11 +1,13 @@
 # make demo   the main job, from nothing       make test   every test
 # make lint   ruff and mypy --strict           make bench  inference against eager, inductor, ONNX Runtime, OpenVINO
 # make ops    PyTorch's operator database      make setup  the environment that all of them share
+# make bench-export   exports against torch.onnx.export, and their models in ONNX Runtime and OpenVINO
 # make ops-full   every sample of the database: about half an hour, and it goes on where it was interrupted
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+PEERS  := $(VENV)/.peers
 DTYPES := float32,int64,bool,float16
 
 .PHONY: setup demo test lint format bench bench-export ops ops-full clean
@@ -36,10 +38,15 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup
+$(PEERS): $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt openvino || \
+		echo "OpenVINO cannot be installed here; the others are measured without it"
+	touch $(PEERS)
+
+bench: $(PEERS)
 	$(BIN)/python -m benchmarks.inference --json build/inference.json
 
-bench-export: setup
+bench-export: $(PEERS)
 	$(BIN)/python -m benchmarks.export --json build/export.json
 
 ops: setup
