@@ -23,6 +23,7 @@ def test_more_is_laid_over_what_is_given() -> None:
         ({"fallback": "explode"}, "'warn', 'error', 'quiet'"),
         ({"cache_size": 0}, "at least 1"),
         ({"opset": "23"}, "an integer"),
+        ({"opset": 17}, "from 18 on"),
         ({"optimize": "some"}, "'default'"),
         ({"fall_back": "warn"}, "did you mean 'fallback'"),
         ({"zzz": 1}, "known options"),

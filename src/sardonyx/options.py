@@ -15,6 +15,8 @@ Fallback: TypeAlias = Literal["warn", "error", "quiet"]
 Provider: TypeAlias = str | tuple[str, Mapping[str, Any]]
 
 _ENV_PREFIX = "SARDONYX_"
+_OLDEST_OPSET = 18
+"""The first where axes are inputs throughout, as translations and rules write them."""
 
 
 def _option(default: Any, doc: str, *, artifact: bool = False, env: tuple[str, ...] = ()) -> Any:
@@ -71,8 +73,10 @@ class Options:
         for name in ("transforms", "providers"):
             if isinstance(getattr(self, name), str) or callable(getattr(self, name)):
                 raise OptionError(f"{name} is {getattr(self, name)!r}", hint="use a list, also for a single one")
-        if self.opset is not None and not isinstance(self.opset, int):
-            raise OptionError(f"opset is {self.opset!r}", hint="use an integer such as 23, or leave it out")
+        if self.opset is not None and not (isinstance(self.opset, int) and self.opset >= _OLDEST_OPSET):
+            raise OptionError(
+                f"opset is {self.opset!r}", hint=f"use an integer from {_OLDEST_OPSET} on, or leave it out"
+            )
 
     @classmethod
     def of(cls, given: Options | Mapping[str, Any] | None = None, **more: Any) -> Options:

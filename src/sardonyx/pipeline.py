@@ -11,7 +11,7 @@ import onnx_ir as ir
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sardonyx.capture.regions import Region, device_of, partition, region_of
+from sardonyx.capture.regions import Region, checks_of, device_of, partition, region_of
 from sardonyx.capture.views import views_of_inputs
 from sardonyx.diagnose.report import Fallback, GraphReport, RegionReport, new_graph_report
 from sardonyx.diagnose.source import source_of
@@ -60,7 +60,7 @@ class _GraphCompiler:
         self._freeze = options.freeze and engine.freezes(device)
 
     def compile(self, graph: torch.fx.GraphModule) -> Callable[[list[Any]], Sequence[Any]]:
-        stays = views_of_inputs(graph.graph)
+        stays = views_of_inputs(graph.graph) | checks_of(graph.graph)
         whole = None if stays else region_of(graph, self._weights)
         if whole is not None and whole.outputs:
             try:

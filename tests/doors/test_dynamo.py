@@ -261,7 +261,15 @@ class TestFallback:
         assert [f.operator for f in report.fallbacks] == ["aten._linalg_eigh.default"]
         assert "_linalg_eigh" in caplog.text
 
-    def test_complex_tensors_stay_in_torch(self) -> None:
+    def test_a_check_that_only_raises_is_torchs_and_no_fallback(self) -> None:
+        run = compiled(lambda a: torch.linalg.inv(a * 2) + 1)
+        with collecting() as report:
+            close(run(torch.eye(3)), torch.linalg.inv(torch.eye(3) * 2) + 1)
+        assert not report.fallbacks
+        with pytest.raises(torch.linalg.LinAlgError, match="zero"):
+            run(torch.zeros(3, 3))
+
+    def test_complex_tensors_beside_real_ones(self) -> None:
         def mixed(x: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return (x + 1).sum() + z.real, z * 2 + 1
 

@@ -115,6 +115,37 @@ def test_names_opset_and_an_input_that_nothing_reads(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("opset", [18, 20, 21, 22, 23, 24])
+def test_every_opset_from_eighteen_on(opset: int, tmp_path: Path) -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.groups = nn.RMSNorm(8), nn.GroupNorm(2, 4)
+
+        def forward(self, x: torch.Tensor, grid: torch.Tensor) -> Any:
+            y = nn.functional.gelu(self.norm(x)) + nn.functional.gelu(x, approximate="tanh")
+            attended = nn.functional.scaled_dot_product_attention(y, y, y, is_causal=True)
+            return self.groups(attended), nn.functional.grid_sample(x, grid), x.amax(-1), x.std(1)
+
+    model, x, grid = Mixed().eval(), torch.randn(2, 4, 6, 8), torch.rand(2, 3, 3, 2) * 2 - 1
+    program = sardonyx.export(model, (x, grid), opset=opset)
+    assert program.proto().opset_import[0].version == opset
+    for got, want in zip(run_saved(program, tmp_path / "m.onnx", x, grid), model(x, grid), strict=True):
+        assert_same(got, want)
+
+
+@torch.no_grad()
+def test_a_function_is_exported_as_a_module_is(caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.randn(3)
+    assert_same(sardonyx.export(lambda x, y: x * y + 1, (x, x))(x, x), x * x + 1)
+    with pytest.raises(TypeError, match="a module or a function"):
+        sardonyx.export(3, (x,))  # type: ignore[arg-type]
+    with caplog.at_level("WARNING", "sardonyx"):
+        sardonyx.export(nn.Linear(3, 3), x)
+    assert "training mode" in caplog.text
+
+
+@torch.no_grad()
 def test_results_that_are_weights_sizes_and_repeated() -> None:
     class Odd(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Whole architectures exported: checked, and eager's results in stock runtimes, with ONNX's own operators and without."""
+"""Whole architectures exported: checked, and with eager's results in stock runtimes."""
 
 from __future__ import annotations
 

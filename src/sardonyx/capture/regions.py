@@ -149,6 +149,12 @@ def _hold_subgraphs(fused: torch.fx.GraphModule, call: torch.fx.Node) -> None:
     part.recompile()
 
 
+def checks_of(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """Nodes that compute nothing and may raise, as torch.linalg's do for a singular matrix: for torch, not for ONNX."""
+    wrapped = graph.find_nodes(op="call_function", target=torch.ops.higher_order.with_effects)
+    return {n for n in wrapped if isinstance(n.args[1], torch._ops.OpOverload) and not n.args[1]._schema.returns}
+
+
 def _with_items(stays: set[torch.fx.Node]) -> set[torch.fx.Node]:
     items = {user for node in stays for user in node.users if getattr(user.target, "__name__", "") == "getitem"}
     return stays | items

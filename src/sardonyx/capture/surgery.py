@@ -112,6 +112,9 @@ def take_apart(graph: torch.fx.GraphModule, whole: Container[str]) -> None:
         if node.op == "call_function" and _is_composite(node.target) and table.name_of(node.target) not in whole:
             inputs = node.all_input_nodes
             _splice(graph, node, _decomposed(node, inputs), inputs)
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten._linalg_check_errors.default):
+        graph.graph.erase_node(node)  # it only raises, which ONNX cannot
+    graph.graph.eliminate_dead_code()
 
 
 def _is_composite(target: Any) -> bool:

@@ -38,8 +38,8 @@ _OPSET = 23
 
 
 def export(
-    model: torch.nn.Module,
-    args: Sequence[Any] = (),
+    model: torch.nn.Module | Callable[..., Any],
+    args: Sequence[Any] | torch.Tensor = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     dynamic_shapes: Any = None,
@@ -52,7 +52,7 @@ def export(
     functions: Sequence[type[torch.nn.Module] | str] = (),
     **options: Any,
 ) -> Program:
-    """Export a module, called with these arguments, as an ONNX model.
+    """Export a module, or a function of tensors, called with these arguments, as an ONNX model.
 
     `dynamic_shapes` says which sizes may change, as `torch.export.export` takes it; a name may stand for a `Dim`.
     `examples` are further calls of the module: what differs between them is dynamic. Each is a tuple of arguments, a
@@ -67,6 +67,7 @@ def export(
     >>> program.model.graph.inputs[0].shape
     Shape([SymbolicDim('batch'), 4])
     """
+    model = _as_module(model)
     chosen = Options.of(options, opset=opset or _OPSET)
     args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     kwargs = dict(kwargs or {})
@@ -85,6 +86,18 @@ def export(
     if chosen.verify:
         _verify(program, model, args, kwargs)
     return program
+
+
+def _as_module(model: Any) -> torch.nn.Module:
+    if isinstance(model, torch.nn.Module):
+        if model.training:
+            log.warning("the model is in training mode, and is exported so; for inference call model.eval() first")
+        return model
+    if not callable(model):
+        raise TypeError(f"export takes a module or a function, not {type(model).__name__}")
+    module = torch.nn.Module()
+    module.forward = model
+    return module
 
 
 def _name_of(target: Any) -> str:

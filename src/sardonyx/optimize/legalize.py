@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import onnx
 import onnx_ir as ir
 
 from sardonyx.optimize.scopes import bodies_of, graphs_of
+from sardonyx.translate.schemas import Signature, signature
 
 KernelTypes: TypeAlias = Sequence[tuple[range, Mapping[str, Sequence[str]]]]
 
@@ -65,43 +64,29 @@ def _legalize_graph(graph: ir.Graph, opset: int, kernels: Kernels) -> Counter[st
     for node in list(graph):
         if node.domain or bodies_of(node):  # engines hand any dtype into a body
             continue
-        formals = _formals(node.op_type, opset)
-        if formals is None:
+        formal = signature(node.op_type, opset)
+        if formal is None:
             continue
-        types = _types(node, *formals)
+        types = _types(node, formal)
         if types is None or kernels.accepts(node.op_type, opset, _named(types)):
             continue
-        wider = _widening(node.op_type, opset, types, kernels, formals[2])
+        wider = _widening(node.op_type, opset, types, kernels, formal)
         if wider:
-            _insert_casts(graph, node, formals, wider, casts)
+            _insert_casts(graph, node, formal, wider, casts)
             widened[node.op_type] += 1
     return widened
 
 
-@cache
-def _formals(op_type: str, opset: int) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, frozenset[str]]] | None:
-    """The type constraint of each input and output, the last repeated for variadic ones; and what ONNX allows."""
-    try:
-        schema = onnx.defs.get_schema(op_type, opset)
-    except onnx.defs.SchemaError:
-        return None
-    allowed = {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints}
-    return tuple(i.type_str for i in schema.inputs), tuple(o.type_str for o in schema.outputs), allowed
-
-
-def _constraint(formals: Sequence[str], index: int) -> str:
-    return formals[min(index, len(formals) - 1)]
-
-
-def _types(node: ir.Node, inputs: Sequence[str], outputs: Sequence[str], allowed: Any) -> dict[str, ir.DataType] | None:
+def _types(node: ir.Node, formal: Signature) -> dict[str, ir.DataType] | None:
+    """The dtype under each constraint; None where one is unknown."""
     types: dict[str, ir.DataType] = {}
-    for formals, values in ((inputs, node.inputs), (outputs, node.outputs)):
+    for constraint, values in ((formal.of_input, node.inputs), (formal.of_output, node.outputs)):
         for index, value in enumerate(values):
             if value is None:
                 continue
             if value.dtype is None:
                 return None
-            types.setdefault(_constraint(formals, index), value.dtype)
+            types.setdefault(constraint(index), value.dtype)
     return types
 
 
@@ -115,17 +100,21 @@ def _spelled(dtype: ir.DataType) -> str:
 
 def lack(node: ir.Node, opset: int, kernels: Kernels | None) -> str | None:
     """Why a node cannot run, whatever casts are inserted: ONNX or the engine does not have it for these dtypes."""
-    formals = _formals(node.op_type, opset) if not node.domain else None
-    types = _types(node, *formals) if formals is not None else None
-    if formals is None or types is None:
+    if node.domain:
+        return None
+    formal = signature(node.op_type, opset)
+    if formal is None:
+        return f"opset {opset} has no {node.op_type}"
+    types = _types(node, formal)
+    if types is None:
         return None
     named = _named(types)
     for name, spelled in named.items():
-        if name in formals[2] and spelled not in formals[2][name]:
+        if name in formal.allowed and spelled not in formal.allowed[name]:
             return f"ONNX's {node.op_type} does not take {types[name].name.lower()}"
     if kernels is None or kernels.accepts(node.op_type, opset, named):
         return None
-    if _widening(node.op_type, opset, types, kernels, formals[2]):
+    if _widening(node.op_type, opset, types, kernels, formal):
         return None
     return f"the engine's {node.op_type} does not take " + " and ".join(
         d.name.lower() for d in dict.fromkeys(types.values())
@@ -133,14 +122,16 @@ def lack(node: ir.Node, opset: int, kernels: Kernels | None) -> str | None:
 
 
 def _widening(
-    op_type: str, opset: int, types: Mapping[str, ir.DataType], kernels: Kernels, allowed: Mapping[str, frozenset[str]]
+    op_type: str, opset: int, types: Mapping[str, ir.DataType], kernels: Kernels, formal: Signature
 ) -> dict[str, ir.DataType] | None:
     """The dtypes to compute in instead: the same wider one for every operand that has the lacking one."""
     for narrow in dict.fromkeys(types.values()):
         for wide in _WIDER.get(narrow, ()):
             spelled = _spelled(wide)
             # A constraint that ONNX fixes to the lacking dtype, as Where's condition is to booleans, stays.
-            changed = {n: wide for n, dtype in types.items() if dtype == narrow and spelled in allowed.get(n, ())}
+            changed = {
+                n: wide for n, dtype in types.items() if dtype == narrow and spelled in formal.allowed.get(n, ())
+            }
             if changed and kernels.accepts(op_type, opset, _named({**types, **changed})):
                 return changed
     return None
@@ -149,12 +140,12 @@ def _widening(
 def _insert_casts(
     graph: ir.Graph,
     node: ir.Node,
-    formals: Any,
+    formal: Signature,
     wider: Mapping[str, ir.DataType],
     casts: dict[tuple[int, ir.DataType], ir.Value],
 ) -> None:
     for index, value in enumerate(node.inputs):
-        to = wider.get(_constraint(formals[0], index)) if value is not None else None
+        to = wider.get(formal.of_input(index)) if value is not None else None
         if to is None or value is None:
             continue
         if (id(value), to) not in casts:
@@ -165,7 +156,7 @@ def _insert_casts(
             casts[id(value), to] = cast.outputs[0]
         node.replace_input_with(index, casts[id(value), to])
     for index, value in enumerate(node.outputs):
-        to = wider.get(_constraint(formals[1], index))
+        to = wider.get(formal.of_output(index))
         if to is not None and value.dtype is not None:
             _narrow_again(graph, node, value, to)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -134,7 +135,7 @@ class Builder:
 
     def reads_output(self, index: int) -> bool:
         """Whether anything reads the given result of the operator being translated."""
-        return any(user.args[1] == index for user in self._origin.users)
+        return any(user.target is not operator.getitem or user.args[1] == index for user in self._origin.users)
 
     def operand(self, index: int) -> torch.Tensor:
         """An operand of the operator being translated as FX describes it, with the strides that ONNX does not have."""

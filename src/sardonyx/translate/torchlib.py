@@ -16,6 +16,7 @@ import torch
 
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.errors import Unsupported
+from sardonyx.translate.schemas import signature
 
 log = logging.getLogger(__name__)
 
@@ -99,37 +100,18 @@ def _adopt(g: Builder, made: ir.Node) -> None:
 
 def _state_dtypes(made: ir.Node, opset: int) -> None:
     """The dtypes that follow from ONNX's schema, without which nothing later could tell that an engine lacks one."""
-    formals = _formals(made.op_type, opset) if not made.domain else None
-    if formals is None or made.op_type == "Cast":
-        if formals is not None and "to" in made.attributes:
-            made.outputs[0].type = ir.TensorType(ir.DataType(made.attributes["to"].as_int()))
+    formal = signature(made.op_type, opset) if not made.domain else None
+    if formal is None:
         return
-    known = {_at(formals[0], i): x.dtype for i, x in enumerate(made.inputs) if x is not None and x.dtype is not None}
+    if made.op_type == "Cast":
+        made.outputs[0].type = ir.TensorType(ir.DataType(made.attributes["to"].as_int()))
+        return
+    known = {formal.of_input(i): x.dtype for i, x in enumerate(made.inputs) if x is not None and x.dtype is not None}
     for i, output in enumerate(made.outputs):
-        dtype = known.get(_at(formals[1], i)) or _FIXED.get(_at(formals[1], i))
+        constraint = formal.of_output(i)
+        dtype = known.get(constraint) or _FIXED.get(formal.only(constraint) or "")
         if output.dtype is None and dtype is not None:
             output.type = ir.TensorType(dtype)
 
 
 _FIXED = {"tensor(bool)": ir.DataType.BOOL, "tensor(int64)": ir.DataType.INT64}
-
-
-def _at(formals: Sequence[str], index: int) -> str:
-    return formals[min(index, len(formals) - 1)]
-
-
-@cache
-def _formals(op_type: str, opset: int) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """The type of each input and output: a constraint's name, or the one type that is allowed."""
-    import onnx
-
-    try:
-        schema = onnx.defs.get_schema(op_type, opset)
-    except onnx.defs.SchemaError:
-        return None
-    single = {
-        c.type_param_str: c.allowed_type_strs[0] for c in schema.type_constraints if len(c.allowed_type_strs) == 1
-    }
-    names = ([single.get(v.type_str, v.type_str) for v in values] for values in (schema.inputs, schema.outputs))
-    inputs, outputs = names
-    return tuple(inputs), tuple(outputs)

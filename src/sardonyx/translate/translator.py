@@ -299,7 +299,9 @@ def _state_types(run: _Run, node: torch.fx.Node, result: Any) -> Any:
     if isinstance(expected, torch.Tensor):
         return _state_type(run, result, expected)
     if isinstance(expected, (tuple, list)) and isinstance(result, (tuple, list)):
-        return [_state_item(run, value, promised) for value, promised in zip(result, expected, strict=False)]
+        # In place of a result that nobody reads a translation may return anything, an operand for instance.
+        numbered = enumerate(zip(result, expected, strict=False))
+        return [_state_item(run, value, val) if run.g.reads_output(i) else None for i, (value, val) in numbered]
     return result
 
 

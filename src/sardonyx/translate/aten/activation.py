@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import onnx_ir as ir
 import torch
 
+from sardonyx.translate import dtypes
 from sardonyx.translate.builder import Builder, Operand
 from sardonyx.translate.table import aten
 
@@ -18,7 +21,17 @@ def relu(g: Builder, x: Value) -> Value:
 
 @aten("gelu")
 def gelu(g: Builder, x: Value, *, approximate: str = "none") -> Value:
-    return g.Gelu(x, approximate=approximate)
+    if g.opset >= 20:
+        return g.Gelu(x, approximate=approximate)
+    dtype = dtypes.summing(g.dtype(x))
+    x = g.cast(x, dtype)
+    half, one = g.scalar(0.5, dtype), g.scalar(1.0, dtype)
+    if approximate == "none":
+        inner = g.Erf(g.Mul(x, g.scalar(math.sqrt(0.5), dtype)))
+    else:
+        cube = g.Mul(g.Mul(g.Mul(x, x), x), g.scalar(0.044715, dtype))
+        inner = g.Tanh(g.Mul(g.Add(x, cube), g.scalar(math.sqrt(2 / math.pi), dtype)))
+    return g.Mul(g.Mul(x, half), g.Add(inner, one))
 
 
 @aten("silu")

@@ -105,7 +105,10 @@ for _name in ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"):
 def grid_sampler_2d(
     g: Builder, x: Value, grid: Value, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> Value:
-    mode = ("linear", "nearest", "cubic")[interpolation_mode]
+    names = ("linear", "nearest", "cubic") if g.opset >= 20 else ("bilinear", "nearest", "bicubic")
+    if g.opset < 20 and g.rank(x) != 4:
+        raise Unsupported("sampling of volumes before opset 20")
+    mode = names[interpolation_mode]
     edge = ("zeros", "border", "reflection")[padding_mode]
     return g.GridSample(x, grid, mode=mode, padding_mode=edge, align_corners=int(align_corners))
 
