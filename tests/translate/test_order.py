@@ -138,3 +138,13 @@ def test_booleans_are_combined_while_scattering(reduce: str, include_self: bool)
 
 def test_running_extremes_of_booleans() -> None:
     agrees(lambda x: (x.cummax(1), x.cummin(0)), NUMBERS > 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_running_sums_of_exponentials_keep_what_is_far_below_the_largest(dtype: torch.dtype) -> None:
+    x = torch.tensor([[-200.0, 0.0, -300.0, 5.0, 5.0], [-math.inf, -math.inf, 1.0, math.inf, 2.0]], dtype=dtype)
+    x = torch.cat([x, torch.tensor([[1.0, math.nan, 2.0, 0.0, -math.inf]], dtype=dtype)])
+    for dim in (0, 1):
+        torch.testing.assert_close(
+            onnx(lambda x, dim=dim: torch.logcumsumexp(x.clone(), dim))(x), x.logcumsumexp(dim), equal_nan=True
+        )

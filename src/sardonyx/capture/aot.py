@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch._decomp import core_aten_decompositions
-from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 
 from sardonyx.translate import table
@@ -35,6 +34,8 @@ def lower(graph: torch.fx.GraphModule, inputs: Sequence[Any], compile_graph: Gra
             return compile_graph(fx, example, kind, constant_inputs(kind))
 
         return compile_one
+
+    from torch._dynamo.backends.common import aot_autograd  # takes a second to import, and exports do without
 
     backend = aot_autograd(
         fw_compiler=compiler("forward"),

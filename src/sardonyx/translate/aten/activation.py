@@ -49,7 +49,7 @@ def softplus(g: Builder, x: Value, beta: float = 1, threshold: float = 20) -> Va
     dtype = g.out.dtype
     scaled = x if beta == 1 else g.Mul(x, g.scalar(beta, dtype))
     # log(1 + exp(x)) written so that neither tail overflows or cancels: max(x, 0) + log1p(exp(-|x|))
-    tail = log1p(g, g.Exp(g.Neg(g.Abs(scaled))))
+    tail = log_one_plus(g, g.Exp(g.Neg(g.Abs(scaled))))
     soft = g.Add(g.Max(scaled, g.scalar(0, dtype)), tail)
     soft = soft if beta == 1 else g.Div(soft, g.scalar(beta, dtype))
     return g.Where(g.Greater(scaled, g.scalar(threshold, dtype)), x, soft)
@@ -57,9 +57,12 @@ def softplus(g: Builder, x: Value, beta: float = 1, threshold: float = 20) -> Va
 
 @aten("log1p")
 def log1p(g: Builder, x: Value) -> Value:
-    x = g.cast(x, g.out.dtype)
-    # log(u) · x / (u - 1) with u = 1 + x is exact to rounding where log(1 + x) loses every digit.
-    one = g.scalar(1, g.out.dtype)
+    return log_one_plus(g, g.cast(x, g.out.dtype))
+
+
+def log_one_plus(g: Builder, x: Value) -> Value:
+    """log(u) · x / (u - 1) with u = 1 + x, which is exact to rounding where log(1 + x) loses every digit."""
+    one = g.scalar(1, g.dtype(x))
     u = g.Add(one, x)
     exact = g.Div(g.Mul(g.Log(u), x), g.Sub(u, one))
     return g.Where(g.Or(g.Equal(u, one), g.IsInf(u, detect_negative=0)), x, exact)

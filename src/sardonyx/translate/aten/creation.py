@@ -95,6 +95,20 @@ def linspace(g: Builder, start: Any, end: Any, steps: Any, **ignored: Any) -> Va
     return g.constant(dtypes.to_array(values), dtypes.to_onnx(values.dtype))
 
 
+@aten("linspace.Tensor_Tensor", "linspace.Tensor_Scalar", "linspace.Scalar_Tensor")
+def linspace_between_tensors(g: Builder, start: Operand, end: Operand, steps: Any, **ignored: Any) -> Value:
+    """From either end towards the middle, as torch counts."""
+    if not g.out.dtype.is_floating_point or not isinstance(steps, int):
+        raise Unsupported("integers between tensors, whose rounding depends on the processor; or a symbolic count")
+    dtype = dtypes.summing(g.out.dtype)
+    low, high = (g.cast(number, dtype) for number in (start, end))
+    step = g.Div(g.Sub(high, low), g.scalar(max(steps - 1, 1), dtype))
+    places = torch.arange(steps, dtype=dtype)
+    up, down = (g.constant(dtypes.to_array(p)) for p in (places, steps - 1 - places))
+    first = g.constant((places < steps // 2 if steps > 1 else places == 0).numpy())
+    return g.Where(first, g.Add(low, g.Mul(step, up)), g.Sub(high, g.Mul(step, down)))
+
+
 @aten("tril_indices")
 def tril_indices(g: Builder, row: int, col: int, offset: int = 0, **ignored: Any) -> Value:
     return g.constant(dtypes.to_array(torch.tril_indices(row, col, offset, dtype=g.out.dtype)))

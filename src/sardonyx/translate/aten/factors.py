@@ -1,4 +1,4 @@
-"""Factors of small matrices, LU, Cholesky's and QR, written out in double precision; larger ones stay in torch."""
+"""Factors of small matrices, LU, Cholesky's and QR, written out step by step; larger ones stay in torch."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ def _positive(g: Builder, x: Value) -> Value:
 
 
 def _reflector(g: Builder, column: Value) -> tuple[Value, Value]:
-    """What is below the one of v, and τ: the reflection of I - τvvᵀ leaves of the column its first element."""
+    """What v has below its one, and τ: I - τvvᵀ clears the column below its first element."""
     size = int(g.dims(column)[-2])
     alpha = Number(g, part(g, column, -2, 0, 1))
     below = Number(g, part(g, column, -2, 1, size))

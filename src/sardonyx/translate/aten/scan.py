@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import onnx_ir as ir
 import torch
 
+from sardonyx.translate import dtypes
+from sardonyx.translate.aten.activation import log_one_plus
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.table import aten
@@ -39,6 +43,23 @@ def cumprod(g: Builder, x: Value, dim: int, *, dtype: torch.dtype | None = None)
     for step in _steps(_length(g, x, axis)):
         ones = [step if i == axis else size for i, size in enumerate(g.dims(x))]
         x = g.Mul(x, _shifted(g, x, axis, step, g.expand(g.scalar(1, g.out.dtype), ones)))
+    return x
+
+
+@aten("logcumsumexp")
+def logcumsumexp(g: Builder, x: Value, dim: int) -> Value:
+    """log(eᵃ + eᵇ) = max + log(1 + e⁻|ᵃ⁻ᵇ|), step by step: one sum for all would lose what is far below the largest."""
+    dtype = dtypes.summing(g.dtype(x))
+    x = g.cast(x, dtype)
+    if not g.rank(x):
+        return x
+    axis = g.axis(x, dim)
+    for step in _steps(_length(g, x, axis)):
+        dims = [step if i == axis else size for i, size in enumerate(g.dims(x))]
+        before = _shifted(g, x, axis, step, g.expand(g.scalar(-math.inf, dtype), dims))
+        larger = g.Where(g.IsNaN(before), before, g.Where(g.Less(x, before), before, x))
+        nearer = log_one_plus(g, g.Exp(g.Neg(g.Abs(g.Sub(x, before)))))
+        x = g.Where(g.IsInf(larger), larger, g.Add(larger, nearer))
     return x
 
 
