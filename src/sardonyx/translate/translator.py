@@ -216,11 +216,12 @@ def _translate_call(run: _Run, node: torch.fx.Node) -> Any:
         return _translate_control(run, node)
     args = [_argument(run, arg) for arg in node.args]
     kwargs = {key: _argument(run, arg) for key, arg in node.kwargs.items()}
-    translation = run.translations.get(table.name_of(node.target)) or table.find(node.target)
-    if pairs.concern(node):
-        translation = pairs.find(node.target)
-        if translation is None:
+    own = run.translations.get(table.name_of(node.target))
+    if own is None and pairs.concern(node):
+        own = pairs.find(node.target)
+        if own is None:
             raise Unsupported("no translation for complex tensors")
+    translation = own or table.find(node.target)
     if translation is not None:
         return translation(run.g, *args, **kwargs)
     return torchlib.translate(run.g, node, args, kwargs)
