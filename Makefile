@@ -53,7 +53,8 @@ ops: setup
 	$(BIN)/python -m tests.ops.sweep --quick --dtypes $(DTYPES) --page build/operators.md
 
 ops-full: setup
-	$(BIN)/python -m tests.ops.sweep --resume --dtypes $(DTYPES) --results docs/operators.json --page docs/operators.md
+	$(BIN)/python -m tests.ops.sweep --resume --dtypes $(DTYPES) --results build/operators-full.json --page docs/operators.md
+	cp build/operators-full.json docs/operators.json
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -6,6 +6,7 @@ python -m tests.ops.sweep --quick --page docs/operators.md
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import sys
@@ -27,6 +28,15 @@ def versions() -> dict[str, str]:
     from importlib.metadata import version
 
     return {name: version(name) for name in ("sardonyx", "torch", "onnxruntime", "onnx", "onnxscript")}
+
+
+def source() -> str:
+    """A digest of our own code and of the sweep's: results of another state are not gone on with."""
+    import sardonyx
+
+    folders = (Path(sardonyx.__file__).parent, Path(__file__).parent)
+    files = sorted(path for folder in folders for path in folder.rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
 
 
 def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
@@ -53,7 +63,8 @@ class Results:
 
     def __init__(self, path: Path, samples: int | None) -> None:
         self._path = path
-        self._made = {"date": datetime.now(UTC).date().isoformat(), "versions": versions(), "samples": samples}
+        today = datetime.now(UTC).date().isoformat()
+        self._made = {"date": today, "versions": versions(), "source": source(), "samples": samples}
         self._saved = time.monotonic()
         self.outcomes: list[dict[str, Any]] = []
 
@@ -62,10 +73,10 @@ class Results:
         lines = self._path.read_text().splitlines() if self._path.exists() else []
         whole = [found for found in map(_parsed, lines) if found is not None]
         made = next((found for found in whole if "versions" in found), {})
-        if all(made.get(key) == self._made[key] for key in ("versions", "samples")):
+        if all(made.get(key) == self._made[key] for key in ("versions", "source", "samples")):
             self.outcomes = [found for found in whole if "operator" in found and "crashed" not in found]
         elif lines:
-            print(f"{self._path} is from another kind of run: starting over")
+            print(f"{self._path} is from another kind of run, or another state of the code: starting over")
 
     def add(self, outcome: dict[str, Any]) -> None:
         """One operator more; saved every now and then."""
