@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -286,6 +287,26 @@ def test_a_value_that_decides_gives_the_line_and_the_fix() -> None:
     assert "torch.cond" in str(failure.value.hint)
 
 
+def test_a_size_that_cannot_change_is_named_without_noise(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(sardonyx.CaptureError, match="specialized it to be a constant") as failure:
+        sardonyx.export(Net().eval(), (torch.ones(3, 4),), dynamic_shapes=({1: "width"},))
+    assert "cannot change" in str(failure.value.hint)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
+    model, x = Net().eval(), torch.ones(3, 4)
+    program = sardonyx.export(model, (x,))
+    with pytest.raises(TypeError, match="ndarray"):
+        program(x.numpy())
+    with pytest.raises(sardonyx.EngineError, match="dimensions"):
+        program(torch.ones(2, 4))
+    with pytest.raises(sardonyx.OptionError, match="newest"):
+        sardonyx.export(model, (x,), opset=99)
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        program.save(tmp_path / "missing" / "net.onnx")
+
+
 def test_an_operator_without_a_translation_names_the_line() -> None:
     class Hard(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -365,8 +386,6 @@ def test_external_data_when_asked_and_files_are_replaced_whole(tmp_path: Path) -
     program.save(path, external_data=True)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["net.onnx", "net.onnx.data"]
     assert_same(torch.from_numpy(onnxruntime.InferenceSession(str(path)).run(None, {"x": x.numpy()})[0]), model(x))
-    with pytest.raises(FileNotFoundError):
-        program.save(tmp_path / "no" / "such" / "folder.onnx")
 
 
 @torch.no_grad()

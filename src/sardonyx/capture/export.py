@@ -68,18 +68,11 @@ def capture(
 
 
 def _exported(model: torch.nn.Module, args: Any, kwargs: Any, dynamic_shapes: Any) -> ExportedProgram:
-    how = {"dynamic_shapes": dynamic_shapes}
-    with torch.no_grad():
-        try:
-            return torch.export.export(model, args, kwargs, strict=False, **how)
-        except Exception as error:
-            first = error
-        try:
-            program = torch.export.export(model, args, kwargs, strict=True, **how)
-        except Exception:
-            raise _capture_error(first) from first
-    log.info("captured by dynamo, after running the module could not be traced: %s", first)
-    return program
+    try:
+        with torch.no_grad():
+            return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+    except Exception as error:
+        raise _capture_error(error) from error
 
 
 # Errors
@@ -88,11 +81,17 @@ def _exported(model: torch.nn.Module, args: Any, kwargs: Any, dynamic_shapes: An
 def _capture_error(error: Exception) -> CaptureError:
     text = str(error).strip()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    what = lines[0] if lines else type(error).__name__
+    what = next((line for line in lines if line.startswith(_TELLING)), lines[0] if lines else type(error).__name__)
     return CaptureError(f"torch.export cannot capture the model: {what}", where=_user_line(error), hint=_fix(text))
 
 
+_TELLING = "- You marked"
+"""How torch begins the line that says which size cannot be dynamic, and why."""
+
+
 def _fix(text: str) -> str:
+    if _TELLING in text:
+        return "that size cannot change in this model: leave it out of dynamic_shapes"
     if "Suggested fixes" in text:
         suggested = text.split("Suggested fixes", 1)[1].lstrip(":\n ").splitlines()
         return "; ".join(line.strip() for line in suggested if line.strip())

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 import sympy
 import torch
@@ -68,6 +69,9 @@ def export(
     Shape([SymbolicDim('batch'), 4])
     """
     model = _as_module(model)
+    if opset is not None and opset > onnx.defs.onnx_opset_version():
+        newest = onnx.defs.onnx_opset_version()
+        raise OptionError(f"opset is {opset}, and the newest that this onnx has is {newest}")
     chosen = Options.of(options, opset=opset or _OPSET)
     args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     kwargs = dict(kwargs or {})

@@ -118,6 +118,8 @@ class Program:
         is complete.
         """
         path = Path(path)
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"there is no folder {path.parent}")
         if external_data is None:
             external_data = self._weight_bytes() > _LARGEST_PROTOBUF
         data = path.name + ".data" if external_data else None
@@ -160,7 +162,9 @@ class Program:
 
 
 def _pairs(leaf: Any) -> Any:
-    """A complex tensor as the model takes it."""
+    """An argument as the model takes it: a tensor, a complex one as pairs, or a number."""
+    if not isinstance(leaf, (torch.Tensor, int)):
+        raise TypeError(f"an argument is {type(leaf).__name__}, where the model was exported with a tensor")
     return torch.view_as_real(leaf.resolve_conj()) if isinstance(leaf, torch.Tensor) and leaf.is_complex() else leaf
 
 
