@@ -15,7 +15,7 @@ Fallback: TypeAlias = Literal["warn", "error", "quiet"]
 Provider: TypeAlias = str | tuple[str, Mapping[str, Any]]
 
 _ENV_PREFIX = "SARDONYX_"
-_OLDEST_OPSET = 18
+OLDEST_OPSET = 18
 """The first where axes are inputs throughout, as translations and rules write them."""
 
 
@@ -73,9 +73,9 @@ class Options:
         for name in ("transforms", "providers"):
             if isinstance(getattr(self, name), str) or callable(getattr(self, name)):
                 raise OptionError(f"{name} is {getattr(self, name)!r}", hint="use a list, also for a single one")
-        if self.opset is not None and not (isinstance(self.opset, int) and self.opset >= _OLDEST_OPSET):
+        if self.opset is not None and not (isinstance(self.opset, int) and self.opset >= OLDEST_OPSET):
             raise OptionError(
-                f"opset is {self.opset!r}", hint=f"use an integer from {_OLDEST_OPSET} on, or leave it out"
+                f"opset is {self.opset!r}", hint=f"use an integer from {OLDEST_OPSET} on, or leave it out"
             )
 
     @classmethod

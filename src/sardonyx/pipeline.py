@@ -13,13 +13,17 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from sardonyx.capture.regions import Region, checks_of, device_of, partition, region_of
 from sardonyx.capture.views import views_of_inputs
+from sardonyx.diagnose import dump
 from sardonyx.diagnose.report import Fallback, GraphReport, RegionReport, new_graph_report
 from sardonyx.diagnose.source import source_of
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import UnsupportedOperator
+from sardonyx.optimize import optimize
 from sardonyx.optimize.legalize import lack
+from sardonyx.optimize.selection import selected
 from sardonyx.options import Options
 from sardonyx.run.region import CompiledRegion
+from sardonyx.translate import functions as onnx_functions
 from sardonyx.translate.translator import NotExpressible, Refusal, Translation, translate
 
 log = logging.getLogger(__name__)
@@ -127,6 +131,27 @@ class _GraphCompiler:
 
     def _lack(self, node: ir.Node) -> str | None:
         return lack(node, self._opset, self._kernels)
+
+
+def rewrite(model: ir.Model, options: Options, domains: Sequence[str] | None, report: GraphReport) -> None:
+    """Apply the rules that the options choose, and report on the result."""
+    region = RegionReport(
+        nodes_translated=sum(1 for _ in model.graph.all_nodes()),
+        weights=sum(type(v.const_value) is not ir.Tensor for v in model.graph.initializers.values()),
+    )
+    report.regions.append(region)
+    names = selected(options.optimize)
+    allowed = find_engine(options.engine).domains if domains is None else frozenset(domains)
+    if names:
+        with report.stage("optimize"):
+            region.rules = optimize(model, domains=allowed, names=names)
+            for function in model.functions.values():
+                body = ir.Model(function.graph, ir_version=model.ir_version)
+                region.rules += optimize(body, domains=allowed, names=names)
+    onnx_functions.finish(model)
+    graphs = (model.graph, *(function.graph for function in model.functions.values()))
+    region.operators = Counter(node.op_type for graph in graphs for node in graph.all_nodes())
+    dump.add_metadata(model)
 
 
 _HINT = 'options={"fallback": "warn"} runs it in torch; CONTRIBUTING.md shows how to add a translation'

@@ -1,6 +1,6 @@
 """Every operator of PyTorch's own database through sardonyx, in processes that may die.
 
-python -m tests.ops.sweep --quick --page docs/operators.md
+python -m tests.ops.sweep --quick --page build/operators.md
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,17 +16,13 @@ from torch.utils import _pytree as pytree
 from sardonyx.capture import export as capturing
 from sardonyx.capture.export import Captured
 from sardonyx.capture.regions import device_of
-from sardonyx.diagnose import dump
-from sardonyx.diagnose.report import GraphReport, RegionReport, collecting, new_graph_report
+from sardonyx.diagnose.report import collecting, new_graph_report
 from sardonyx.diagnose.verify import close, difference
 from sardonyx.doors.program import Calling, Output, Program
-from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import OptionError, VerificationError
-from sardonyx.optimize import optimize
 from sardonyx.optimize.legalize import lack
-from sardonyx.optimize.selection import selected
 from sardonyx.options import Options
-from sardonyx.pipeline import unsupported
+from sardonyx.pipeline import rewrite, unsupported
 from sardonyx.translate import functions as onnx_functions
 from sardonyx.translate import inference, table
 from sardonyx.translate.translator import NotExpressible, Translation, described, translate
@@ -264,27 +259,6 @@ def _name_sizes(graph: ir.Graph, names: Mapping[sympy.Symbol, str]) -> None:
 
 
 # The rest of the way
-
-
-def rewrite(model: ir.Model, options: Options, domains: Sequence[str] | None, report: GraphReport) -> None:
-    """Apply the rules that the options choose, and report on the result."""
-    region = RegionReport(
-        nodes_translated=sum(1 for _ in model.graph.all_nodes()),
-        weights=sum(type(v.const_value) is not ir.Tensor for v in model.graph.initializers.values()),
-    )
-    report.regions.append(region)
-    names = selected(options.optimize)
-    allowed = find_engine(options.engine).domains if domains is None else frozenset(domains)
-    if names:
-        with report.stage("optimize"):
-            region.rules = optimize(model, domains=allowed, names=names)
-            for function in model.functions.values():
-                body = ir.Model(function.graph, ir_version=model.ir_version)
-                region.rules += optimize(body, domains=allowed, names=names)
-    onnx_functions.finish(model)
-    graphs = (model.graph, *(function.graph for function in model.functions.values()))
-    region.operators = Counter(node.op_type for graph in graphs for node in graph.all_nodes())
-    dump.add_metadata(model)
 
 
 def _verify(program: Program, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -15,14 +15,11 @@ from onnx_ir.passes.common import ShapeInferencePass
 from torch.utils import _pytree as pytree
 
 from sardonyx.diagnose.report import collecting, new_graph_report
-from sardonyx.doors.export import rewrite
 from sardonyx.doors.program import Calling, Output, Program
 from sardonyx.errors import SardonyxError
-from sardonyx.options import Options
+from sardonyx.options import OLDEST_OPSET, Options
+from sardonyx.pipeline import rewrite
 from sardonyx.translate import inference
-
-_OLDEST_OPSET = 18
-"""The first where axes are inputs throughout, as the rules read them; older models are converted."""
 
 
 def optimize(
@@ -65,8 +62,8 @@ def _loaded(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model) -> ir.Mo
 
 def _modern(model: ir.Model, wanted: int | None) -> ir.Model:
     """The model with the opset that is wanted, or one that rules can read."""
-    opset = model.graph.opset_imports.get("", _OLDEST_OPSET)
-    target = max(opset, wanted or _OLDEST_OPSET)
+    opset = model.graph.opset_imports.get("", OLDEST_OPSET)
+    target = max(opset, wanted or OLDEST_OPSET)
     if target == opset:
         return model
     try:
