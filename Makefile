@@ -2,6 +2,8 @@
 # make lint   ruff and mypy --strict           make bench  inference against eager, inductor, ONNX Runtime, OpenVINO
 # make ops    PyTorch's operator database      make setup  the environment that all of them share
 # make bench-export   exports against torch.onnx.export, and their models in ONNX Runtime and OpenVINO
+# make bench-train    training steps against eager and inductor, and the memory held over a thousand of them
+# make train-sweep   a training step of every module and of whole architectures, against double precision
 # make ops-full   every sample of the database: about half an hour, and it goes on where it was interrupted
 PYTHON ?= python3
 VENV   := .venv
@@ -10,7 +12,7 @@ READY  := $(VENV)/.ready
 PEERS  := $(VENV)/.peers
 DTYPES := float32,int64,bool,float16
 
-.PHONY: setup demo test lint format bench bench-export ops ops-full clean
+.PHONY: setup demo test lint format bench bench-export bench-train ops ops-full train-sweep clean
 
 setup: $(READY)
 
@@ -49,12 +51,19 @@ bench: $(PEERS)
 bench-export: $(PEERS)
 	$(BIN)/python -m benchmarks.export --json build/export.json
 
+bench-train: setup
+	$(BIN)/python -m benchmarks.training --json build/training.json
+	$(BIN)/python -m benchmarks.training --engines sardonyx --memory 1000 --json build/training-memory.json
+
 ops: setup
 	$(BIN)/python -m tests.ops.sweep --quick --dtypes $(DTYPES) --page build/operators.md
 
 ops-full: setup
 	$(BIN)/python -m tests.ops.sweep --resume --dtypes $(DTYPES) --results build/operators-full.json --page docs/operators.md
 	cp build/operators-full.json docs/operators.json
+
+train-sweep: setup
+	$(BIN)/python -m tests.train.sweep --results docs/training-sweep.json --page docs/training-sweep.md
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -67,6 +67,11 @@ def _ticks() -> tuple[int, int] | None:
     return ticks[3] + ticks[4], sum(ticks)
 
 
+def resident_megabytes() -> float:
+    """What this process holds in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
 def note_if_busy() -> float | None:
     """Warn that times will mislead when others use the machine: a pool of threads waits for its slowest."""
     busy = busy_cores()

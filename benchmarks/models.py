@@ -35,7 +35,7 @@ class PlainOutput(nn.Module):
         return result
 
 
-def _transformers() -> Any:
+def transformers() -> Any:
     """The package, imported where it is needed, and untyped: its classes are typed only in part."""
     import transformers
 
@@ -60,7 +60,7 @@ def mlp(widths: tuple[int, ...], batch: int) -> Case:
 
 def bert(batch: int = 1, tokens: int = 128, layers: int = 12, hidden: int = 768) -> Case:
     """BERT, of the base size unless told otherwise."""
-    hf = _transformers()
+    hf = transformers()
     config = hf.BertConfig(
         hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=hidden // 64, intermediate_size=4 * hidden
     )
@@ -69,7 +69,7 @@ def bert(batch: int = 1, tokens: int = 128, layers: int = 12, hidden: int = 768)
 
 def gpt2(tokens: int = 128) -> Case:
     """GPT-2 of 124 million parameters, with its logits."""
-    hf = _transformers()
+    hf = transformers()
     config = hf.GPT2Config(use_cache=False)
     return _plain(hf.GPT2LMHeadModel(config), "logits", _tokens(config.vocab_size, 1, tokens))
 
@@ -84,7 +84,7 @@ def llama(
     vocab: int = 8192,
 ) -> Case:
     """A small Llama, with its logits."""
-    hf = _transformers()
+    hf = transformers()
     config = hf.LlamaConfig(
         hidden_size=hidden,
         num_hidden_layers=layers,
@@ -99,28 +99,28 @@ def llama(
 
 def resnet50(batch: int = 1) -> Case:
     """ResNet-50 at 224 × 224."""
-    hf = _transformers()
+    hf = transformers()
     model = hf.ResNetForImageClassification(hf.ResNetConfig(num_labels=1000))
     return _plain(model, "logits", torch.randn(batch, 3, 224, 224))
 
 
 def vit(batch: int = 1) -> Case:
     """ViT-base at 224 × 224, with patches of 16."""
-    hf = _transformers()
+    hf = transformers()
     model = hf.ViTForImageClassification(hf.ViTConfig(num_labels=1000))
     return _plain(model, "logits", torch.randn(batch, 3, 224, 224))
 
 
 def convnext(batch: int = 1) -> Case:
     """ConvNeXt-tiny at 224 × 224."""
-    hf = _transformers()
+    hf = transformers()
     model = hf.ConvNextForImageClassification(hf.ConvNextConfig(num_labels=1000))
     return _plain(model, "logits", torch.randn(batch, 3, 224, 224))
 
 
 def whisper_encoder(frames: int = 3000) -> Case:
     """The encoder of Whisper-base over thirty seconds of sound."""
-    hf = _transformers()
+    hf = transformers()
     config = hf.WhisperConfig(
         d_model=512,
         encoder_layers=6,
@@ -135,7 +135,7 @@ def whisper_encoder(frames: int = 3000) -> Case:
 
 def t5_encoder(tokens: int = 128) -> Case:
     """The encoder of T5-small."""
-    hf = _transformers()
+    hf = transformers()
     config = hf.T5Config(d_model=512, d_kv=64, d_ff=2048, num_layers=6, num_heads=8, use_cache=False)
     return _plain(hf.T5EncoderModel(config), "last_hidden_state", _tokens(config.vocab_size, 1, tokens))
 

@@ -10,31 +10,38 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
+from importlib import import_module
 from statistics import median
 from typing import Any, TextIO
 
-import torch
-
-from benchmarks.engines import ENGINES, Call
-from benchmarks.models import build
-from sardonyx.diagnose.report import collecting
-from sardonyx.diagnose.verify import difference
+from benchmarks.turns import Prepared
 
 _WARM_CALLS = 3
 
 
-def main(model: str, engine: str) -> None:
+def main(suite: str, model: str, engine: str) -> None:
     """Prepare, then serve commands until stdin ends."""
     answers = _private_stdout()
-    with torch.no_grad():
-        try:
-            call, ready = _prepare(model, engine)
-        except Exception as error:
-            _answer(answers, {"error": f"{type(error).__name__}: {error}"})
-            return
-        _answer(answers, ready)
-        for line in sys.stdin:
-            _answer(answers, _round(call, int(line.split()[1])))
+    try:
+        prepared: Prepared = import_module(f"benchmarks.{suite}").prepare(model, engine)
+        if prepared.graphs == 0:
+            raise RuntimeError("nothing was compiled: torch ran the model eagerly")
+    except Exception as error:
+        _answer(answers, {"error": f"{type(error).__name__}: {error}"})
+        return
+    seconds = _round(prepared.call, _WARM_CALLS)["seconds"]
+    _answer(
+        answers,
+        {
+            "first": prepared.first_call_seconds,
+            "error_vs_eager": prepared.error_vs_eager,
+            "graphs": prepared.graphs,
+            "call": seconds,
+        },
+    )
+    for line in sys.stdin:
+        _answer(answers, _round(prepared.call, int(line.split()[1])))
 
 
 def _private_stdout() -> TextIO:
@@ -49,22 +56,7 @@ def _answer(answers: TextIO, what: dict[str, Any]) -> None:
     answers.flush()
 
 
-def _prepare(model: str, engine: str) -> tuple[Call, dict[str, Any]]:
-    module, args = build(model)
-    expected = module(*args)
-    started = time.perf_counter()
-    with collecting() as report:
-        call = ENGINES[engine](module, args)
-        result = call()
-    first = time.perf_counter() - started
-    graphs = len(report.graphs) if engine == "sardonyx" else None
-    if graphs == 0:
-        raise RuntimeError("nothing was compiled: torch ran the model eagerly")
-    seconds = _round(call, _WARM_CALLS)["seconds"]
-    return call, {"first": first, "error_vs_eager": difference(result, expected), "graphs": graphs, "call": seconds}
-
-
-def _round(call: Call, calls: int) -> dict[str, Any]:
+def _round(call: Callable[[], Any], calls: int) -> dict[str, Any]:
     times = []
     for _ in range(calls):
         started = time.perf_counter()

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from sardonyx import OptionError, Options
+from sardonyx.options import defaults
 
 
 def test_a_mapping_and_an_object_are_the_same() -> None:
@@ -22,6 +23,7 @@ def test_more_is_laid_over_what_is_given() -> None:
     [
         ({"fallback": "explode"}, "'warn', 'error', 'quiet'"),
         ({"cache_size": 0}, "at least 1"),
+        ({"translator": "torch"}, "'sardonyx', 'torchlib'"),
         ({"opset": "23"}, "an integer"),
         ({"opset": 17}, "from 18 on"),
         ({"optimize": "some"}, "'default'"),
@@ -44,7 +46,11 @@ def test_a_wrong_option_says_what_would_be_right(wrong: dict[str, object], hint:
         ("SARDONYX_OPTIMIZE", "false", "optimize", False),
         ("SARDONYX_CACHE_SIZE", "7", "cache_size", 7),
         ("SARDONYX_PROVIDERS", "A, B", "providers", ("A", "B")),
-        ("ONNXRT_DUMP_PATH", "folder", "dump", "folder"),
+        ("SARDONYX_DUMP", "folder", "dump", "folder"),
+        ("ONNXRT_DUMP_PATH", "folder/model_", "dump", "folder/model_{number}"),
+        ("SARDONYX_TRANSLATOR", "torchlib", "translator", "torchlib"),
+        ("ONNXRT_CHANGE_REWRITER", "0", "translator", "torchlib"),
+        ("ONNXRT_CHANGE_REWRITER", "1", "translator", "sardonyx"),
     ],
 )
 def test_an_environment_variable_sets_a_default(
@@ -55,16 +61,33 @@ def test_an_environment_variable_sets_a_default(
     assert getattr(Options.of({name: getattr(Options(), name)}), name) == getattr(Options(), name)
 
 
-@pytest.mark.parametrize(("variable", "text"), [("SARDONYX_CACHE_SIZE", "many"), ("SARDONYX_VERIFY", "maybe")])
+_BROKEN = [("SARDONYX_CACHE_SIZE", "many"), ("SARDONYX_VERIFY", "maybe"), ("ONNXRT_CHANGE_REWRITER", "ours")]
+
+
+@pytest.mark.parametrize(("variable", "text"), _BROKEN)
 def test_a_broken_environment_variable_is_named(variable: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, text)
     with pytest.raises(OptionError, match=variable):
         Options.of()
 
 
+def test_the_new_name_of_a_variable_comes_before_the_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONNXRT_CHANGE_REWRITER", "1")
+    monkeypatch.setenv("SARDONYX_TRANSLATOR", "torchlib")
+    assert Options.of().translator == "torchlib"
+
+
+def test_defaults_lie_between_what_is_given_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SARDONYX_DUMP", "from the environment")
+    with defaults(dump="outer", opset=20), defaults(dump="inner"):
+        assert (Options.of().dump, Options.of({"dump": "given"}).dump, Options.of().opset) == ("inner", "given", 20)
+    assert Options.of().dump == "from the environment"
+
+
 def test_what_changes_the_artifact_is_in_its_key() -> None:
     base = Options()
     assert dataclasses.replace(base, opset=20).artifact_key() != base.artifact_key()
+    assert dataclasses.replace(base, translator="torchlib").artifact_key() != base.artifact_key()
     assert dataclasses.replace(base, dump="x").artifact_key() == base.artifact_key()
 
 

@@ -14,6 +14,7 @@ from sardonyx.doors.optimize import optimize
 from sardonyx.doors.program import Program
 from sardonyx.engines import engines
 from sardonyx.errors import (
+    AutogradError,
     CaptureError,
     EngineError,
     MissingDependency,
@@ -25,6 +26,7 @@ from sardonyx.errors import (
 from sardonyx.options import Options
 
 __all__ = [
+    "AutogradError",
     "CaptureError",
     "EngineError",
     "MissingDependency",

@@ -43,5 +43,9 @@ class EngineError(SardonyxError, RuntimeError):
     """An engine refused a model, or failed while running it."""
 
 
+class AutogradError(SardonyxError, RuntimeError):
+    """A compiled graph cannot be differentiated in the way asked for."""
+
+
 class VerificationError(SardonyxError, AssertionError):
     """`verify=True` found a result that differs from PyTorch's."""

@@ -5,22 +5,39 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
 from sardonyx.errors import OptionError
 
 Fallback: TypeAlias = Literal["warn", "error", "quiet"]
+Translator: TypeAlias = Literal["sardonyx", "torchlib"]
 Provider: TypeAlias = str | tuple[str, Mapping[str, Any]]
 
 _ENV_PREFIX = "SARDONYX_"
 OLDEST_OPSET = 18
 """The first where axes are inputs throughout, as translations and rules write them."""
+NUMBER = "{number}"
+"""Stands for the number of a file in a `dump` that is more than a folder."""
 
 
-def _option(default: Any, doc: str, *, artifact: bool = False, env: tuple[str, ...] = ()) -> Any:
-    return field(default=default, metadata={"doc": doc, "artifact": artifact, "env": env})
+def _option(
+    default: Any, doc: str, *, artifact: bool = False, old: Mapping[str, Callable[[str], Any]] | None = None
+) -> Any:
+    """An option; `old` are environment variables of other programs, each with what its text means here."""
+    return field(default=default, metadata={"doc": doc, "artifact": artifact, "old": old or {}})
+
+
+def _yes_or_no(text: str) -> bool:
+    if text.lower() not in _WORDS:
+        raise ValueError("use 1 or 0")
+    return _WORDS[text.lower()]
+
+
+_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
 @dataclass(frozen=True)
@@ -46,11 +63,19 @@ class Options:
     )
     fallback: Fallback = _option("warn", "what happens to an operator ONNX cannot express: 'warn', 'error' or 'quiet'")
     dump: str | None = _option(
-        None, "folder for numbered .onnx files, each with its FX graph beside it", env=("ONNXRT_DUMP_PATH",)
+        None,
+        "folder for numbered .onnx files, each with its FX graph beside it; or their path, with '{number}' in it",
+        old={"ONNXRT_DUMP_PATH": lambda prefix: prefix + NUMBER},
     )
     verify: bool = _option(False, "compare each graph's first call with PyTorch")
     transforms: Sequence[Callable[[Any], Any]] = _option(
         (), "callables on the onnx.ModelProto before the session; each edits in place or returns a model"
+    )
+    translator: Translator = _option(
+        "sardonyx",
+        "whose translation of an operator comes first: 'sardonyx', or 'torchlib' to tell whether ours is at fault",
+        artifact=True,
+        old={"ONNXRT_CHANGE_REWRITER": lambda text: "sardonyx" if _yes_or_no(text) else "torchlib"},
     )
     optimize: str | bool | Sequence[str] = _option(
         "default", "rewrite rules: 'default', 'none', 'default-Name', 'none+Name', or a list of names", artifact=True
@@ -66,6 +91,7 @@ class Options:
 
     def __post_init__(self) -> None:
         _one_of("fallback", self.fallback, get_args(Fallback))
+        _one_of("translator", self.translator, get_args(Translator))
         if self.optimize not in ("default", "none", True, False):
             _check_rules(self.optimize)
         if not isinstance(self.cache_size, int) or self.cache_size < 1:
@@ -80,10 +106,10 @@ class Options:
 
     @classmethod
     def of(cls, given: Options | Mapping[str, Any] | None = None, **more: Any) -> Options:
-        """Options from an object or a mapping, with environment variables under what is given."""
+        """Options from an object or a mapping, with `defaults` and environment variables under what is given."""
         if isinstance(given, Options):
             return dataclasses.replace(given, **_known(cls, more))
-        return cls(**{**_from_environment(cls), **_known(cls, {**(given or {}), **more})})
+        return cls(**{**_from_environment(cls), **_defaults.get(), **_known(cls, {**(given or {}), **more})})
 
     @classmethod
     def describe(cls) -> str:
@@ -97,6 +123,24 @@ class Options:
     def artifact_key(self) -> tuple[str, ...]:
         """What identifies a compiled artifact, as far as options decide it."""
         return tuple(f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self) if f.metadata["artifact"])
+
+
+_defaults: ContextVar[Mapping[str, Any]] = ContextVar("sardonyx_defaults", default={})  # noqa: B039  # never edited
+
+
+@contextmanager
+def defaults(**given: Any) -> Iterator[None]:
+    """While active, these options count where a mapping does not give them, before environment variables.
+
+    >>> with defaults(cache_size=5):
+    ...     Options.of().cache_size, Options.of({"cache_size": 2}).cache_size
+    (5, 2)
+    """
+    token = _defaults.set({**_defaults.get(), **_known(Options, given)})
+    try:
+        yield
+    finally:
+        _defaults.reset(token)
 
 
 def _one_of(name: str, value: object, allowed: Sequence[object]) -> None:
@@ -124,16 +168,7 @@ def _variables(option: dataclasses.Field[Any]) -> tuple[str, ...]:
     """The environment variables that set an option; none where text cannot say its value."""
     if str(option.type) not in _PARSERS:
         return ()
-    return (_ENV_PREFIX + option.name.upper(), *option.metadata["env"])
-
-
-_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-
-
-def _yes_or_no(text: str) -> bool:
-    if text.lower() not in _WORDS:
-        raise ValueError("use 1 or 0")
-    return _WORDS[text.lower()]
+    return (_ENV_PREFIX + option.name.upper(), *option.metadata["old"])
 
 
 _PARSERS: Mapping[str, Callable[[str], Any]] = {
@@ -145,6 +180,7 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "str | bool | Sequence[str]": lambda text: _WORDS.get(text.lower(), text),
     "str | None": str,
     "Fallback": str,
+    "Translator": str,
     "Sequence[Provider] | None": lambda text: tuple(part.strip() for part in text.split(",")),
 }
 
@@ -157,7 +193,7 @@ def _from_environment(cls: type[Options]) -> dict[str, Any]:
             continue
         text = os.environ[name]
         try:
-            found[option.name] = _PARSERS[str(option.type)](text)
+            found[option.name] = option.metadata["old"].get(name, _PARSERS[str(option.type)])(text)
         except ValueError as error:
             raise OptionError(f"{name} is {text!r}, which is no value of {option.name!r}: {error}") from error
     return found

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sardonyx.capture.regions import Region, checks_of, device_of, partition, region_of
+from sardonyx.capture.regions import Region, copied, device_of, partition, region_of, torchs_own
 from sardonyx.capture.views import views_of_inputs
 from sardonyx.diagnose import dump
 from sardonyx.diagnose.report import Fallback, GraphReport, RegionReport, new_graph_report
@@ -64,7 +64,7 @@ class _GraphCompiler:
         self._freeze = options.freeze and engine.freezes(device)
 
     def compile(self, graph: torch.fx.GraphModule) -> Callable[[list[Any]], Sequence[Any]]:
-        stays = views_of_inputs(graph.graph) | checks_of(graph.graph)
+        stays = views_of_inputs(graph.graph) | torchs_own(graph.graph)
         whole = None if stays else region_of(graph, self._weights)
         if whole is not None and whole.outputs:
             try:
@@ -76,7 +76,7 @@ class _GraphCompiler:
     def _in_parts(self, graph: torch.fx.GraphModule, stays: set[torch.fx.Node]) -> Callable[[list[Any]], Sequence[Any]]:
         """Partition around what must stay in torch, until every part can be expressed."""
         stays = stays | self._refuse(self._refusals(graph, stays))
-        fused = partition(graph, self._weights, stays, self._region)
+        fused = self._partitioned(graph, stays)
 
         def run(args: list[Any]) -> Sequence[Any]:
             given = tuple(args)
@@ -87,11 +87,33 @@ class _GraphCompiler:
         run._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's convention
         return run
 
+    def _partitioned(self, graph: torch.fx.GraphModule, stays: set[torch.fx.Node]) -> torch.fx.GraphModule:
+        """The graph in parts. A part may lack what the whole has, as the size that only another part's input tells."""
+        while True:
+            attempt, twins = copied(graph)
+            self._report.regions.clear()
+            try:
+                return partition(attempt, self._weights, {twins[node] for node in stays}, self._region)
+            except NotExpressible as error:
+                self._refuse(error.refusals)
+                names = {refusal.node.name for refusal in error.refusals}
+                more = {node for node in graph.graph.nodes if node.name in names} - stays
+                if not more:
+                    raise unsupported(error.refusals, _HINT) from error
+                stays = stays | more
+
     def _refusals(self, graph: torch.fx.GraphModule, stays: set[torch.fx.Node]) -> list[Refusal]:
         """Nodes without a translation, those behind a refused one included."""
         found: dict[torch.fx.Node, Refusal] = {}
         try:
-            translate(graph, opset=self._opset, outputs=(), stays=stays, lack=self._lack)
+            translate(
+                graph,
+                opset=self._opset,
+                outputs=(),
+                stays=stays,
+                lack=self._lack,
+                translator=self._options.translator,
+            )
         except NotExpressible as error:
             found = {refusal.node: refusal for refusal in error.refusals}
         return list(found.values())
@@ -119,7 +141,7 @@ class _GraphCompiler:
     def _translate(
         self, region: Region, weights: frozenset[int], numbers: dict[int, float] | None = None
     ) -> Translation:
-        return translate(
+        translation = translate(
             region.graph,
             opset=self._opset,
             weights=weights,
@@ -127,7 +149,10 @@ class _GraphCompiler:
             outputs=region.outputs,
             orders=region.orders,
             lack=self._lack,
+            translator=self._options.translator,
         )
+        self._report.note_own(translation.own)
+        return translation
 
     def _lack(self, node: ir.Node) -> str | None:
         return lack(node, self._opset, self._kernels)

@@ -17,6 +17,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import sardonyx
 from sardonyx.diagnose.report import collecting
+from sardonyx.translate.translator import NotExpressible, Refusal, translate
 
 
 def mlp() -> nn.Sequential:
@@ -284,6 +285,27 @@ class TestFallback:
         torch.manual_seed(3)
         close(result, torch.rand(5))
 
+    def test_what_a_part_cannot_express_stays_in_torch_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def forgetful(graph: torch.fx.GraphModule, **how: Any) -> Any:
+            tanh = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.tanh.default)
+            if tanh and how["outputs"]:  # as if only the whole graph told a size that it needs
+                raise NotExpressible([Refusal(tanh[0], "a size is missing")])
+            return translate(graph, **how)
+
+        monkeypatch.setattr("sardonyx.pipeline.translate", forgetful)
+
+        def mixed(x: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.eigvalsh((x @ x.mT).sin().tanh().cos()) + 1
+
+        x = torch.randn(4, 4)
+        with collecting() as report:
+            close(compiled(mixed, fallback="quiet")(x), mixed(x), tolerance=1e-3)
+        assert {fallback.operator for fallback in report.fallbacks} == {
+            "aten._linalg_eigh.default",
+            "aten.tanh.default",
+        }
+        assert len(report.graphs[0].regions) == 3
+
 
 class TestOptions:
     def test_an_unknown_option_suggests_the_nearest(self) -> None:
@@ -314,11 +336,6 @@ class TestOptions:
         session = onnxruntime.InferenceSession(tmp_path / "000_inference.onnx")
         result = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
         close(torch.from_numpy(result), model(x))
-
-    def test_the_old_dump_variable_works(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("ONNXRT_DUMP_PATH", str(tmp_path))
-        compiled(mlp())(torch.randn(3, 8))
-        assert (tmp_path / "000_inference.onnx").exists()
 
     def test_transforms_see_the_model_before_the_session(self) -> None:
         def relu_to_sigmoid(model: onnx.ModelProto) -> None:

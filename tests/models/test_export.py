@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 import sardonyx
 from sardonyx.diagnose.verify import difference
-from tests.models.test_transformers import ARCHITECTURES, GROUPED, TOLERANCE, ids
+from tests.models.architectures import ARCHITECTURES, GROUPED, TOLERANCE, ids
 
 
 def without_cache(model: nn.Module) -> nn.Module:

@@ -6,14 +6,14 @@ import multiprocessing
 import signal
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from .check import Outcome, check_sample
-from .database import operators, samples, warm_up
+if TYPE_CHECKING:
+    from .check import Outcome
 
 SECONDS_FOR_START = 300.0
 SAMPLES_OF_A_PROCESS = 5000
@@ -24,6 +24,25 @@ READY, END = "ready", "end"
 """What a process says beside outcomes: that it can take an operator, and that there are no more samples of one."""
 
 
+Serve: TypeAlias = Callable[[Connection, int | None], None]
+"""The life of a process: says READY, takes a task's `words` and a first sample, gives an outcome a sample, says END."""
+
+
+class Work(Protocol):
+    """What a process is given to do."""
+
+    @property
+    def samples(self) -> int:
+        """How many outcomes it has."""
+
+    @property
+    def words(self) -> tuple[Any, ...]:
+        """What a process is told of it."""
+
+    def outcome(self) -> Any:
+        """One without samples, which adds others, and keeps in `crashed` what was lost."""
+
+
 @dataclass(frozen=True)
 class Task:
     """An operator in one dtype, and how many samples it has."""
@@ -32,10 +51,22 @@ class Task:
     dtype: str
     samples: int
 
+    @property
+    def words(self) -> tuple[str, str]:
+        return self.operator, self.dtype
+
+    def outcome(self) -> Outcome:
+        from .check import Outcome
+
+        return Outcome(self.operator, self.dtype)
+
 
 def _serve(pipe: Connection, count: int | None) -> None:
     """The life of a process: takes an operator, a dtype and the first sample to look at; gives an outcome a sample."""
     import torch
+
+    from .check import check_sample
+    from .database import operators, samples, warm_up
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends us
     torch.set_num_threads(1)
@@ -56,13 +87,13 @@ def _serve(pipe: Connection, count: int | None) -> None:
 class Worker:
     """One process, the operator it is at, and a new process when it dies or a sample takes too long."""
 
-    def __init__(self, count: int | None, seconds: float) -> None:
-        self._count, self._seconds = count, seconds
+    def __init__(self, count: int | None, seconds: float, serve: Serve = _serve) -> None:
+        self._count, self._seconds, self._serve = count, seconds, serve
         self._process: Any = None
 
-    def begin(self, task: Task) -> None:
+    def begin(self, task: Work) -> None:
         """Take on an operator."""
-        self._task, self._outcome, self._ended = task, Outcome(task.operator, task.dtype), False
+        self._task, self._outcome, self._ended = task, task.outcome(), False
         self._next, self._lost = 0, -1
         if self._process is None or self._served > SAMPLES_OF_A_PROCESS:
             self._start()
@@ -99,7 +130,7 @@ class Worker:
             return 1
         return 0
 
-    def finished(self) -> Outcome | None:
+    def finished(self) -> Any:
         """The outcome of the operator, once every sample is settled."""
         return self._outcome if self._ended else None
 
@@ -125,7 +156,7 @@ class Worker:
         self.stop()
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, self._count), daemon=True)
+        self._process = context.Process(target=self._serve, args=(theirs, self._count), daemon=True)
         self._process.start()
         theirs.close()
         self._ready, self._served = False, 0
@@ -134,7 +165,7 @@ class Worker:
     def _send(self) -> None:
         self._deadline = time.monotonic() + self._seconds
         with suppress(ConnectionError):  # where the process is gone, reading from it tells
-            self._pipe.send((self._task.operator, self._task.dtype, self._next))
+            self._pipe.send((*self._task.words, self._next))
 
     def _limit(self) -> float:
         return self._seconds if self._ready else SECONDS_FOR_START
@@ -148,10 +179,12 @@ class Worker:
             self._process = None
 
 
-def sweep(tasks: Iterable[Task], count: int | None, seconds: float, processes: int) -> Iterator[int | Outcome]:
+def sweep(
+    tasks: Iterable[Work], count: int | None, seconds: float, processes: int, serve: Serve = _serve
+) -> Iterator[Any]:
     """Check every task in several processes: gives a number of samples as they are settled, and each outcome."""
     waiting = deque(task for task in tasks if task.samples)
-    workers = [Worker(count, seconds) for _ in range(min(processes, len(waiting)))]
+    workers = [Worker(count, seconds, serve) for _ in range(min(processes, len(waiting)))]
     busy = []
     try:
         for worker in workers:

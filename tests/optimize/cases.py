@@ -436,4 +436,57 @@ CASES = {
         { a = Unsqueeze(k, one) b = Expand(a, e) c = Reshape(b, s)
           d = Unsqueeze(v, one) f = Expand(d, e) h = Reshape(f, s) y = Attention(q, c, h) }""",
     ),
+    "ScaleBeforeExpand": Case(
+        """g (@T[@A,1,@C] x, @T[@A,@B,@C] z) => (@T[@A,@B,@C] y) <int64[3] s = {@A, @(B*2//2), @C}, float c = {0.3}>
+        { a = Expand(x, s) b = Mul(a, c) y = Sub(b, z) }""",
+        """g (@T[@A,1,@C] x, @T[@A,@B,@C] z) => (@T[@A,@B,@C] y) <int64[3] s = {@A, @B, @C}>
+        { a = Expand(x, s) y = Mul(a, z) }""",
+    ),
+    "ScaleSmallerOperand": Case(
+        """g (@T[@A,@B,1] x, @T[@A,@B,@(C+1)] z) => (@T[@A,@B,@(C+1)] y) <float c = {2.0}>
+        { a = Mul(z, c) y = Mul(x, a) }""",
+        """g (@T[@A,@B,@C] x, @T[@A,@B,@C] z) => (@T[@A,@B,@C] y) <float c = {2.0}> { a = Mul(z, c) y = Mul(x, a) }""",
+    ),
+    "PaddedPartsAsConcat": Case(
+        """g (@T[@A,@B,@D] x, @T[@A,@C,@D] z) => (@T[@A,@(B+C),@D] y)
+        <int64[6] p = {0, 0, 0, 0, @C, 0}, int64[6] q = {0, @B, 0, 0, 0, 0}>
+        { a = Pad(x, p) b = Pad(z, q) y = Add(b, a) }""",
+        """g (@T[@A,2,@D] x, @T[@A,2,@D] z) => (@T[@A,3,@D] y)
+        <int64[6] p = {0, 0, 0, 0, 1, 0}, int64[6] q = {0, 1, 0, 0, 0, 0}>
+        { a = Pad(x, p) b = Pad(z, q) y = Add(b, a) }""",
+        ("float", "double"),
+    ),
+    "CrossEntropyGradient": Case(
+        """g (@T[@A,4] l, int64[@A,1] i, @T[@A,1] v) => (@T[@A,4] y)
+        <float zero = {0.0}, float one = {-1.0}, int64[2] s = {@A, 4}, int64[2] r = {@A, 1}, int64[1] axis = {1}>
+        { w = Sigmoid(v) z = Expand(zero, s) u = Expand(one, r) m = ScatterElements<axis=1>(z, i, u) p = Mul(m, w)
+          e = Exp(l) t = ReduceSum(p, axis) q = Mul(e, t) y = Sub(p, q) }""",
+        """g (@T[@A,4] l, int64[@A,1] i, @T[@A,1] v) => (@T[@A,4] y)
+        <float zero = {0.0}, float one = {1.0}, int64[2] s = {@A, 4}, int64[2] r = {@A, 1}, int64[1] axis = {1}>
+        { w = Sigmoid(v) z = Expand(zero, s) u = Expand(one, r) m = ScatterElements<axis=1>(z, i, u) p = Mul(m, w)
+          e = Exp(l) t = ReduceSum(p, axis) q = Mul(e, t) y = Sub(p, q) }""",
+    ),
+    "JoinStacksBeforeTranspose": Case(
+        """g (@T[@A,@B,@C,@D] x, @T[@(A*B),@C,@E] z) => (@T[@(A*B),@D,@E] y) <int64[3] s = {@(A*B), @D, @C}>
+        { t = Transpose<perm=[0, 1, 3, 2]>(x) r = Reshape(t, s) y = MatMul(r, z) }""",
+        """g (@T[@A,@B,@C,@D] x) => (@T[@(A*B),@D,@C] y) <int64[3] s = {@(A*B), @D, @C}>
+        { t = Transpose<perm=[0, 1, 3, 2]>(x) r = Reshape(t, s) y = Neg(r) }""",
+    ),
+    "SoftmaxOfProduct": Case(
+        """g (@T[@A,@B] x, @T[@B,@C] z) => (@T[@A,@C] y)
+        <float least = {-inf}, float zero = {0.0}, int64[1] axis = {1}, float low = {-9.0}, float high = {9.0}>
+        { a = Clip(x, low, high) b = Clip(z, low, high) s = MatMul(a, b)
+          m = ReduceMax(s, axis) e = Equal(m, least) p = Softmax<axis=1>(s) y = Where(e, zero, p) }""",
+        """g (@T[@A,@C] s) => (@T[@A,@C] y) <float least = {-inf}, float zero = {0.0}, int64[1] axis = {1}>
+        { m = ReduceMax(s, axis) e = Equal(m, least) p = Softmax<axis=1>(s) y = Where(e, zero, p) }""",
+    ),
+    "BlockedConvolution": Case(
+        """g (@T[@A,16,35,32] x, @T[16,16,3,2] w, @T[16] b) => (@T[@A,16,33,31] y) { y = Conv(x, w, b) }""",
+        """g (@T[@A,12,33,32] x, @T[16,12,3,2] w) => (@T[@A,16,33,31] y) { y = Conv<pads=[1, 0, 1, 0]>(x, w) }""",
+    ),
+    "BlockedTransposedConvolution": Case(
+        """g (@T[@A,16,33,32] x, @T[16,32,3,2] w) => (@T[@A,32,33,34] y)
+        { y = ConvTranspose<pads=[2, 0, 2, 0], dilations=[2, 2]>(x, w) }""",
+        """g (@T[@A,16,33,32] x, @T[16,32,2,2] w) => (@T[@A,32,66,64] y) { y = ConvTranspose<strides=[2, 2]>(x, w) }""",
+    ),
 }

@@ -113,6 +113,19 @@ MORE = {
         float[2] t = {0.25, -1.0}, float[2] m = {0.125, 2.0}, float[2] v = {1.5, 0.75}>
         { c = Conv<group=2>(x, w) y = BatchNormalization(c, s, t, m, v) }""",
     ),
+    "a convolution with padding, where plain ones compute 0 · ∞": (
+        "BlockedConvolution",
+        "g (float[2,16,33,32] x, float[32,16,3,2] w) => (float[2,32,33,31] y) { y = Conv<pads=[1, 0, 1, 0]>(x, w) }",
+    ),
+    "a convolution with steps": (
+        "BlockedConvolution",
+        """g (float[4,16,33,33] x, float[32,16,3,3] w) => (float[4,32,17,16] y)
+        { y = Conv<pads=[1, 0, 1, 0], strides=[2, 2]>(x, w) }""",
+    ),
+    "gradients that add up": (
+        "BiasIntoGemm",
+        "g (float[2,3] x, float[3,4] w, float[2,4] z) => (float[2,4] y) { p = MatMul(x, w) y = Add(p, z) }",
+    ),
     "minus zero added": (
         "DropAddendZero",
         "g (float[3] x) => (float[3] y) <float c = {-0.0}> { a = Add(x, c) y = Neg(a) }",

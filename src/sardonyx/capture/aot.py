@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, TypeAlias
@@ -9,7 +10,11 @@ from typing import Any, TypeAlias
 import torch
 from torch._decomp import core_aten_decompositions
 from torch._guards import TracingContext
+from torch.utils.checkpoint import CheckpointPolicy
 
+from sardonyx.capture import attention
+from sardonyx.capture.views import is_view
+from sardonyx.capture.whole import keeping_whole
 from sardonyx.translate import table
 
 GraphCompiler: TypeAlias = Callable[[torch.fx.GraphModule, Sequence[Any], str, frozenset[int]], Callable[..., Any]]
@@ -19,11 +24,12 @@ _KEPT = frozenset({"aten::lift_fresh", "aten::lift_fresh_copy"})
 
 
 @cache
-def decompositions() -> dict[Any, Callable[..., Any]]:
+def decompositions(training: bool = False) -> dict[Any, Callable[..., Any]]:
     """What torch takes apart before we see it: its core table, less all that our own table translates whole."""
     kept = table.names() | _KEPT
     rules: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions())
-    return {target: rule for target, rule in rules.items() if target.name() not in kept}
+    made = {target: rule for target, rule in rules.items() if target.name() not in kept}
+    return {**made, **attention.DECOMPOSITIONS} if training else made
 
 
 def lower(graph: torch.fx.GraphModule, inputs: Sequence[Any], compile_graph: GraphCompiler) -> Callable[..., Any]:
@@ -41,9 +47,43 @@ def lower(graph: torch.fx.GraphModule, inputs: Sequence[Any], compile_graph: Gra
         fw_compiler=compiler("forward"),
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
-        decompositions=decompositions(),
+        decompositions=decompositions(training=_trains(inputs)),
+        partition_fn=_split,
     )
-    return backend(graph, inputs)
+    with keeping_whole():
+        return backend(graph, inputs)
+
+
+def _trains(inputs: Sequence[Any]) -> bool:
+    """Whether a backward graph will be wanted."""
+    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+
+
+def _split(joint: torch.fx.GraphModule, inputs: Any, **how: Any) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """Forward and backward graph by the minimum cut, where nothing but views and constants is computed twice.
+
+    The cut is made for a compiler that fuses, to which computing pointwise operators again costs nothing; here each
+    costs a kernel. What a checkpoint wants computed again is, but for random numbers: those drawn are kept.
+    """
+    from torch._functorch import config
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    constant: set[torch.fx.Node] = set()
+    for node in joint.graph.nodes:
+        if node.op != "call_function":
+            continue
+        if all(source in constant for source in node.all_input_nodes) and not _draws(node):
+            constant.add(node)
+        elif _draws(node) or (node.target is operator.getitem and _draws(node.args[0])):
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        elif not is_view(node):
+            node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
+    with config.patch(recompute_views=True):
+        return min_cut_rematerialization_partition(joint, inputs, **how)
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def constant_inputs(kind: str) -> frozenset[int]:

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from sardonyx.capture.aot import decompositions
 from sardonyx.capture.surgery import drop_idle_dropout, edits, inline_wrappers, take_apart, without_simple_edits
+from sardonyx.capture.whole import keeping_whole
 from sardonyx.errors import CaptureError
 from sardonyx.translate import table
 from sardonyx.translate.sizes import dim_of
@@ -69,7 +70,7 @@ def capture(
 
 def _exported(model: torch.nn.Module, args: Any, kwargs: Any, dynamic_shapes: Any) -> ExportedProgram:
     try:
-        with torch.no_grad():
+        with torch.no_grad(), keeping_whole():
             return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as error:
         raise _capture_error(error) from error

@@ -104,6 +104,15 @@ def _is_counted(node: torch.fx.Node) -> bool:
     )
 
 
+def copied(graph: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, dict[torch.fx.Node, torch.fx.Node]]:
+    """A copy to be cut up, and which of its nodes is which; what nodes are said to be is shared."""
+    twins: dict[torch.fx.Node, torch.fx.Node] = {}
+    made = torch.fx.Graph()
+    returned = made.graph_copy(graph.graph, twins)
+    made.output(returned).meta = dict(graph.graph.output_node().meta)
+    return torch.fx.GraphModule(graph, made), twins
+
+
 def partition(
     graph: torch.fx.GraphModule,
     weights: frozenset[int],
@@ -149,10 +158,17 @@ def _hold_subgraphs(fused: torch.fx.GraphModule, call: torch.fx.Node) -> None:
     part.recompile()
 
 
-def checks_of(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """Nodes that compute nothing and may raise, as torch.linalg's do for a singular matrix: for torch, not for ONNX."""
+_COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
+
+
+def torchs_own(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """Nodes that are torch's affair, so that leaving them to it is no fallback.
+
+    They compute nothing and may raise, as torch.linalg's do for a singular matrix; or they talk to other processes.
+    """
     wrapped = graph.find_nodes(op="call_function", target=torch.ops.higher_order.with_effects)
-    return {n for n in wrapped if isinstance(n.args[1], torch._ops.OpOverload) and not n.args[1]._schema.returns}
+    checks = {n for n in wrapped if isinstance(n.args[1], torch._ops.OpOverload) and not n.args[1]._schema.returns}
+    return checks | {node for node in graph.nodes if getattr(node.target, "namespace", "") in _COLLECTIVES}
 
 
 def _with_items(stays: set[torch.fx.Node]) -> set[torch.fx.Node]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,18 +13,20 @@ import onnx_ir as ir
 import torch
 
 from sardonyx.diagnose.source import annotate
+from sardonyx.options import NUMBER
 from sardonyx.translate import dtypes
 
 log = logging.getLogger(__name__)
 
 
 def dump(
-    folder: str, kind: str, proto: onnx.ModelProto, weights: Mapping[str, torch.Tensor], graph: torch.fx.GraphModule
+    place: str, kind: str, proto: onnx.ModelProto, weights: Mapping[str, torch.Tensor], graph: torch.fx.GraphModule
 ) -> Path:
-    """Write `NNN_kind.onnx` and `NNN_kind.txt`, NNN being the first number that is free; weights into a third file."""
-    root = Path(folder)
-    root.mkdir(parents=True, exist_ok=True)
-    path = _claim(root, kind)
+    """Write `NNN_kind.onnx` and `NNN_kind.txt` into a folder, NNN being the first number that is free.
+
+    A place with `{number}` in it is the path of the files, less their suffixes. Weights go into a third file.
+    """
+    path = _claim(place, kind)
     path.write_bytes(_with_weights(proto, weights, path.with_suffix(".onnx.data")).SerializeToString())
     path.with_suffix(".txt").write_text(graph.print_readable(print_output=False))
     log.info("dumped %s", path)
@@ -47,17 +50,28 @@ def _with_weights(proto: onnx.ModelProto, weights: Mapping[str, torch.Tensor], p
     return copy
 
 
-def _claim(root: Path, kind: str) -> Path:
+def _claim(place: str, kind: str) -> Path:
     for number in itertools.count():
-        if any(root.glob(f"{number:03d}_*.onnx")):
-            continue
-        path = root / f"{number:03d}_{kind}.onnx"
+        path = Path(f"{place.replace(NUMBER, str(number))}.onnx")
+        if NUMBER not in place:
+            path = Path(place) / f"{number:03d}_{kind}.onnx"
+            if any(path.parent.glob(f"{number:03d}_*.onnx")):
+                continue
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             path.touch(exist_ok=False)
         except FileExistsError:
-            continue  # another process was faster
+            continue  # it is there already, or another process was faster
         return path
     raise AssertionError("unreachable")
+
+
+def clear(place: str) -> None:
+    """Remove the files that were dumped at a place with `{number}` in it, and no others."""
+    folder, name = Path(place).parent, re.escape(Path(place).name).replace(re.escape(NUMBER), r"\d+")
+    for path in folder.glob("*"):
+        if re.fullmatch(name + r"\.(onnx|onnx\.data|txt)", path.name):
+            path.unlink()
 
 
 def add_metadata(model: ir.Model) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -35,9 +36,20 @@ def explain(
     def fresh(graph: torch.fx.GraphModule, inputs: Any) -> Any:
         return backend(graph, inputs, options=chosen)
 
-    with torch.no_grad(), collecting() as report:
+    with torch.no_grad(), _unchanged(model), collecting() as report:
         result = torch.compile(model, backend=fresh, dynamic=dynamic)(*args, **kwargs)
         expected = model(*args, **kwargs)
     pairs = zip(pytree.tree_leaves(result), pytree.tree_leaves(expected), strict=True)
     report.max_error = max((difference(a, b) for a, b in pairs if isinstance(b, torch.Tensor)), default=None)
     return report
+
+
+@contextmanager
+def _unchanged(model: Any) -> Iterator[None]:
+    """Give buffers their values back at the end: batch norm in training mode, for one, counts what it sees."""
+    before = [(b, b.clone()) for b in model.buffers()] if isinstance(model, torch.nn.Module) else []
+    try:
+        yield
+    finally:
+        for buffer, value in before:
+            buffer.copy_(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -51,7 +51,16 @@ class GraphReport:
     operators: int
     regions: list[RegionReport] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
+    own: dict[str, str] = field(default_factory=dict)
+    """With `translator="torchlib"`: operators that our own table translated all the same, and why."""
     seconds: dict[str, float] = field(default_factory=dict)
+
+    def note_own(self, own: Mapping[str, str]) -> None:
+        """Our own table translated these operators, though torchlib was to come first."""
+        for operator, reason in own.items():
+            if operator not in self.own:
+                log.info("%s graph: %s by our own table: %s", self.kind, operator, reason)
+        self.own |= own
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -121,6 +130,7 @@ def _graph_lines(index: int, graph: GraphReport) -> list[str]:
     for region in graph.regions:
         lines.append(f"  ONNX {region.nodes_translated} → {region.nodes} nodes, {region.weights} weights")
         lines.append("  " + _counts(region.operators))
+    lines += [f"  by our own table: {operator}: {reason}" for operator, reason in graph.own.items()]
     return lines + [f"  in torch: {fallback}" for fallback in graph.fallbacks]
 
 

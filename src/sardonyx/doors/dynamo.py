@@ -13,6 +13,7 @@ from sardonyx.capture import aot
 from sardonyx.errors import OptionError
 from sardonyx.options import Options
 from sardonyx.pipeline import compile_graph
+from sardonyx.run.autograd import Captured, with_all_of_autograd
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +45,15 @@ def onnxrt(
 
 
 def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+    trained: list[torch.fx.GraphModule] = []
+
     def compile_one(fx: torch.fx.GraphModule, example: Sequence[Any], kind: str, weights: frozenset[int]) -> Any:
+        if kind == "forward":
+            trained.append(fx)
         return compile_graph(fx, kind, weights, options)
 
-    return aot.lower(graph, inputs, compile_one)
+    run = aot.lower(graph, inputs, compile_one)
+    return with_all_of_autograd(run, Captured.of(graph, trained[0], options.fallback)) if trained else run
 
 
 def reset() -> None:

@@ -78,6 +78,7 @@ def export(
         graph_report.operators = sum(node.op == "call_function" for node in captured.graph.graph.nodes)
         with graph_report.stage("translate"):
             translation, calling = _translate(captured, chosen, own)
+            graph_report.note_own(translation.own)
             onnx_functions.make_functions(translation.model, functions)
         rewrite(translation.model, chosen, domains, graph_report)
         _name(translation.model.graph, calling, input_names, output_names, names)
@@ -141,6 +142,7 @@ def _translate(
             lack=lambda node: lack(node, options.opset or _OPSET, None),
             noise="nodes",
             translations=translations,
+            translator=options.translator,
         )
     except NotExpressible as error:
         raise unsupported(error.refusals, hint="export(..., translations={operator: function}) adds one") from error

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from sardonyx.engines import blocked
 from sardonyx.engines.registry import Availability, Job
 from sardonyx.errors import EngineError, MissingDependency, OptionError
 from sardonyx.optimize.legalize import Kernels
@@ -37,6 +38,11 @@ class OnnxRuntime:
             return Availability(self.name, _onnxruntime().__version__)
         except MissingDependency as error:
             return Availability(self.name, None, error.what)
+
+    def local_domains(self, device: torch.device) -> frozenset[str]:
+        """On the CPU, convolutions over blocks of channels, where there are any."""
+        found = blocked.domain(_onnxruntime()) if device.type == "cpu" else None
+        return frozenset({found} if found else ())
 
     def kernels(self, device: torch.device) -> Kernels | None:
         """What its kernels on this device accept."""

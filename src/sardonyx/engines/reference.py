@@ -23,6 +23,10 @@ class Reference:
         """Always there: it ships with onnx."""
         return Availability(self.name, onnx.__version__)
 
+    def local_domains(self, device: torch.device) -> frozenset[str]:
+        """None."""
+        return frozenset()
+
     def kernels(self, device: torch.device) -> Any:
         """It computes every operator in every dtype."""
         return None

@@ -63,6 +63,13 @@ class Engine(Protocol):
     domains: frozenset[str]
     """Operator domains it knows beside ONNX's own."""
 
+    def local_domains(self, device: torch.device) -> frozenset[str]:
+        """Domains for models that run here and now, and are not kept: what works may change with the machine.
+
+        What follows a slash is how operators of the domain want their operands: `com.microsoft.nchwc/16` takes channels
+        in blocks of sixteen.
+        """
+
     def probe(self) -> Availability:
         """Whether it is installed, without loading more than needed to tell."""
 

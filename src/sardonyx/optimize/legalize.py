@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeAlias
 
 import onnx_ir as ir
 
 from sardonyx.optimize.scopes import bodies_of, graphs_of
 from sardonyx.translate.schemas import Signature, signature
+
+log = logging.getLogger(__name__)
 
 KernelTypes: TypeAlias = Sequence[tuple[range, Mapping[str, Sequence[str]]]]
 
@@ -74,7 +78,19 @@ def _legalize_graph(graph: ir.Graph, opset: int, kernels: Kernels) -> Counter[st
         if wider:
             _insert_casts(graph, node, formal, wider, casts)
             widened[node.op_type] += 1
+            for name in wider.keys() & types.keys():
+                _tell_once(types[name])
     return widened
+
+
+@cache
+def _tell_once(dtype: ir.DataType) -> None:
+    """Half precision is chosen to be faster, so who chose it learns where it cannot be."""
+    if dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+        name = dtype.name.lower()
+        log.warning(
+            "the engine lacks %s kernels: it computes in float32, with casts around; results stay %s", name, name
+        )
 
 
 def _types(node: ir.Node, formal: Signature) -> dict[str, ir.DataType] | None:

@@ -43,6 +43,8 @@ class _Session:
     complex: tuple[int, ...]
     """Which of the inputs are complex: the engine is given their parts, as pairs."""
     draws: tuple[Drawer, ...]
+    shapes: Mapping[int, tuple[int, ...]]
+    """Outputs that are to be seen with other sizes than the engine gives them."""
     weights: Snapshot
     numbers: Numbers
     stream: int | None
@@ -54,7 +56,10 @@ class _Session:
             given[i] = torch.view_as_real(given[i].resolve_conj())
         if self.draws:
             given += [draw(args) for draw in self.draws]
-        return self.runner(given)
+        outputs = self.runner(given)
+        for index, shape in self.shapes.items():
+            outputs[index] = _reshaped(outputs[index], shape)
+        return outputs
 
     def fits(self, args: Sequence[Any], stream: Callable[[], int | None]) -> bool:
         """Whether all that the session was built on still holds."""
@@ -71,6 +76,7 @@ class _Built:
 
     model: bytes
     translation: Translation
+    shapes: Mapping[int, tuple[int, ...]]
     numbers: Numbers
 
 
@@ -171,7 +177,7 @@ class CompiledRegion(torch.nn.Module):
         draws = tuple(drawer(draw, self._region.graph, self._region.device) for draw in translation.draws)
         inputs = tuple(translation.inputs)
         complex_ = _complex(self._region, inputs)
-        return _Session(held, held.runner, inputs, complex_, draws, snapshot, built.numbers, job.stream)
+        return _Session(held, held.runner, inputs, complex_, draws, built.shapes, snapshot, built.numbers, job.stream)
 
     def _model(self, args: Sequence[Any]) -> _Built:
         """The optimized model: kept while only weights are edited, made again when an assumption fails."""
@@ -203,15 +209,16 @@ class CompiledRegion(torch.nn.Module):
         names = selected(self._options.optimize)
         if names:
             with self._graph_report.stage("optimize"):
-                self._report.rules = optimize(model, domains=self._engine.domains, names=names)
+                domains = self._engine.domains | self._engine.local_domains(self._region.device)
+                self._report.rules = optimize(model, domains=domains, names=names)
         kernels = self._engine.kernels(self._region.device)
         if kernels is not None:
             legalize(model, kernels)
-        translation = _still_used(translation)
+        translation, shapes = _still_used(translation), _before_last_reshapes(model.graph)
         self._report.operators = Counter(node.op_type for node in model.graph.all_nodes())
         log.info("%s graph: %d → %d nodes", self._kind, self._report.nodes_translated, self._report.nodes)
         weights = {name: args[index] for name, index in translation.weights.items()}
-        return _Built(self._serialize(model, weights), translation, numbers)
+        return _Built(self._serialize(model, weights), translation, shapes, numbers)
 
     def _serialize(self, model: ir.Model, weights: Mapping[str, torch.Tensor]) -> bytes:
         if self._options.dump or self._options.transforms:
@@ -280,6 +287,30 @@ def _still_used(translation: Translation) -> Translation:
     count = len(translation.inputs)
     draws = [translation.draws[i - count] for i in kept if i >= count]
     return Translation(translation.model, [translation.inputs[i] for i in kept if i < count], weights, draws)
+
+
+def _before_last_reshapes(graph: ir.Graph) -> dict[int, tuple[int, ...]]:
+    """Return what an output is a mere reshape of, and remember its sizes: a node would copy, torch does it for free."""
+    shapes: dict[int, tuple[int, ...]] = {}
+    for index, output in enumerate(graph.outputs):
+        node, dims = output.producer(), _static(output)
+        source = node.inputs[0] if node is not None and node.op_type == "Reshape" else None
+        if node is None or source is None or dims is None or source.is_graph_output():
+            continue
+        producer = source.producer()
+        if producer is not None and producer.graph is graph and _static(source) is not None:
+            graph.outputs[index] = source
+            shapes[index] = dims
+            if not output.uses() and not output.is_graph_output():
+                graph.remove(node, safe=True)
+    return shapes
+
+
+def _reshaped(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """The same memory with other sizes, and no view: what a graph returns may be edited in place."""
+    seen = x.view(shape)
+    made = torch.empty(0, dtype=x.dtype, device=x.device)
+    return made.set_(x.untyped_storage(), seen.storage_offset(), shape, seen.stride())
 
 
 def _are_outputs(results: Sequence[Result]) -> bool:

@@ -289,6 +289,22 @@ class Builder:
         """`x[start:end:step]` along one axis; sizes may be symbolic, negative ones are not allowed here."""
         return self.Slice(x, *(self.shape_value([v]) for v in (start, end)), self.ints([axis]), self.ints([step]))
 
+    def Pad(  # a node like others, but for its axes
+        self,
+        x: ir.Value,
+        amounts: ir.Value,
+        fill: ir.Value | None = None,
+        axes: ir.Value | None = None,
+        mode: str | None = None,
+    ) -> ir.Value:
+        """Pad along some axes, written for all: ONNX Runtime forgets `axes` where it moves a Transpose past it."""
+        if axes is not None:
+            assert axes.const_value is not None
+            rank = self.rank(x)
+            places = [axis % rank + side for side in (0, rank) for axis in axes.const_value.numpy().tolist()]
+            amounts = self.ScatterElements(self.ints([0] * (2 * rank)), self.ints(places), amounts, axis=0)
+        return self.node("Pad", [x, amounts, fill], mode=mode)
+
     def uniform(self, dims: Sequence[Dim], dtype: torch.dtype = torch.float32) -> ir.Value:
         """Fresh random numbers, evenly spread over [0, 1)."""
         return self.noise("uniform", tuple(dims), dtype)

@@ -132,14 +132,36 @@ def repeated(
 ) -> list[Number]:
     """What is carried after so many rounds; each takes its number, from zero on, and what the last one gave."""
     g = start[0].g
+
+    def once(count: ir.Value, given: Sequence[ir.Value]) -> list[ir.Value]:
+        return [y.value for y in step(Number(g, g.cast(count, torch.float64)), [Number(g, x) for x in given])]
+
+    return [Number(g, y) for y in looped(g, rounds, [x.value for x in start], once)]
+
+
+def looped(
+    g: Builder,
+    rounds: ir.Value,
+    start: Sequence[ir.Value],
+    step: Callable[[ir.Value, Sequence[ir.Value]], Sequence[ir.Value]],
+) -> list[ir.Value]:
+    """As `repeated`, for tensors of any dtype, which each round keeps, and the sizes too."""
     with g.body() as nodes:
         count, again = (_carried(g, dtype, ()) for dtype in (ir.DataType.INT64, ir.DataType.BOOL))
-        given = [_carried(g, ir.DataType.DOUBLE, g.dims(x.value)) for x in start]
-        after = step(Number(g, g.cast(count, torch.float64)), [Number(g, x) for x in given])
-        results = [g.shaped(g.Identity(x), g.dims(x)) for x in (again, *(y.value for y in after))]
+        given = [_carried(g, _dtype(x), g.dims(x)) for x in start]
+        after = [g.shaped(y, g.dims(x)) for y, x in zip(step(count, given), start, strict=True)]
+        results = [g.shaped(g.Identity(x), g.dims(x)) for x in (again, *after)]
         body = ir.Graph([count, again, *given], results, nodes=nodes, name=g.fresh("body"))
-    made = g.several("Loop", len(start), [rounds, None, *(x.value for x in start)], dtype=ir.DataType.DOUBLE, body=body)
-    return [Number(g, g.shaped(y, g.dims(x.value))) for y, x in zip(made, start, strict=True)]
+    made = g.several("Loop", len(start), [rounds, None, *start], body=body)
+    for y, x in zip(made, start, strict=True):
+        y.type = ir.TensorType(_dtype(x))
+        g.shaped(y, g.dims(x))
+    return list(made)
+
+
+def _dtype(x: ir.Value) -> ir.DataType:
+    assert x.dtype is not None, x
+    return x.dtype
 
 
 def _carried(g: Builder, dtype: ir.DataType, dims: Dims) -> ir.Value:

@@ -41,14 +41,19 @@ class SizeTable:
     def __init__(self, g: Builder) -> None:
         self._g = g
         self._sources: dict[sympy.Symbol, tuple[ir.Value, int | None]] = {}
+        self._multiples: dict[sympy.Symbol, tuple[ir.Value, int, int]] = {}
         self._values: dict[sympy.Expr, ir.Value] = {}
         self._vectors: dict[tuple[Dim, ...], ir.Value] = {}
 
     def learn(self, value: ir.Value, dims: Dims) -> None:
-        """Each dimension that is a bare symbol tells that symbol from now on."""
+        """Each dimension that is a bare symbol tells that symbol from now on; a multiple does if nothing else does."""
         for axis, dim in enumerate(dims):
             if isinstance(dim, sympy.Symbol):
                 self._sources.setdefault(dim, (value, axis))
+            elif isinstance(dim, sympy.Mul):
+                factor, symbol = dim.as_coeff_Mul()
+                if isinstance(symbol, sympy.Symbol) and factor.is_Integer:
+                    self._multiples.setdefault(symbol, (value, axis, int(factor)))
 
     def learn_input(self, expr: sympy.Expr, value: ir.Value) -> None:
         """An integer, as a tensor of one element, that no tensor's size tells: a symbol, or what torch computed."""
@@ -57,23 +62,22 @@ class SizeTable:
         else:
             self._values.setdefault(expr, value)
 
-    def knows(self, expr: sympy.Expr) -> bool:
-        """Whether every symbol of the expression can be read off something."""
-        return all(symbol in self._sources for symbol in expr.free_symbols)
-
     def is_given(self, expr: sympy.Expr) -> bool:
         """Whether the graph's inputs tell the expression before anything is computed."""
-        return self.knows(expr) and all(self._sources[symbol][0].producer() is None for symbol in expr.free_symbols)
+        known = {symbol: source[0] for symbol, source in self._multiples.items()}
+        known |= {symbol: source[0] for symbol, source in self._sources.items()}
+        return all(symbol in known and known[symbol].producer() is None for symbol in expr.free_symbols)
 
     @contextmanager
     def scope(self) -> Iterator[None]:
         """While active, what is learnt and computed holds inside alone."""
-        around = self._sources, self._values, self._vectors
-        self._sources, self._values, self._vectors = self._sources.copy(), self._values.copy(), self._vectors.copy()
+        around = self._sources, self._multiples, self._values, self._vectors
+        self._sources, self._multiples = self._sources.copy(), self._multiples.copy()
+        self._values, self._vectors = self._values.copy(), self._vectors.copy()
         try:
             yield
         finally:
-            self._sources, self._values, self._vectors = around
+            self._sources, self._multiples, self._values, self._vectors = around
 
     def bind(self, symbol: sympy.Symbol, value: ir.Value, axis: int | None = None) -> None:
         """Let the symbol stand for a dimension of the value, or for the one integer it holds, from now on."""
@@ -103,6 +107,19 @@ class SizeTable:
         if dim not in self._values:
             self._values[dim] = self._g.shaped(self._compute(dim), (1,))
         return self._values[dim]
+
+    def real(self, expr: sympy.Expr) -> ir.Value:
+        """A number computed from sizes, as torch has it: a double without dimensions."""
+        if expr.is_number:
+            return self._g.scalar(float(expr), torch.float64)
+        if expr.is_integer:
+            return self._g.scalar(dim_of(expr), torch.float64)
+        for kind, op_type in _REALS.items():
+            if isinstance(expr, kind):
+                return _fold(op_type)(self._g, [self.real(arg) for arg in expr.args], expr)
+        if isinstance(expr, torch_sympy.ToFloat):
+            return self.real(expr.args[0])
+        raise Unsupported(f"a number computed as {expr} has no ONNX form")
 
     def condition(self, expr: Any) -> ir.Value:
         """A relation between sizes, as a boolean tensor of shape [1]."""
@@ -174,12 +191,17 @@ class SizeTable:
     def _compute(self, expr: sympy.Expr) -> ir.Value:
         if isinstance(expr, sympy.Symbol):
             return self._read(expr)
+        if isinstance(expr, torch_sympy.TruncToInt):
+            return self._g.reshape(self._g.cast(self.real(expr.args[0]), torch.int64), (1,))
         for kind, rule in _EXPRESSIONS.items():
             if isinstance(expr, kind):
                 return rule(self._g, [self.value(dim_of(arg)) for arg in expr.args], expr)
         raise Unsupported(f"a size computed as {expr} has no ONNX form")
 
     def _read(self, symbol: sympy.Symbol) -> ir.Value:
+        if symbol not in self._sources and symbol in self._multiples:
+            whole, place, factor = self._multiples[symbol]
+            return self._g.Div(self._g.Shape(whole, start=place, end=place + 1), self._g.ints([factor]))
         if symbol not in self._sources:
             raise Unsupported(f"the size {symbol} is no dimension of an input")
         value, axis = self._sources[symbol]
@@ -220,6 +242,14 @@ _RELATIONS: dict[Any, str] = {
     sympy.LessThan: "LessOrEqual",
     sympy.StrictGreaterThan: "Greater",
     sympy.GreaterThan: "GreaterOrEqual",
+}
+_REALS: dict[Any, str] = {
+    sympy.Add: "Add",
+    sympy.Mul: "Mul",
+    torch_sympy.FloatTrueDiv: "Div",
+    torch_sympy.IntTrueDiv: "Div",
+    torch_sympy.FloatPow: "Pow",
+    torch_sympy.OpaqueUnaryFn_sqrt: "Sqrt",
 }
 _EXPRESSIONS: dict[Any, Callable[[Builder, list[ir.Value], sympy.Expr], ir.Value]] = {
     sympy.Add: _fold("Add"),

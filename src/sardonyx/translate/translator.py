@@ -51,6 +51,8 @@ class Translation:
     """For each initializer that lives in torch, the index of its FX placeholder."""
     draws: list[Draw] = field(default_factory=list)
     """For each ONNX input after those: the random numbers that it is."""
+    own: dict[str, str] = field(default_factory=dict)
+    """Where torchlib comes first: operators that our own table translated, and why."""
 
 
 @dataclass
@@ -60,6 +62,8 @@ class _Run:
     g: Builder
     lack: Callable[[ir.Node], str | None]
     translations: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    torchlib_first: bool = False
+    own: dict[str, str] = field(default_factory=dict)
     values: dict[torch.fx.Node, Any] = field(default_factory=dict)
     refusals: list[Refusal] = field(default_factory=list)
 
@@ -76,6 +80,7 @@ def translate(
     lack: Callable[[ir.Node], str | None] = lambda node: None,
     noise: Source = "inputs",
     translations: Mapping[str, Callable[..., Any]] | None = None,
+    translator: str = "sardonyx",
 ) -> Translation:
     """Translate the whole graph, or raise `NotExpressible` with every node that stands in the way.
 
@@ -83,9 +88,9 @@ def translate(
     placeholders that become initializers sharing torch's memory, `numbers` those that become constants, `stays` the
     nodes that torch computes and this graph receives. `lack` says why a node could not run on the engine, if so.
     `noise` says where random numbers come from. `translations`, by the qualified names of operators, come before the
-    table's.
+    table's. With the `translator` "torchlib" torchlib's come before the table's too.
     """
-    run = _Run(Builder(opset, noise=noise), lack, translations or {})
+    run = _Run(Builder(opset, noise=noise), lack, translations or {}, torchlib_first=translator == "torchlib")
     run.g.reserve(node.name for node in graph.graph.nodes)
     frozen = set(weights)
     placeholders = list(graph.graph.find_nodes(op="placeholder"))
@@ -214,17 +219,32 @@ def _translate_call(run: _Run, node: torch.fx.Node) -> Any:
         return run.values[node.all_input_nodes[0]][node.args[1]]
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return _translate_control(run, node)
-    args = [_argument(run, arg) for arg in node.args]
-    kwargs = {key: _argument(run, arg) for key, arg in node.kwargs.items()}
+    numbers = getattr(node.target, "_opname", "") in _TAKE_NUMBERS
+    args = [_argument(run, arg, numbers) for arg in node.args]
+    kwargs = {key: _argument(run, arg, numbers) for key, arg in node.kwargs.items()}
     own = run.translations.get(table.name_of(node.target))
     if own is None and pairs.concern(node):
         own = pairs.find(node.target)
         if own is None:
             raise Unsupported("no translation for complex tensors")
     translation = own or table.find(node.target)
-    if translation is not None:
-        return translation(run.g, *args, **kwargs)
-    return torchlib.translate(run.g, node, args, kwargs)
+    if translation is None or (run.torchlib_first and own is None):
+        try:
+            return _by_torchlib(run, node, args, kwargs)
+        except Unsupported as refusal:
+            if translation is None:
+                raise
+            run.own[str(node.target)] = str(refusal)
+    return translation(run.g, *args, **kwargs)
+
+
+def _by_torchlib(run: _Run, node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """torchlib's translation, checked at once and undone if it will not do, so that ours can come after it."""
+    mark = len(run.g.nodes)
+    with run.g.translating(node):
+        value = _state_types(run, node, torchlib.translate(run.g, node, args, kwargs, first=run.torchlib_first))
+        _check_runs(run, run.g.nodes[mark:])
+    return value
 
 
 def _translate_control(run: _Run, node: torch.fx.Node) -> Any:
@@ -254,7 +274,8 @@ class _Inside(Unsupported):
 
 def _inline(run: _Run, graph: torch.fx.GraphModule, given: Sequence[Any]) -> control.Results:
     """Translate a subgraph where the builder stands; what it returns for these operands."""
-    g, inner, mark = run.g, _Run(run.g, run.lack, run.translations), len(run.g.nodes)
+    g, mark = run.g, len(run.g.nodes)
+    inner = _Run(g, run.lack, run.translations, run.torchlib_first, run.own)
     with g.sizes.scope():
         inner.values, symbols = control.bind(g, list(graph.graph.find_nodes(op="placeholder")), given)
         _add_nodes(inner, graph)
@@ -280,13 +301,19 @@ def _returned(run: _Run, x: Any) -> ir.Value | None:
     raise Unsupported(f"it returns {x}, which ONNX has no tensor for")
 
 
-def _argument(run: _Run, arg: Any) -> Any:
+_TAKE_NUMBERS = frozenset({"add", "sub", "rsub", "mul", "div", "full", "scalar_tensor"})
+"""Operators whose translations take a tensor without dimensions for a number."""
+
+
+def _argument(run: _Run, arg: Any, numbers: bool = False) -> Any:
     """FX arguments as translations see them: ONNX values, expressions, Python values."""
 
     def one(node: torch.fx.Node) -> Any:
         val = node.meta.get("val")
         if isinstance(val, (torch.SymInt, int)) and not isinstance(val, bool):
             return dim_of(val)
+        if numbers and isinstance(val, torch.SymFloat):
+            return run.g.sizes.real(val.node.expr)
         if isinstance(val, (torch.SymFloat, torch.SymBool)):
             raise Unsupported(f"{node.name} is a symbolic number, {val}")
         return run.values[node]
@@ -370,7 +397,7 @@ def _assemble(
         name="sardonyx",
     )
     model = ir.Model(graph, ir_version=10, producer_name="sardonyx")
-    return Translation(model, inputs, weights, [draw for _, draw in drawn])
+    return Translation(model, inputs, weights, [draw for _, draw in drawn], run.own)
 
 
 def _value(run: _Run, node: torch.fx.Node) -> ir.Value:

@@ -54,9 +54,10 @@ def matrices_to_gemm(m: Match) -> ir.Value:
 
 @rule(P.Add(P.MatMul("a", "b", _name="product"), "c"))
 def bias_into_gemm(m: Match) -> ir.Value:
-    """MatMul(a, b) + c = Gemm(a, b, c) for matrices and a row c."""
+    """MatMul(a, b) + c = Gemm(a, b, c) for matrices, and a row or a matrix c: gradients add up like that."""
     m.require(len(m.dims(m.a)) == 2 and len(m.dims(m.b)) == 2 and _is_float(m.a), "not two matrices")
-    m.require(len(m.dims(m.c)) <= 1 and m.dims(m.product) == m.dims(m.result), "the addend is no row")
+    m.require(m.dims(m.product) == m.dims(m.result), "it broadcasts")
+    m.require(len(m.dims(m.c)) <= 1 or m.dims(m.c) == m.dims(m.result), "the addend is neither row nor matrix")
     return m.g.shaped(m.g.Gemm(m.a, m.b, m.c), m.dims(m.result))
 
 
@@ -132,14 +133,14 @@ def scale_into_matmul(m: Match) -> ir.Value:
 
 
 @rule(
-    P.MatMul(P.Mul("a", "factor", _name="scaled"), "b"),
-    P.MatMul(P.Div("a", "factor", _name="scaled"), "b"),
-    P.MatMul("a", P.Mul("b", "factor", _name="scaled")),
-    P.MatMul("a", P.Div("b", "factor", _name="scaled")),
-    P.FusedMatMul(P.Mul("a", "factor", _name="scaled"), "b", _domain=MICROSOFT),
-    P.FusedMatMul(P.Div("a", "factor", _name="scaled"), "b", _domain=MICROSOFT),
-    P.FusedMatMul("a", P.Mul("b", "factor", _name="scaled"), _domain=MICROSOFT),
-    P.FusedMatMul("a", P.Div("b", "factor", _name="scaled"), _domain=MICROSOFT),
+    P.MatMul(P.Mul("a", "factor", _name="scaled", _shared=True), "b"),
+    P.MatMul(P.Div("a", "factor", _name="scaled", _shared=True), "b"),
+    P.MatMul("a", P.Mul("b", "factor", _name="scaled", _shared=True)),
+    P.MatMul("a", P.Div("b", "factor", _name="scaled", _shared=True)),
+    P.FusedMatMul(P.Mul("a", "factor", _name="scaled", _shared=True), "b", _domain=MICROSOFT),
+    P.FusedMatMul(P.Div("a", "factor", _name="scaled", _shared=True), "b", _domain=MICROSOFT),
+    P.FusedMatMul("a", P.Mul("b", "factor", _name="scaled", _shared=True), _domain=MICROSOFT),
+    P.FusedMatMul("a", P.Div("b", "factor", _name="scaled", _shared=True), _domain=MICROSOFT),
     needs=MICROSOFT,
 )
 def scaled_operand_into_matmul(m: Match) -> ir.Value:
@@ -148,6 +149,8 @@ def scaled_operand_into_matmul(m: Match) -> ir.Value:
     m.require(min(len(m.dims(m.a)), len(m.dims(m.b))) > 1, "a vector, which FusedMatMul gets wrong")
     operand = m.a if m.scaled is m.node.inputs[0] else m.b
     m.require(m.dims(operand) == m.dims(m.scaled), "it broadcasts")
+    others = {use.node.op_type for use in m.scaled.uses()} - {"MatMul", "FusedMatMul", "Transpose", "Reshape"}
+    m.require(not others and not m.scaled.is_graph_output(), "it is computed anyway")
     scaling = m.scaled.producer()
     assert scaling is not None
     alpha = _scale(m, m.factor, divides=scaling.op_type == "Div") * m.attribute(m.result, "alpha", 1.0)

@@ -171,5 +171,8 @@ def log_softmax_int(g: Builder, x: Value, dim: int, dtype: torch.dtype | None = 
 
 @aten("_safe_softmax")
 def safe_softmax(g: Builder, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
-    probabilities = _softmax(g, "Softmax", x, dim, g.out.dtype)
-    return g.Where(g.IsNaN(probabilities), g.scalar(0, g.out.dtype), probabilities)
+    """Softmax, and zero where all is −∞."""
+    wide = g.cast(x, g.out.dtype)
+    largest = g.ReduceMax(wide, g.ints([g.axis(x, dim)]), keepdims=1) if g.rank(x) else wide
+    empty = g.Equal(largest, g.scalar(-math.inf, g.out.dtype))
+    return g.Where(empty, g.scalar(0, g.out.dtype), _softmax(g, "Softmax", wide, dim, g.out.dtype))

@@ -265,7 +265,7 @@ _AS_THEY_ARE = (
     *("view", "_unsafe_view", "reshape", "expand", "squeeze", "clone", "alias", "detach", "lift_fresh_copy"),
     *("lift_fresh", "_to_copy", "copy", "full", "full_like", "new_full", "zeros", "zeros_like", "new_zeros", "ones"),
     *("ones_like", "new_ones", "empty.memory_format", "empty_like", "new_empty", "scalar_tensor", "fill.Scalar"),
-    *("fill.Tensor", "index.Tensor", "_unsafe_index.Tensor"),
+    *("fill.Tensor", "index.Tensor", "_unsafe_index.Tensor", "slice_backward", "select_backward"),
 )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +12,7 @@ import onnx_ir as ir
 
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.errors import Unsupported
-from sardonyx.translate.sizes import Dim, Dims
+from sardonyx.translate.sizes import Dim, Dims, dim_of
 from sardonyx.translate.table import aten
 
 Value = ir.Value
@@ -122,34 +124,114 @@ class _Steps:
 
     def transposed_conv(self, g: Builder, grad: Value, weight: Value, dims: Dims) -> Value:
         """Back to an input of these sizes; what a stride stepped over at the end gets nothing."""
-        shapes = (g.dims(weight), dims, g.dims(grad))
-        kernel, sizes, outs = (known(shape[2:], "the gradient of a convolution over") for shape in shapes)
-        rows = zip(sizes, outs, kernel, self.stride, self.padding, self.dilation, strict=True)
-        rest = [size - ((out - 1) * s - 2 * p + d * (k - 1) + 1) for size, out, k, s, p, d in rows]
-        return g.ConvTranspose(
+        kernel = known(g.dims(weight)[2:], "the gradient of a convolution with a kernel of")
+        rows = zip(dims[2:], g.dims(grad)[2:], kernel, self.stride, self.padding, self.dilation, strict=True)
+        rest = [dim_of(size - ((out - 1) * s - 2 * p + d * (k - 1) + 1)) for size, out, k, s, p, d in rows]
+        most = [r if isinstance(r, int) else s - 1 for r, s in zip(rest, self.stride, strict=True)]
+        y = g.ConvTranspose(
             grad,
             weight,
             strides=self.stride,
             pads=self.padding * 2,
             dilations=self.dilation,
             group=self.groups,
-            output_padding=rest if any(rest) else None,
+            output_padding=most if any(most) else None,
         )
+        for axis, r in enumerate(rest, 2):
+            if not isinstance(r, int) and self.stride[axis - 2] > 1:
+                y = g.slice(y, axis, 0, dims[axis])
+        return y
 
     def weight_gradient(self, g: Builder, grad: Value, x: Value, dims: Dims) -> Value:
-        """The input convolved with the gradient, batch and channels in each other's place, step and spread too."""
-        n, *_ = g.dims(x)
-        space = list(range(3, 3 + len(self.stride)))
-        out, per_group, *kernel = dims
-        lines = g.reshape(x, [n, self.groups, per_group, *g.dims(x)[2:]])
-        lines = g.reshape(g.transpose(lines, [2, 1, 0, *space]), [per_group, self.groups * n, *g.dims(x)[2:]])
-        filters = g.transpose(grad, [1, 0, *(axis - 1 for axis in space)])
-        y = g.Conv(
-            lines, filters, strides=self.dilation, pads=self.padding * 2, dilations=self.stride, group=self.groups
-        )
-        for axis, size in enumerate(kernel, 2):
-            y = g.slice(y, axis, 0, size)  # a stride that stepped over the end left positions no weight belongs to
-        return g.transpose(g.shaped(y, [per_group, out, *kernel]), [1, 0, *range(2, len(dims))])
+        """One product of the gradient and the input, each repeated with shifts along some of the kernel's axes.
+
+        A weight's gradient sums, over batch and positions, gradient times input where the kernel's offset shifts one
+        against the other. Which of them is shifted along an axis is free, so each is repeated only a part of the
+        kernel's size: with rows shifted in one and columns in the other, three times each for a kernel of 3 × 3.
+        """
+        out, width, *kernel = known(dims, "the gradient of a convolution with a kernel of")
+        on_grad = self._axes_to_shift(kernel, out, width * self.groups)
+        on_input = range(len(on_grad), len(kernel))
+        sizes, places = g.dims(x)[2:], g.dims(grad)[2:]
+        grid = [sizes[axis] if axis in on_grad else places[axis] for axis in range(len(kernel))]
+        grads = [self._moved_grad(g, self._by_channel(g, grad), at, grid) for at in _offsets(kernel, on_grad)]
+        inputs = [self._moved_input(g, self._by_channel(g, x), at, grid) for at in _offsets(kernel, on_input)]
+        product = g.MatMul(self._joined(g, grads), g.transpose(self._joined(g, inputs), [0, 2, 1]))
+        return self._in_order(g, product, dims, len(grads))
+
+    def _axes_to_shift(self, kernel: Sequence[int], out: int, width: int) -> list[int]:
+        """The first axes along which to shift the gradient, so that least is copied; a stride leaves no choice."""
+        free = next((axis for axis, step in enumerate(self.stride) if step > 1), len(kernel))
+
+        def copied(count: int) -> int:
+            return math.prod(kernel[:count]) * out + math.prod(kernel[count:]) * width
+
+        return list(range(min(range(free + 1), key=copied)))
+
+    def _by_channel(self, g: Builder, x: Value) -> Value:
+        """Groups, channels of a group, batch, positions."""
+        n, channels, *sizes = g.dims(x)
+        space = range(3, 3 + len(sizes))
+        return g.transpose(g.reshape(x, [n, self.groups, channels // self.groups, *sizes]), [1, 2, 0, *space])
+
+    def _moved_grad(self, g: Builder, grad: Value, at: Mapping[int, int], grid: Sequence[Dim]) -> Value:
+        """The gradient over the input's positions along the shifted axes, for one offset in the kernel."""
+        begins = {axis: offset * self.dilation[axis] - self.padding[axis] for axis, offset in at.items()}
+        return _padded(g, grad, begins, {axis: grid[axis] for axis in at})
+
+    def _moved_input(self, g: Builder, x: Value, at: Mapping[int, int], grid: Sequence[Dim]) -> Value:
+        """What each position of the result sees along the shifted axes, for one offset in the kernel."""
+        begins = {axis: self.padding[axis] - offset * self.dilation[axis] for axis, offset in at.items()}
+        y = _padded(g, x, begins, {axis: (grid[axis] - 1) * self.stride[axis] + 1 for axis in at})
+        for axis in at:
+            dims = list(g.dims(y))
+            if self.stride[axis] > 1:
+                y = g.slice(y, 3 + axis, 0, dims[3 + axis], self.stride[axis])
+                dims[3 + axis] = grid[axis]
+                g.shaped(y, dims)
+        return y
+
+    def _joined(self, g: Builder, moved: Sequence[Value]) -> Value:
+        """Groups, then shifts and channels, then all that is summed."""
+        groups, channels, *summed = g.dims(moved[0])
+        joined = g.Concat(*moved, axis=1) if len(moved) > 1 else moved[0]
+        return g.reshape(joined, [groups, len(moved) * channels, dim_of(math.prod(summed))])
+
+    def _in_order(self, g: Builder, y: Value, dims: Dims, moves: int) -> Value:
+        """The weight's gradient from a product whose rows and columns begin with shifts.
+
+        In two steps, each of which moves whole rows: engines take ten times as long for the same in one.
+        """
+        out, width, *kernel = dims
+        places = math.prod(kernel)
+        split = g.reshape(y, [self.groups, moves, out // self.groups, places // moves, width])
+        by_place = g.reshape(g.transpose(split, [1, 3, 0, 2, 4]), [places, out * width])
+        return g.reshape(g.transpose(by_place, [1, 0]), dims)
+
+
+def _offsets(kernel: Sequence[int], axes: Sequence[int]) -> list[dict[int, int]]:
+    """Every place in the kernel along some of its axes."""
+    places = itertools.product(*(range(kernel[axis]) for axis in axes))
+    return [dict(zip(axes, place, strict=True)) for place in places]
+
+
+def _padded(g: Builder, x: Value, begins: Mapping[int, int], sizes: Mapping[int, Dim]) -> Value:
+    """`x` moved by so much along spatial axes, and cut or filled up to these sizes."""
+    dims = list(g.dims(x))
+    ends = {axis: dim_of(sizes[axis] - dims[3 + axis] - begin) for axis, begin in begins.items()}
+    if not any([*begins.values(), *ends.values()]):
+        return x
+    made = [sizes.get(axis - 3, dim) for axis, dim in enumerate(dims)]
+    if len(begins) > 1:
+        amounts = g.shape_value([*begins.values(), *ends.values()])
+        return g.shaped(g.Pad(x, amounts, None, g.ints([3 + axis for axis in begins])), made)
+    # Along one axis, with all behind it as one row: engines pad row by row.
+    ((axis, begin),) = begins.items()
+    row = dim_of(math.prod(dims[4 + axis :]))
+    rows = g.reshape(x, [*dims[: 3 + axis], dim_of(dims[3 + axis] * row)])
+    amounts = g.shape_value([dim_of(begin * row), dim_of(ends[axis] * row)])
+    moved = g.Pad(rows, amounts, None, g.ints([3 + axis]))
+    return g.reshape(g.shaped(moved, [*dims[: 3 + axis], dim_of(sizes[axis] * row)]), made)
 
 
 def known(dims: Sequence[Dim], what: str) -> list[int]:

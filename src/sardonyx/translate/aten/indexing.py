@@ -16,13 +16,7 @@ from sardonyx.translate.sizes import Dim
 from sardonyx.translate.table import aten
 
 Value = ir.Value
-
-
-@aten("embedding")
-def embedding(
-    g: Builder, weight: Value, indices: Value, padding_idx: int = -1, scale_grad: bool = False, sparse: bool = False
-) -> Value:
-    return g.Gather(weight, indices, axis=0)
+_END = 2**63 - 1
 
 
 @aten("index_select")
@@ -148,30 +142,73 @@ def slice_scatter(
 ) -> Value:
     axis = g.axis(x, dim)
     size = g.dims(x)[axis]
-    if not all(isinstance(v, (int, type(None))) for v in (start, end, step, size)):
-        raise Unsupported("slice_scatter over a symbolic size")
-    positions = range(size)[slice(start, end, step)]
-    if not positions:
+    if not isinstance(step, int):
+        raise Unsupported("slice_scatter with a symbolic step")
+    if not all(isinstance(v, (int, type(None))) for v in (start, end, size)):
+        window = g.slice(positions(g, size), 0, 0 if start is None else start, _END if end is None else end, step)
+        return _placed(g, x, src, axis, g.shaped(window, [g.dims(src)[axis]]))
+    places = range(size)[slice(start, end, step)]
+    if not places:
         return x
-    if len(positions) == size:
+    if len(places) == size:
         return g.cast(g.expand(src, g.dims(x)), g.dtype(x))
-    return _placed(g, x, src, axis, list(positions))
+    return _placed(g, x, src, axis, g.ints(places))
 
 
 @aten("select_scatter")
-def select_scatter(g: Builder, x: Value, src: Value, dim: int, index: int) -> Value:
+def select_scatter(g: Builder, x: Value, src: Value, dim: int, index: Dim) -> Value:
     axis = g.axis(x, dim)
-    size = g.dims(x)[axis]
-    if not isinstance(size, int) or not isinstance(index, int):
-        raise Unsupported("select_scatter over a symbolic size")
-    return _placed(g, x, g.unsqueeze(src, [axis]), axis, [index % size])
+    return _placed(g, x, g.unsqueeze(src, [axis]), axis, g.sizes.value(index))
 
 
-def _placed(g: Builder, x: Value, src: Value, axis: int, positions: Sequence[int]) -> Value:
-    dims = [len(positions) if i == axis else dim for i, dim in enumerate(g.dims(x))]
-    shape = [len(positions) if i == axis else 1 for i in range(len(dims))]
-    index = g.expand(g.reshape(g.ints(positions), shape), dims)
+def _placed(g: Builder, x: Value, src: Value, axis: int, places: Value) -> Value:
+    count = g.dims(places)[0]
+    dims = [count if i == axis else dim for i, dim in enumerate(g.dims(x))]
+    shape = [count if i == axis else 1 for i in range(len(dims))]
+    index = g.expand(g.reshape(places, shape), dims)
     return g.ScatterElements(x, index, g.expand(g.cast(src, g.dtype(x)), dims), axis=axis)
+
+
+@aten("slice_backward")
+def slice_backward(
+    g: Builder, grad: Value, input_sizes: Sequence[Dim], dim: int, start: Dim, end: Dim, step: Dim
+) -> Value:
+    axis = dim % len(input_sizes)
+    size = input_sizes[axis]
+    from_the_front = start >= 0 if isinstance(start, int) else bool(start.is_nonnegative)
+    if step == 1 and from_the_front:
+        return _between_zeros(g, grad, axis, start, size)
+    if step == 1 and isinstance(start, int) and isinstance(size, int):
+        return _between_zeros(g, grad, axis, max(size + start, 0), size)
+    return slice_scatter(g, _zeros_like_result(g), grad, axis, start, end, step)
+
+
+@aten("select_backward")
+def select_backward(g: Builder, grad: Value, input_sizes: Sequence[Dim], dim: int, index: Dim) -> Value:
+    axis = dim % len(input_sizes)
+    if isinstance(index, int):
+        place = index if index >= 0 else input_sizes[axis] + index
+        return _between_zeros(g, g.unsqueeze(grad, [axis]), axis, place, input_sizes[axis])
+    return select_scatter(g, _zeros_like_result(g), grad, axis, index)
+
+
+def _between_zeros(g: Builder, x: Value, axis: int, start: Dim, size: Dim) -> Value:
+    """`x` from a place on along an axis of some size, and zeros everywhere else."""
+    rest = g.dim(size - start - g.dims(x)[axis])
+    if start == 0 and rest == 0:
+        return x
+    return g.Pad(x, g.shape_value([start, rest]), None, g.ints([axis]))
+
+
+def _zeros_like_result(g: Builder) -> Value:
+    return g.expand(g.scalar(0, g.out.dtype), g.like(g.out))
+
+
+def positions(g: Builder, size: Dim) -> Value:
+    """0, 1, 2, … along an axis of some size."""
+    if isinstance(size, int):
+        return g.ints(range(size))
+    return g.shaped(g.Range(*(g.scalar(number, torch.int64) for number in (0, size, 1))), [size])
 
 
 @aten("nonzero")
@@ -187,10 +224,15 @@ def take(g: Builder, x: Value, index: Value) -> Value:
 
 def flat(g: Builder, x: Value) -> Value:
     """`x` with one dimension."""
+    return g.reshape(x, [count_of(g.dims(x))])
+
+
+def count_of(dims: Sequence[Dim]) -> Dim:
+    """How many elements a tensor of these sizes has."""
     count: Dim = 1
-    for dim in g.dims(x):
+    for dim in dims:
         count = count * dim
-    return g.reshape(x, [count])
+    return count
 
 
 @aten("masked_select")
@@ -199,15 +241,26 @@ def masked_select(g: Builder, x: Value, mask: Value) -> Value:
     return g.Compress(flat(g, g.expand(x, shape)), flat(g, g.expand(mask, shape)), axis=0)
 
 
+@aten("masked_scatter_backward")
+def masked_scatter_backward(g: Builder, grad: Value, mask: Value, sizes: Sequence[Dim]) -> Value:
+    """What was put at the marked places, in their order, and zeros for what was not used."""
+    count = count_of(sizes)
+    marked = flat(g, mask)
+    rank_of_place = g.CumSum(g.cast(marked, torch.int64), g.scalar(0, torch.int64), exclusive=1)
+    spare = g.scalar(count, torch.int64)  # one place more than there are, for all that is not marked
+    taken = g.ScatterElements(
+        g.expand(g.scalar(0, g.dtype(grad)), [count + 1]), g.Where(marked, rank_of_place, spare), flat(g, grad), axis=0
+    )
+    return g.reshape(g.shaped(g.slice(taken, 0, 0, count), [count]), sizes)
+
+
 @aten("diagonal_scatter")
 def diagonal_scatter(g: Builder, x: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
     first, second = g.axis(x, dim1), g.axis(x, dim2)
     length = g.dims(src)[-1]
-    if not isinstance(length, int):
-        raise Unsupported("diagonal_scatter over a symbolic size")
     order = _front([first, second], g.rank(x))
-    places = [i + start for i in range(length) for start in (max(-offset, 0), max(offset, 0))]
-    index = g.constant(np.array(places, dtype=np.int64).reshape(length, 2))
+    steps = g.unsqueeze(positions(g, length), [1])
+    index = g.shaped(g.Add(steps, g.ints([max(-offset, 0), max(offset, 0)])), [length, 2])
     updates = g.transpose(g.cast(src, g.dtype(x)), [g.rank(src) - 1, *range(g.rank(src) - 1)])
     front = g.transpose(x, order)
     placed = g.shaped(g.ScatterND(front, index, updates), g.dims(front))
@@ -228,10 +281,19 @@ def _places(g: Builder, size: Sequence[Dim], stride: Sequence[Dim], offset: Dim 
     return places
 
 
-@aten("as_strided_copy")
-def as_strided_copy(
+def _is_in_order(size: Sequence[Dim], stride: Sequence[Dim]) -> bool:
+    """Whether elements lie one after the other."""
+    return all(n == 1 or stride[axis] == count_of(size[axis + 1 :]) for axis, n in enumerate(size))
+
+
+@aten("as_strided", "as_strided_copy")
+def as_strided(
     g: Builder, x: Value, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None = None
 ) -> Value:
+    viewed = g.operand(0)
+    in_order = _is_in_order(size, stride) and _is_in_order(g.like(viewed), [g.dim(step) for step in viewed.stride()])
+    if in_order and storage_offset in (None, 0) and count_of(size) == count_of(g.dims(x)):
+        return g.reshape(x, size)
     return g.Gather(flat(g, x), g.constant(_places(g, size, stride, storage_offset)), axis=0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -10,7 +11,7 @@ import torch
 from sardonyx.translate import dtypes
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.errors import Unsupported
-from sardonyx.translate.sizes import Dim
+from sardonyx.translate.sizes import Dim, dim_of
 from sardonyx.translate.table import aten
 
 Value = ir.Value
@@ -24,10 +25,13 @@ def native_layer_norm(
     axis = -len(shape)
     if weight is None:
         weight = g.expand(g.scalar(1, g.dtype(x)), list(shape))
-    if g.reads_output(1) or g.reads_output(2):
-        return _layer_norm_with_statistics(g, x, len(shape), weight, bias, eps)
-    y = g.LayerNormalization(x, weight, bias, axis=axis, epsilon=eps)
-    return y, y, y
+    if not (g.reads_output(1) or g.reads_output(2)):
+        y = g.LayerNormalization(x, weight, bias, axis=axis, epsilon=eps)
+        return y, y, y
+    if g.dtype(x) == torch.float32:  # of other dtypes ONNX has statistics in single precision, torch in their own
+        y, mean, rstd = g.several("LayerNormalization", 3, [x, weight, bias], axis=axis, epsilon=eps)
+        return y, mean, rstd
+    return _layer_norm_with_statistics(g, x, len(shape), weight, bias, eps)
 
 
 def _layer_norm_with_statistics(
@@ -42,6 +46,40 @@ def _layer_norm_with_statistics(
     rstd = g.Reciprocal(g.Sqrt(g.Add(variance, g.scalar(eps, dtype))))
     y = g.Mul(g.Mul(centred, rstd), weight)
     return (y if bias is None else g.Add(y, bias)), mean, rstd
+
+
+@aten("native_layer_norm_backward")
+def native_layer_norm_backward(
+    g: Builder,
+    grad: Value,
+    x: Value,
+    shape: Sequence[Dim],
+    mean: Value,
+    rstd: Value,
+    weight: Value | None,
+    bias: Value | None,
+    output_mask: Sequence[bool],
+) -> tuple[Value | None, Value | None, Value | None]:
+    """With n = (x − mean)·rstd and w·grad = h: rstd · (h − mean(h) − n·mean(h·n)), and sums of grad·n and grad."""
+    dtype, rank = dtypes.summing(g.dtype(x)), g.rank(x)
+    outer, inner = (g.ints(list(axes)) for axes in (range(rank - len(shape)), range(rank - len(shape), rank)))
+    wide, mean, rstd = (g.cast(v, dtype) for v in (x, mean, rstd))
+    grad = g.cast(grad, dtype)
+    normal = g.Mul(g.Sub(wide, mean), rstd)
+    along = g.Mul(grad, normal)
+    of_x = None
+    if output_mask[0]:
+        weighted, weighted_along = grad, along
+        if weight is not None:
+            weighted, weighted_along = (g.Mul(v, g.cast(weight, dtype)) for v in (grad, along))
+        level = g.ReduceMean(weighted, inner, keepdims=1)
+        slope = g.ReduceMean(weighted_along, inner, keepdims=1)
+        of_x = g.Mul(g.Sub(g.Sub(weighted, level), g.Mul(normal, slope)), rstd)
+
+    def summed(v: Value) -> Value:
+        return g.shaped(g.ReduceSum(v, outer, keepdims=0), shape) if rank > len(shape) else v
+
+    return of_x, summed(along) if output_mask[1] else None, summed(grad) if output_mask[2] else None
 
 
 @aten("layer_norm")
@@ -118,12 +156,56 @@ def _batch_norm_training(
     centred = g.Sub(wide, _per_channel(g, x, mean))
     variance = g.shaped(g.ReduceMean(g.Mul(centred, centred), axes, keepdims=0), [channels])
     rstd = g.Reciprocal(g.Sqrt(g.Add(variance, g.scalar(eps, dtype))))
-    y = g.Mul(centred, _per_channel(g, x, rstd))
-    if weight is not None:
-        y = g.Mul(y, _per_channel(g, x, g.cast(weight, dtype)))
+    scale = rstd if weight is None else g.Mul(rstd, g.cast(weight, dtype))
+    y = g.Mul(centred, _per_channel(g, x, scale))
     if bias is not None:
         y = g.Add(y, _per_channel(g, x, g.cast(bias, dtype)))
     return y, mean, rstd, variance
+
+
+@aten("native_batch_norm_backward")
+def native_batch_norm_backward(
+    g: Builder,
+    grad: Value,
+    x: Value,
+    weight: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    mean: Value | None,
+    rstd: Value | None,
+    training: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+) -> tuple[Value | None, Value | None, Value | None]:
+    """With s = w·rstd: s·grad − (x − mean)·(s·rstd²·mean(grad·(x − mean))) − s·mean(grad); in evaluation s·grad."""
+    dtype = dtypes.summing(g.dtype(x))
+    grad, wide = g.cast(grad, dtype), g.cast(x, dtype)
+    if not training:
+        if running_mean is None or running_var is None:
+            raise Unsupported("batch norm without statistics")
+        mean = running_mean
+        variance = g.cast(running_var, dtype)
+        rstd = g.Reciprocal(g.Sqrt(g.Add(variance, g.scalar(eps, dtype))))
+    assert mean is not None
+    assert rstd is not None
+    mean, rstd = g.cast(mean, dtype), g.cast(rstd, dtype)
+    axes = g.ints([axis for axis in range(g.rank(x)) if axis != 1])
+
+    def summed(v: Value) -> Value:
+        return g.shaped(g.ReduceSum(v, axes, keepdims=0), [g.dims(x)[1]])
+
+    centred = g.Sub(wide, _per_channel(g, x, mean))
+    along, whole = summed(g.Mul(grad, centred)), summed(grad)
+    scale = rstd if weight is None else g.Mul(rstd, g.cast(weight, dtype))
+    of_x = None
+    if output_mask[0]:
+        of_x = g.Mul(grad, _per_channel(g, x, scale))
+    if output_mask[0] and training:
+        share = g.Div(scale, g.scalar(_count(g, x), dtype))
+        slope = g.Mul(g.Mul(share, g.Mul(rstd, rstd)), along)
+        of_x = g.Sub(of_x, g.Mul(centred, _per_channel(g, x, slope)))
+        of_x = g.Sub(of_x, _per_channel(g, x, g.Mul(share, whole)))
+    return of_x, g.Mul(along, rstd) if output_mask[1] else None, whole if output_mask[2] else None
 
 
 def _moved(g: Builder, running: Value, current: Value, momentum: float) -> Value:
@@ -132,12 +214,15 @@ def _moved(g: Builder, running: Value, current: Value, momentum: float) -> Value
     return g.Add(kept, g.Mul(g.cast(current, dtype), g.scalar(momentum, dtype)))
 
 
+def _count(g: Builder, x: Value) -> Dim:
+    """How many values a channel has."""
+    n, _, *sizes = g.dims(x)
+    return dim_of(math.prod(sizes) * n)
+
+
 def _unbiased(g: Builder, x: Value, variance: Value) -> Value:
-    count: Dim = 1
-    for axis, size in enumerate(g.dims(x)):
-        count = count if axis == 1 else count * size
     dtype = g.dtype(variance)
-    n = g.scalar(count, dtype)
+    n = g.scalar(_count(g, x), dtype)
     return g.Mul(variance, g.Div(n, g.Sub(n, g.scalar(1, dtype))))
 
 
@@ -232,3 +317,15 @@ def native_group_norm(
     if bias is not None:
         y = g.Add(y, g.reshape(bias, tail))
     return y, mean, rstd
+
+
+@aten("_weight_norm_interface_backward")
+def weight_norm_backward(
+    g: Builder, grad: Value, direction: Value, length: Value, norms: Value, dim: int
+) -> tuple[Value, Value]:
+    """Of w = l·v/‖v‖: the part of the gradient along v is that of the length l, the rest that of v."""
+    axes = g.ints([axis for axis in range(g.rank(direction)) if axis != g.axis(direction, dim)])
+    along = g.ReduceSum(g.Mul(grad, direction), axes, keepdims=1)
+    shared = g.Div(along, norms)
+    across = g.Sub(grad, g.Mul(g.Div(direction, norms), shared))
+    return g.Mul(g.Div(length, norms), across), shared

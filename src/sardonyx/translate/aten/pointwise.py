@@ -136,6 +136,12 @@ def addcmul(g: Builder, x: Value, a: Value, b: Value, *, value: Operand = 1) -> 
     return g.Add(x, product if _is(value, 1) else _times(g, product, value))
 
 
+@prims("fma")
+def fma(g: Builder, a: Value, b: Operand, c: Operand) -> Value:
+    a, b, c = _operands(g, a, b, c)
+    return g.Add(g.Mul(a, b), c)
+
+
 @aten("addcdiv")
 def addcdiv(g: Builder, x: Value, a: Value, b: Value, *, value: Operand = 1) -> Value:
     x, a, b = _operands(g, x, a, b)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
 from math import prod
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import sympy
 import torch
+from torch.utils._sympy.functions import FloorDiv
 
 from sardonyx.translate import dtypes
 from sardonyx.translate.aten.conv import each, known
+from sardonyx.translate.aten.indexing import count_of, positions
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.errors import Unsupported
-from sardonyx.translate.sizes import Dim, Dims
+from sardonyx.translate.sizes import Dim
 from sardonyx.translate.table import aten
 
 Value = ir.Value
@@ -29,17 +30,10 @@ def _unbatched(g: Builder, y: Value, batched: bool, like: torch.Tensor) -> Value
     return y if batched else g.squeeze(g.shaped(y, [1, *g.like(like)]), [0])
 
 
-def _count(dims: Dims) -> Dim:
-    total: Dim = 1
-    for dim in dims:
-        total = total * dim
-    return total
-
-
 def _planes(g: Builder, x: Value, spatial: int) -> Value:
     """`x` as rows, each one plane (or line, or volume)."""
     dims = g.dims(x)
-    return g.reshape(x, [_count(dims[:-spatial]), _count(dims[-spatial:])])
+    return g.reshape(x, [count_of(dims[:-spatial]), count_of(dims[-spatial:])])
 
 
 # Largest of a window
@@ -67,11 +61,11 @@ def _max_pool(
 
 def _plane_index(g: Builder, x: Value, index: Value, spatial: int, batched: bool, like: torch.Tensor) -> Value:
     """ONNX counts positions over the whole tensor, torch within one plane."""
-    index = g.Mod(index, g.scalar(_count(g.dims(x)[-spatial:]), torch.int64))
+    index = g.Mod(index, g.scalar(count_of(g.dims(x)[-spatial:]), torch.int64))
     return _unbatched(g, index, batched, like)
 
 
-def _max_pool_backward(g: Builder, grad: Value, x: Value, indices: Value, spatial: int) -> Value:
+def max_pool_backward(g: Builder, grad: Value, x: Value, indices: Value, spatial: int) -> Value:
     """Each gradient goes to the place its largest came from; overlapping windows add up."""
     rows = _planes(g, x, spatial)
     dtype = dtypes.summing(g.dtype(grad))
@@ -83,24 +77,16 @@ def _max_pool_backward(g: Builder, grad: Value, x: Value, indices: Value, spatia
 # Average of a window
 
 
-def _windows(size: int, out: int, kernel: int, stride: int, pad: int, count_padding: bool) -> list[int]:
-    """How many elements torch divides by, for each window along an axis."""
-    starts = [i * stride - pad for i in range(out)]
-    ends = [min(start + kernel, size + pad) for start in starts]
-    if count_padding:
-        return [end - start for start, end in zip(starts, ends, strict=True)]
-    return [min(end, size) - max(start, 0) for start, end in zip(starts, ends, strict=True)]
-
-
-def _sums(g: Builder, x: Value, out: Sequence[int], kernel: list[int], stride: list[int], pad: list[int]) -> Value:
+def _sums(g: Builder, x: Value, out: Sequence[Dim], kernel: list[int], stride: list[int], pad: list[int]) -> Value:
     """The sum of every window, the last ones reaching as far over the edge as the result asks."""
-    sizes = [int(n) for n in g.dims(x)[2:]]
-    far = [(o - 1) * s + k - n - p for o, s, k, n, p in zip(out, stride, kernel, sizes, pad, strict=True)]
-    # A window may end before the edge: what lies behind the last one is cut by the pool itself.
-    pads = [*pad, *(max(f, 0) for f in far)]
-    if any(p >= k for p, k in zip(pads, kernel * 2, strict=True)):
-        raise Unsupported("average pooling whose last window lies outside")
-    mean = g.AveragePool(x, kernel_shape=kernel, strides=stride, pads=pads, count_include_pad=1)
+    rows = zip(out, stride, kernel, g.dims(x)[2:], pad, strict=True)
+    reach = [((o - 1) * s + k - n - p, p + s - 1) for o, s, k, n, p in rows]
+    far = [max(exact, 0) if isinstance(exact, int) else enough for exact, enough in reach]
+    wide = g.Pad(x, g.ints([*pad, *far]), None, g.ints(range(2, g.rank(x)))) if any((*pad, *far)) else x
+    mean = g.AveragePool(wide, kernel_shape=kernel, strides=stride)
+    for axis, size in enumerate(out, 2):
+        if not isinstance(size, int):
+            mean = g.slice(mean, axis, 0, size)
     return g.Mul(g.shaped(mean, [*g.dims(x)[:2], *out]), g.scalar(prod(kernel), g.dtype(x)))
 
 
@@ -109,17 +95,14 @@ def _average_by_count(
 ) -> Value:
     spatial = len(kernel)
     out = g.like(g.out)[-spatial:]
-    if not all(isinstance(n, int) for n in (*out, *g.dims(x)[2:])):
-        raise Unsupported("average pooling of a symbolic size with ceil_mode or a divisor")
-    total = _sums(g, x, [int(n) for n in out], kernel, stride, pad)
-    sizes, outs = [int(n) for n in g.dims(x)[2:]], [int(n) for n in out]
-    return g.Div(total, _divisors(g, sizes, outs, kernel, stride, pad, count_padding, divisor))
+    total = _sums(g, x, out, kernel, stride, pad)
+    return g.Div(total, _divisors(g, g.dims(x)[2:], out, kernel, stride, pad, count_padding, divisor))
 
 
 def _divisors(
     g: Builder,
-    sizes: list[int],
-    outs: list[int],
+    sizes: Sequence[Dim],
+    outs: Sequence[Dim],
     kernel: list[int],
     stride: list[int],
     pad: list[int],
@@ -127,13 +110,27 @@ def _divisors(
     divisor: int | None,
 ) -> Value:
     """What the sum of each window is divided by, in the dtype of the result."""
-    dtype = g.out.dtype
     if divisor is not None:
-        return g.scalar(divisor, dtype)
-    counts = np.ones((), dtype=np.int64)
-    for size, out, k, s, p in zip(sizes, outs, kernel, stride, pad, strict=True):
-        counts = np.multiply.outer(counts, np.array(_windows(size, out, k, s, p, count_padding)))
-    return g.cast(g.constant(counts), dtype)
+        return g.scalar(divisor, g.out.dtype)
+    counts = g.scalar(1, torch.int64)
+    for axis, row in enumerate(zip(sizes, outs, kernel, stride, pad, strict=True)):
+        lengths = _lengths(g, *row, count_padding)
+        counts = g.Mul(counts, g.unsqueeze(lengths, range(1, len(kernel) - axis)))
+    return g.cast(counts, g.out.dtype)
+
+
+def _lengths(g: Builder, size: Dim, out: Dim, kernel: int, stride: int, pad: int, count_padding: bool) -> Value:
+    """How many elements torch counts in each window along an axis."""
+    if isinstance(size, int) and isinstance(out, int):
+        starts = np.arange(out) * stride - pad
+        ends = np.minimum(starts + kernel, size + pad)
+        kept = ends - starts if count_padding else np.minimum(ends, size) - np.maximum(starts, 0)
+        return g.constant(kept.astype(np.int64))
+    begin = g.Sub(g.Mul(positions(g, out), g.ints([stride])), g.ints([pad]))
+    end = g.Min(g.Add(begin, g.ints([kernel])), g.sizes.value(size + pad))
+    if count_padding:
+        return g.Sub(end, begin)
+    return g.Sub(g.Min(end, g.sizes.value(size)), g.Max(begin, g.ints([0])))
 
 
 def _average(
@@ -171,17 +168,18 @@ def _average_backward(
     """Each gradient, divided as its average was, goes to every place of its window: a convolution with ones, back."""
     spatial = len(kernel)
     stride, pad = each(stride, spatial) if stride else kernel, each(padding, spatial)
-    sizes = known(g.dims(x)[-spatial:], "the gradient of pooling of")
-    outs = known(g.dims(grad)[-spatial:], "the gradient of pooling to")
+    sizes, outs = g.dims(x)[-spatial:], g.dims(grad)[-spatial:]
     share = g.Div(grad, _divisors(g, sizes, outs, kernel, stride, pad, count_padding, divisor))
-    planes = g.reshape(share, [_count(g.dims(grad)[:-spatial]), 1, *outs])
+    planes = g.reshape(share, [count_of(g.dims(grad)[:-spatial]), 1, *outs])
     ones = torch.ones(1, 1, *kernel, dtype=g.dtype(grad))
     spread = g.ConvTranspose(planes, g.constant(dtypes.to_array(ones), dtypes.to_onnx(ones.dtype)), strides=stride)
-    rows = list(zip(sizes, outs, kernel, stride, pad, strict=True))
-    missing = [max(p + size - (out - 1) * s - k, 0) for size, out, k, s, p in rows]
-    if any(missing):
-        spread = g.Pad(spread, g.ints([0] * (spatial + 2) + [0, 0, *missing]), g.scalar(0, g.dtype(grad)))
-    for axis, (size, _, _, _, p) in enumerate(rows, 2):
+    reach = [(o - 1) * s + k for o, s, k in zip(outs, stride, kernel, strict=True)]
+    g.shaped(spread, [*g.dims(planes)[:2], *reach])
+    # What a stride stepped over at the end is not covered by any window.
+    behind = [max(s - 1 - p, 0) for s, p in zip(stride, pad, strict=True)]
+    if any(behind):
+        spread = g.Pad(spread, g.ints([0] * spatial + behind), None, g.ints(range(2, 2 + spatial)))
+    for axis, (size, p) in enumerate(zip(sizes, pad, strict=True), 2):
         spread = g.slice(spread, axis, p, p + size)
     return g.reshape(spread, g.dims(x))
 
@@ -189,71 +187,92 @@ def _average_backward(
 # Adaptive: as many windows as asked, of sizes that differ by one
 
 
-def _edges(size: int, out: int) -> list[range]:
-    return [range(i * size // out, -((i + 1) * size // -out)) for i in range(out)]
-
-
 def _adaptive_average(g: Builder, x: Value, spatial: int, size: Sequence[Dim]) -> Value:
     sides = g.dims(x)[-spatial:]
     if all(dim == 1 for dim in size) and 0 not in sides:
         return g.ReduceMean(x, g.ints(list(range(-spatial, 0))), keepdims=1)
-    pairs = list(zip(known(sides, "adaptive pooling of"), known(size, "adaptive pooling to"), strict=True))
-    if all(old % new == 0 for old, new in pairs):
+    pairs = list(zip(sides, known(size, "adaptive pooling to"), strict=True))
+    if all(isinstance(old, int) and old % new == 0 for old, new in pairs):
         source, batched = _batched(g, x, spatial)
-        kernel = [old // new for old, new in pairs]
+        kernel = [int(old) // new for old, new in pairs]
         return _unbatched(g, g.AveragePool(source, kernel_shape=kernel, strides=kernel), batched, g.out)
     for axis, (old, new) in enumerate(pairs, g.rank(x) - spatial):
         if old != new:
-            x = along(g, x, axis, _averages(old, new))
+            x = along(g, x, axis, _averages(g, old, new, g.dtype(x)))
     return x
 
 
 def _adaptive_average_backward(g: Builder, grad: Value, x: Value, spatial: int) -> Value:
     first = g.rank(x) - spatial
-    sizes, outs = (known(g.dims(v)[first:], "the gradient of adaptive pooling of") for v in (x, grad))
-    for axis, (old, new) in enumerate(zip(sizes, outs, strict=True), first):
-        grad = along(g, grad, axis, _averages(old, new).T)
+    for axis in range(first, g.rank(x)):
+        matrix = _averages(g, g.dims(x)[axis], g.dims(grad)[axis], g.dtype(grad))
+        grad = along(g, grad, axis, g.transpose(matrix, [1, 0]))
     return grad
 
 
-def _averages(old: int, new: int) -> torch.Tensor:
-    """Adaptive averaging of a line, as a matrix."""
-    return torch.nn.functional.adaptive_avg_pool1d(torch.eye(old, dtype=torch.float64)[None], new)[0]
+def _averages(g: Builder, old: Dim, new: Dim, dtype: torch.dtype) -> Value:
+    """Adaptive averaging of a line, as a matrix: for each element its share of each result."""
+    starts, ends = _edges(g, old, new)
+    place = g.unsqueeze(positions(g, old), [1])
+    inside = g.And(g.GreaterOrEqual(place, starts), g.Less(place, ends))
+    return g.Div(g.cast(inside, dtype), g.cast(g.Sub(ends, starts), dtype))
 
 
-def along(g: Builder, x: Value, axis: int, matrix: torch.Tensor) -> Value:
+def _edges(g: Builder, old: Dim, new: Dim) -> tuple[Value, Value]:
+    """Where each window begins, and where it ends: i·old/new rounded down, (i + 1)·old/new rounded up."""
+    if isinstance(old, int) and isinstance(new, int):
+        steps = np.arange(new, dtype=np.int64)
+        return g.constant(steps * old // new), g.constant(-((steps + 1) * old // -new))
+    size, count, place = g.sizes.value(old), g.sizes.value(new), positions(g, new)
+    beyond = g.Add(g.Mul(g.Add(place, g.ints([1])), size), g.sizes.value(new - 1))
+    return g.Div(g.Mul(place, size), count), g.Div(beyond, count)
+
+
+def along(g: Builder, x: Value, axis: int, matrix: Value) -> Value:
     """Every line along an axis times a matrix: how a linear map of one axis is applied."""
     rank = g.rank(x)
-    held = matrix.to(g.dtype(x))
-    m = g.constant(dtypes.to_array(held), dtypes.to_onnx(held.dtype))
     order = [*(i for i in range(rank) if i != axis), axis]
     dims = g.dims(x)
-    line = g.MatMul(g.transpose(x, order), m)
-    g.shaped(line, [dims[i] for i in order[:-1]] + [matrix.shape[1]])
+    line = g.MatMul(g.transpose(x, order), matrix)
+    g.shaped(line, [dims[i] for i in order[:-1]] + [g.dims(matrix)[1]])
     return g.transpose(line, [order.index(i) for i in range(rank)])
 
 
-def _cells(sides: Sequence[int], size: Sequence[int]) -> np.ndarray:
-    """For each result the positions of its window within the plane, the short windows filled with their last."""
-    windows = [
-        [sum(i * prod(sides[axis + 1 :]) for axis, i in enumerate(place)) for place in product(*ranges)]
-        for ranges in product(*(_edges(a, b) for a, b in zip(sides, size, strict=True)))
-    ]
-    longest = max(map(len, windows))
-    return np.array([w + w[-1:] * (longest - len(w)) for w in windows], dtype=np.int64)
-
-
 def _adaptive_max(g: Builder, x: Value, spatial: int, output_size: Any) -> tuple[Value, Value]:
-    sides = known(g.dims(x)[-spatial:], "adaptive pooling of")
-    size = known(each(output_size, spatial), "adaptive pooling to")
-    cells = g.constant(_cells(sides, size))
+    """Each window's elements side by side, the short ones filled with their last."""
+    sides, size = g.dims(x)[-spatial:], each(output_size, spatial)
+    cells = g.scalar(0, torch.int64)
+    widths = []
+    for axis, (old, new) in enumerate(zip(sides, size, strict=True)):
+        width = g.dim(old) if new == 1 else g.dim(FloorDiv(sympy.sympify(old + new - 1), new) + 1)
+        starts, ends = (g.unsqueeze(edge, [1]) for edge in _edges(g, old, new))
+        cell = g.Min(g.Add(starts, positions(g, width)), g.Sub(ends, g.ints([1])))
+        cell = g.Mul(cell, g.scalar(count_of(sides[axis + 1 :]), torch.int64))
+        shape: list[Dim] = [1] * (2 * spatial)
+        shape[axis], shape[spatial + axis] = new, width
+        cells = g.Add(cells, g.reshape(g.shaped(cell, [new, width]), shape))
+        widths.append(width)
+    cells = g.reshape(cells, [count_of(size), count_of(widths)])
     rows = _planes(g, x, spatial)
     lead = g.dims(rows)[0]
     windows = g.shaped(g.Gather(rows, cells, axis=1), [lead, *g.dims(cells)])
-    best = g.shaped(g.ArgMax(windows, axis=2, keepdims=1), [lead, g.dims(cells)[0], 1])
+    best = g.shaped(first_largest(g, windows), [lead, g.dims(cells)[0], 1])
     places = g.GatherElements(g.expand(g.unsqueeze(cells, [0]), g.dims(windows)), best, axis=2)
-    shape = g.like(g.out[0])
-    return g.reshape(g.ReduceMax(windows, g.ints([2]), keepdims=0), shape), g.reshape(places, shape)
+    shape = list(g.like(g.out[0]))
+    return g.reshape(g.GatherElements(windows, best, axis=2), shape), g.reshape(places, shape)
+
+
+def first_largest(g: Builder, x: Value) -> Value:
+    """The place of the largest along the last axis: the first of equals, and the last that is not a number."""
+    first = g.ArgMax(x, axis=-1, keepdims=1)
+    if not g.dtype(x).is_floating_point:
+        return first
+    missing = g.cast(g.IsNaN(x), torch.int32)
+    return g.Where(
+        g.Greater(g.ReduceMax(missing, g.ints([-1]), keepdims=1), g.scalar(0, torch.int32)),
+        g.ArgMax(missing, axis=-1, keepdims=1, select_last_index=1),
+        first,
+    )
 
 
 def _register(spatial: int) -> None:
@@ -320,11 +339,11 @@ def _register_backward(spatial: int) -> None:
         ceil_mode: bool,
         indices: Value,
     ) -> Value:
-        return _max_pool_backward(g, grad, x, indices, spatial)
+        return max_pool_backward(g, grad, x, indices, spatial)
 
     @aten(f"adaptive_max_pool{spatial}d_backward")
     def adaptive_backward(g: Builder, grad: Value, x: Value, indices: Value) -> Value:
-        return _max_pool_backward(g, grad, x, indices, spatial)
+        return max_pool_backward(g, grad, x, indices, spatial)
 
     @aten(f"_adaptive_avg_pool{spatial}d_backward")
     def adaptive_average_backward(g: Builder, grad: Value, x: Value) -> Value:

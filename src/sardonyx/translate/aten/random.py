@@ -13,6 +13,8 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from sardonyx.translate.aten.indexing import count_of
+from sardonyx.translate.aten.pooling import first_largest, max_pool_backward
 from sardonyx.translate.builder import Builder, Operand
 from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.sizes import Dim
@@ -167,8 +169,8 @@ def native_dropout(g: Builder, x: Value, p: float, train: bool | None) -> tuple[
     if train is False:
         return x, g.expand(g.scalar(True, torch.bool), g.like(mask))
     kept = _happens(g, 1 - p, result)
-    scale = g.scalar(0 if p == 1 else 1 / (1 - p), result.dtype)
-    return g.Mul(g.Mul(x, g.cast(kept, result.dtype)), scale), kept
+    scale, zero = (g.scalar(number, result.dtype) for number in (0 if p == 1 else 1 / (1 - p), 0))
+    return g.Mul(x, g.Where(kept, scale, zero)), kept
 
 
 @aten("rrelu_with_noise_functional")
@@ -240,15 +242,19 @@ def fractional_max_pool3d(
     return _fractional_max_pool(g, x, kernel, size, places, [0, 1, 2])
 
 
+@aten("fractional_max_pool2d_backward", "fractional_max_pool3d_backward")
+def fractional_max_pool_backward(
+    g: Builder, grad: Value, x: Value, kernel: list[int], size: list[int], indices: Value
+) -> Value:
+    return max_pool_backward(g, grad, x, indices, len(kernel))
+
+
 def _fractional_max_pool(
     g: Builder, x: Value, kernel: list[int], size: list[int], places: Value, order: list[int]
 ) -> tuple[Value, Value]:
     """The largest element of each window, and where it is; `order` says which random number places which axis."""
     count = len(kernel)
-    dims = [dim for dim in g.dims(x) if isinstance(dim, int)]
-    if len(dims) != g.rank(x) or not all(isinstance(n, int) for n in (*kernel, *size)):
-        raise Unsupported("windows placed at random in an image of symbolic size")
-    spatial, planes = dims[-count:], math.prod(dims[:-count])
+    spatial, planes = g.dims(x)[-count:], count_of(g.dims(x)[:-count])
     places = g.reshape(places, [planes, count])
     at = g.scalar(0, torch.int64)
     for axis in range(count):
@@ -258,36 +264,25 @@ def _fractional_max_pool(
         along = g.Add(g.reshape(starts, [planes, size[axis], 1]), inside)
         shape = [planes, *[1] * (2 * count)]
         shape[1 + axis], shape[1 + count + axis] = size[axis], kernel[axis]
-        stride = g.scalar(math.prod(spatial[axis + 1 :]), torch.int64)
+        stride = g.scalar(count_of(spatial[axis + 1 :]), torch.int64)
         at = g.Add(at, g.Mul(g.reshape(along, shape), stride))
     windows = g.reshape(at, [planes, math.prod(size), math.prod(kernel)])
-    flat = g.reshape(x, [planes, math.prod(spatial)])
+    flat = g.reshape(x, [planes, count_of(spatial)])
     taken = g.GatherElements(flat, g.reshape(windows, [planes, math.prod(size) * math.prod(kernel)]), axis=1)
-    best = _first_largest(g, g.reshape(taken, g.dims(windows)))
+    best = first_largest(g, g.reshape(taken, g.dims(windows)))
     where = g.reshape(g.GatherElements(windows, best, axis=2), [planes, math.prod(size)])
-    result = [*dims[:-count], *size]
+    result = [*g.dims(x)[:-count], *size]
     return g.reshape(g.GatherElements(flat, where, axis=1), result), g.reshape(where, result)
 
 
-def _starts(g: Builder, place: Value, length: int, size: int, kernel: int) -> Value:
+def _starts(g: Builder, place: Value, length: Dim, size: int, kernel: int) -> Value:
     """Where windows begin along an axis, [planes, size]: about evenly spaced, the last at the very end."""
     dtype = g.dtype(place)
-    last = g.ints([length - kernel])
+    last = g.sizes.value(g.dim(length - kernel))
     if size == 1:
         return g.expand(last, [g.dims(place)[0], 1])
-    step = g.scalar((length - kernel) / (size - 1), dtype)
+    step = g.Div(g.cast(last, dtype), g.scalar(size - 1, dtype))
     index = g.cast(g.ints(range(size)), dtype)
     moved = g.cast(g.Mul(g.Add(index, place), step), torch.int64)
     begun = g.cast(g.Mul(place, step), torch.int64)
     return g.Where(g.Equal(g.ints(range(size)), g.ints([size - 1])), last, g.Sub(moved, begun))
-
-
-def _first_largest(g: Builder, x: Value) -> Value:
-    """The place of the largest along the last axis: the first of equals, and the last that is not a number."""
-    missing = g.cast(g.IsNaN(x), torch.int32)
-    first = g.ArgMax(x, axis=-1, keepdims=1)
-    return g.Where(
-        g.Greater(g.ReduceMax(missing, g.ints([-1]), keepdims=1), g.scalar(0, torch.int32)),
-        g.ArgMax(missing, axis=-1, keepdims=1, select_last_index=1),
-        first,
-    )

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import onnx_ir as ir
+import sympy
 import torch
+from torch.utils._sympy.functions import FloorDiv, PythonMod
 
 from sardonyx.translate import dtypes
+from sardonyx.translate.aten.indexing import count_of
 from sardonyx.translate.builder import Builder, Operand
-from sardonyx.translate.errors import Unsupported
+from sardonyx.translate.sizes import Dim
 from sardonyx.translate.table import aten
 
 Value = ir.Value
@@ -48,7 +51,33 @@ def _reduce(g: Builder, op_type: str, x: Value, dim: Axes, keepdim: bool) -> Val
 
 @aten("sum", "sum.dim_IntList")
 def sum_(g: Builder, x: Value, dim: Axes = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Value:
-    return _reduce(g, "ReduceSum", g.cast(x, g.out.dtype), dim, keepdim)
+    x = g.cast(x, g.out.dtype)
+    axes = _axes(g, x, dim)
+    if axes == list(range(len(axes))) and 0 < len(axes) < g.rank(x) and _are_many(g.dims(x)[: len(axes)], g.dtype(x)):
+        total = _sum_in_blocks(g, g.reshape(x, [count_of(g.dims(x)[: len(axes)]), *g.dims(x)[len(axes) :]]))
+        return g.unsqueeze(total, axes) if keepdim else total
+    return _reduce(g, "ReduceSum", x, dim, keepdim)
+
+
+_BLOCKS = 32
+
+
+def _are_many(dims: Sequence[Dim], dtype: torch.dtype) -> bool:
+    rows = count_of(dims)
+    return dtype == torch.float32 and (not isinstance(rows, int) or rows >= 16 * _BLOCKS)
+
+
+def _sum_in_blocks(g: Builder, x: Value) -> Value:
+    """The sum of many rows, which engines take one after the other: in blocks it is several times as exact.
+
+    The gradients of weights and biases are such sums. It takes no longer, where no rows of zeros must be added.
+    """
+    rows, *rest = g.dims(x)
+    missing = g.dim(PythonMod(sympy.sympify(-rows), _BLOCKS))
+    if missing != 0:
+        x = g.Pad(x, g.shape_value([0, missing]), None, g.ints([0]))
+    blocks = g.reshape(x, [_BLOCKS, g.dim(FloorDiv(sympy.sympify(rows + _BLOCKS - 1), _BLOCKS)), *rest])
+    return _reduce(g, "ReduceSum", _reduce(g, "ReduceSum", blocks, 1, False), 0, False)
 
 
 @aten("mean", "mean.dim")
@@ -255,44 +284,3 @@ def linalg_vector_norm(
         return _reduce(g, "ReduceSum", g.cast(g.Not(g.Equal(x, g.scalar(0, wide))), wide), dim, keepdim)
     total = _reduce(g, "ReduceSum", g.Pow(g.Abs(x), g.scalar(ord, wide)), dim, keepdim)
     return g.Pow(total, g.scalar(1 / ord, wide))
-
-
-@aten("dist")
-def dist(g: Builder, x: Value, y: Value, p: float = 2) -> Value:
-    difference = g.Sub(g.cast(x, g.out.dtype), g.cast(y, g.out.dtype))
-    return linalg_vector_norm(g, difference, p)
-
-
-_PAIRS_ONE_BY_ONE = 25
-"""Up to so many rows torch takes differences; above, it takes products, which are faster and less exact."""
-
-
-@aten("_cdist_forward")
-def cdist(g: Builder, x: Value, y: Value, p: float, compute_mode: int | None) -> Value:
-    rows = (g.dims(x)[-2], g.dims(y)[-2])
-    if not all(isinstance(n, int) for n in (*rows, g.dims(x)[-1])):
-        raise Unsupported("distances between a symbolic number of points")
-    large = any(int(n) > _PAIRS_ONE_BY_ONE for n in rows)
-    if p == 2 and (compute_mode == 1 or (large and compute_mode in (None, 0))):
-        return _distances_by_products(g, x, y)
-    return linalg_vector_norm(g, g.Sub(g.unsqueeze(x, [-2]), g.unsqueeze(y, [-3])), p, [-1])
-
-
-def _distances_by_products(g: Builder, x: Value, y: Value) -> Value:
-    axes = list(range(g.rank(y)))
-    cross = g.MatMul(x, g.transpose(y, [*axes[:-2], axes[-1], axes[-2]]))
-    squares = [_reduce(g, "ReduceSum", g.Mul(v, v), [-1], True) for v in (x, y)]
-    turned = g.transpose(squares[1], [*axes[:-2], axes[-1], axes[-2]])
-    total = g.Sub(g.Add(squares[0], turned), g.Mul(cross, g.scalar(2, g.out.dtype)))
-    return g.Sqrt(g.Max(total, g.scalar(0, g.out.dtype)))
-
-
-@aten("_pdist_forward")
-def pdist(g: Builder, x: Value, p: float = 2) -> Value:
-    count = g.dims(x)[0]
-    if not isinstance(count, int):
-        raise Unsupported("distances between a symbolic number of points")
-    pairs = torch.triu_indices(count, count, 1)
-    width = g.dims(x)[1]
-    ends = (g.shaped(g.Gather(x, g.ints(row), axis=0), [len(row), width]) for row in pairs.tolist())
-    return linalg_vector_norm(g, g.Sub(*ends), p, [-1])

@@ -1,15 +1,15 @@
-"""Resizing and sampling of images."""
+"""Resizing of images."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import torch
 
+from sardonyx.translate import dtypes
 from sardonyx.translate.aten.pooling import along
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.errors import Unsupported
@@ -66,22 +66,26 @@ def upsample_bicubic(g: Builder, x: Value, size: Sequence[Dim], align_corners: b
     return _resize(g, x, "cubic", align_corners, scales)
 
 
-def _smoothed(g: Builder, x: Value, size: Sequence[Dim], axis: int, line: Callable[[torch.Tensor, int], Any]) -> Value:
-    """One axis resized by a matrix: what torch makes of each unit vector."""
-    old, new = g.dims(x)[axis], size[axis - 2]
+def _smoothing(g: Builder, old: Dim, new: Dim, resize: Callable[[torch.Tensor, int], torch.Tensor]) -> Value:
+    """Resizing of an axis with antialiasing, as a matrix: what torch makes of each unit vector."""
     if not isinstance(old, int) or not isinstance(new, int):
         raise Unsupported("resizing of a symbolic size with antialiasing")
     # Two columns, though one would do: of images of one column, torch 2.13 returns the first row everywhere.
     units = torch.eye(old, dtype=torch.float64).reshape(1, old, old, 1).repeat(1, 1, 1, 2)
-    return along(g, x, axis, line(units, new)[0, :, :, 0])
-
-
-def _lines(resize: Any, align_corners: bool, scale: float | None, units: torch.Tensor, new: int) -> Any:
-    return resize(units, [new, 2], align_corners, scale, None)
+    held = resize(units, new)[0, :, :, 0].to(g.out.dtype)
+    return g.constant(dtypes.to_array(held), dtypes.to_onnx(held.dtype))
 
 
 def _register_antialiased(name: str) -> None:
     resize = getattr(torch.ops.aten, name).default
+
+    def matrices(g: Builder, old: Dims, new: Dims, align: bool, scales: Sequence[float | None]) -> list[Value]:
+        def line(scale: float | None, units: torch.Tensor, size: int) -> torch.Tensor:
+            resized: torch.Tensor = resize(units, [size, 2], align, scale, None)
+            return resized
+
+        sizes = zip(old[2:], new[2:], scales, strict=True)
+        return [_smoothing(g, before, after, partial(line, scale)) for before, after, scale in sizes]
 
     @aten(name)
     def antialiased(
@@ -92,29 +96,25 @@ def _register_antialiased(name: str) -> None:
         scale_h: float | None = None,
         scale_w: float | None = None,
     ) -> Value:
-        for axis, scale in ((2, scale_h), (3, scale_w)):
-            x = _smoothed(g, x, size, axis, partial(_lines, resize, align_corners, scale))
+        for axis, matrix in enumerate(matrices(g, g.dims(x), g.like(g.out), align_corners, [scale_h, scale_w]), 2):
+            x = along(g, x, axis, matrix)
         return x
+
+    @aten(f"{name}_backward")
+    def antialiased_backward(
+        g: Builder,
+        grad: Value,
+        size: Sequence[Dim],
+        input_size: Sequence[Dim],
+        align_corners: bool,
+        scale_h: float | None = None,
+        scale_w: float | None = None,
+    ) -> Value:
+        there = matrices(g, tuple(input_size), g.dims(grad), align_corners, [scale_h, scale_w])
+        for axis, matrix in enumerate(there, 2):
+            grad = along(g, grad, axis, g.transpose(matrix, [1, 0]))
+        return grad
 
 
 for _name in ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"):
     _register_antialiased(_name)
-
-
-@aten("grid_sampler_2d")
-def grid_sampler_2d(
-    g: Builder, x: Value, grid: Value, interpolation_mode: int, padding_mode: int, align_corners: bool
-) -> Value:
-    names = ("linear", "nearest", "cubic") if g.opset >= 20 else ("bilinear", "nearest", "bicubic")
-    if g.opset < 20 and g.rank(x) != 4:
-        raise Unsupported("sampling of volumes before opset 20")
-    mode = names[interpolation_mode]
-    edge = ("zeros", "border", "reflection")[padding_mode]
-    return g.GridSample(x, grid, mode=mode, padding_mode=edge, align_corners=int(align_corners))
-
-
-@aten("grid_sampler_3d")
-def grid_sampler_3d(
-    g: Builder, x: Value, grid: Value, interpolation_mode: int, padding_mode: int, align_corners: bool
-) -> Value:
-    return grid_sampler_2d(g, x, grid, interpolation_mode, padding_mode, align_corners)

@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 import torch
 
 from sardonyx.translate import dtypes
 from sardonyx.translate.aten.activation import log_one_plus
+from sardonyx.translate.aten.indexing import positions
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.errors import Unsupported
+from sardonyx.translate.formula import looped
 from sardonyx.translate.table import aten
 
 Value = ir.Value
 
 
-def _length(g: Builder, x: Value, axis: int) -> int:
-    length = g.dims(x)[axis]
-    if not isinstance(length, int):
-        raise Unsupported("a running product or extreme along a symbolic size")
-    return length
+def _doubling(
+    g: Builder, start: Sequence[Value], axis: int, step: Callable[[Sequence[Value], Value], Sequence[Value]]
+) -> Sequence[Value]:
+    """Every element combined with the one 1, 2, 4, … places before it, until the axis is covered."""
+    length = g.dims(start[0])[axis]
+    if isinstance(length, int):
+        for i in range((length - 1).bit_length() if length > 1 else 0):
+            start = step(start, g.ints([2**i]))
+        return start
+    powers = g.ints([2**i for i in range(63)])
+    rounds = g.ReduceSum(g.cast(g.Less(powers, g.sizes.value(length)), torch.int64), keepdims=0)
+    return looped(g, rounds, start, lambda count, given: step(given, g.reshape(g.Gather(powers, count), [1])))
 
 
-def _shifted(g: Builder, x: Value, axis: int, by: int, head: Value) -> Value:
-    """Each element's predecessor by `by` places; the first ones have `head` instead."""
-    dims = g.dims(x)
-    body = g.slice(x, axis, 0, _length(g, x, axis) - by)
-    return g.shaped(g.Concat(head, body, axis=axis), dims)
-
-
-def _steps(length: int) -> list[int]:
-    return [2**i for i in range((length - 1).bit_length())] if length > 1 else []
+def _shifted(g: Builder, x: Value, axis: int, by: Value, fill: float) -> Value:
+    """Each element's predecessor by `by` places; the first ones have `fill` instead."""
+    pads = g.Concat(by, g.Neg(by), axis=0)
+    return g.shaped(g.Pad(x, pads, g.scalar(fill, g.dtype(x)), g.ints([axis])), g.dims(x))
 
 
 @aten("cumprod")
@@ -40,27 +44,26 @@ def cumprod(g: Builder, x: Value, dim: int, *, dtype: torch.dtype | None = None)
     if not g.rank(x):
         return x
     axis = g.axis(x, dim)
-    for step in _steps(_length(g, x, axis)):
-        ones = [step if i == axis else size for i, size in enumerate(g.dims(x))]
-        x = g.Mul(x, _shifted(g, x, axis, step, g.expand(g.scalar(1, g.out.dtype), ones)))
+    (x,) = _doubling(g, [x], axis, lambda given, by: [g.Mul(given[0], _shifted(g, given[0], axis, by, 1))])
     return x
 
 
 @aten("logcumsumexp")
 def logcumsumexp(g: Builder, x: Value, dim: int) -> Value:
     """log(eᵃ + eᵇ) = max + log(1 + e⁻|ᵃ⁻ᵇ|), step by step: one sum for all would lose what is far below the largest."""
-    dtype = dtypes.summing(g.dtype(x))
-    x = g.cast(x, dtype)
+    x = g.cast(x, dtypes.summing(g.dtype(x)))
     if not g.rank(x):
         return x
     axis = g.axis(x, dim)
-    for step in _steps(_length(g, x, axis)):
-        dims = [step if i == axis else size for i, size in enumerate(g.dims(x))]
-        before = _shifted(g, x, axis, step, g.expand(g.scalar(-math.inf, dtype), dims))
+
+    def step(given: Sequence[Value], by: Value) -> list[Value]:
+        (x,) = given
+        before = _shifted(g, x, axis, by, -math.inf)
         larger = g.Where(g.IsNaN(before), before, g.Where(g.Less(x, before), before, x))
         nearer = log_one_plus(g, g.Exp(g.Neg(g.Abs(g.Sub(x, before)))))
-        x = g.Where(g.IsInf(larger), larger, g.Add(larger, nearer))
-    return x
+        return [g.Where(g.IsInf(larger), larger, g.Add(larger, nearer))]
+
+    return _doubling(g, [x], axis, step)[0]
 
 
 def _running(g: Builder, x: Value, dim: int, op_type: str) -> tuple[Value, Value]:
@@ -70,17 +73,29 @@ def _running(g: Builder, x: Value, dim: int, op_type: str) -> tuple[Value, Value
         return g.cast(values, torch.bool), places
     if not g.rank(x):
         return x, g.scalar(0, torch.int64)
-    axis = g.axis(x, dim)
-    length = _length(g, x, axis)
-    places = g.reshape(g.ints(range(length)), [length if i == axis else 1 for i in range(g.rank(x))])
-    places = g.expand(places, g.dims(x))
-    for step in _steps(length):
-        before, place = (_shifted(g, v, axis, step, g.slice(v, axis, 0, step)) for v in (x, places))
+    axis, dtype = g.axis(x, dim), g.dtype(x)
+    worst = _lowest(dtype) if op_type == "GreaterOrEqual" else _highest(dtype)
+
+    def step(given: Sequence[Value], by: Value) -> list[Value]:
+        x, places = given
+        before, place = _shifted(g, x, axis, by, worst), _shifted(g, places, axis, by, 0)
         stays = g.node(op_type, [x, before])
-        if g.dtype(x).is_floating_point:
+        if dtype.is_floating_point:
             stays = g.Or(g.IsNaN(x), g.And(stays, g.Not(g.IsNaN(before))))
-        x, places = g.Where(stays, x, before), g.Where(stays, places, place)
-    return x, places
+        return [g.Where(stays, x, before), g.Where(stays, places, place)]
+
+    length = g.dims(x)[axis]
+    places = g.reshape(positions(g, length), [length if i == axis else 1 for i in range(g.rank(x))])
+    values, places = _doubling(g, [x, g.expand(places, g.dims(x))], axis, step)
+    return values, places
+
+
+def _lowest(dtype: torch.dtype) -> float:
+    return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+def _highest(dtype: torch.dtype) -> float:
+    return math.inf if dtype.is_floating_point else torch.iinfo(dtype).max
 
 
 @aten("cummax")

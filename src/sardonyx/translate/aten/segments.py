@@ -1,4 +1,4 @@
-"""Sequences cut into pieces, each reduced to one element: segments, and bags of embeddings."""
+"""Sequences cut into pieces, each reduced to one element."""
 
 from __future__ import annotations
 
@@ -88,42 +88,3 @@ def _mean(g: Builder, total: Value, offsets: Value, axis: int, empty_is_nan: boo
     lengths = g.cast(g.unsqueeze(lengths, range(axis + 1, g.rank(total))), g.dtype(total))
     # A segment of no elements keeps what it was given to begin with.
     return g.Div(total, lengths if empty_is_nan else g.Max(lengths, g.scalar(1, g.dtype(total))))
-
-
-_SUM, _MEAN, _MAX = range(3)
-
-
-@aten("_embedding_bag", "_embedding_bag_forward_only")
-def embedding_bag(
-    g: Builder,
-    weight: Value,
-    indices: Value,
-    offsets: Value,
-    scale_grad_by_freq: bool = False,
-    mode: int = 0,
-    sparse: bool = False,
-    per_sample_weights: Value | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int = -1,
-) -> tuple[Value, ...]:
-    if any(map(g.reads_output, (1, 2, 3))):
-        raise Unsupported("the counts and places that the gradient of a bag of embeddings needs")
-    bags = g.dims(offsets)[0] - int(include_last_offset)
-    if not isinstance(bags, int):
-        raise Unsupported("a symbolic number of bags")
-    wide = dtypes.summing(g.dtype(weight))
-    rows = g.shaped(g.Gather(weight, indices, axis=0), [*g.dims(indices), g.dims(weight)[1]])
-    rows = g.cast(rows, wide)
-    counted = g.unsqueeze(g.Not(g.Equal(indices, g.scalar(padding_idx, g.dtype(indices)))), [-1])
-    if per_sample_weights is not None:
-        rows = g.Mul(rows, g.unsqueeze(g.cast(per_sample_weights, wide), [-1]))
-    rows = g.Where(counted, rows, g.scalar(-math.inf if mode == _MAX else 0.0, wide))
-    number = _between(g, _pieces(g, g.cast(counted, wide), 0, offsets, "add", 0), 0, bags)
-    reduction, neutral = ("max", -math.inf) if mode == _MAX else ("add", 0.0)
-    found = _between(g, _pieces(g, rows, 0, offsets, reduction, neutral), 0, bags)
-    if mode == _MAX:
-        found = _with_nan(g, found, rows, 0, offsets, bags)
-        found = g.Where(g.Equal(number, g.scalar(0, wide)), g.scalar(0, wide), found)
-    elif mode == _MEAN:
-        found = g.Div(found, g.Max(number, g.scalar(1, wide)))
-    return found, number, number, number

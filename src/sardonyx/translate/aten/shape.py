@@ -8,7 +8,9 @@ from typing import Any
 import onnx_ir as ir
 import sympy
 import torch
+from torch.utils._sympy.functions import PythonMod
 
+from sardonyx.translate.aten.indexing import flat, positions
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.sizes import Dim
@@ -173,15 +175,8 @@ def flip(g: Builder, x: Value, dims: Sequence[int]) -> Value:
 def roll(g: Builder, x: Value, shifts: Sequence[Dim], dims: Sequence[int] = ()) -> Value:
     sizes = g.dims(x)
     if not dims:
-        return g.reshape(_rolled(g, g.reshape(x, [_product(sizes)]), shifts, [0]), sizes)
+        return g.reshape(_rolled(g, flat(g, x), shifts, [0]), sizes)
     return _rolled(g, x, shifts, dims)
-
-
-def _product(sizes: Sequence[Dim]) -> Dim:
-    product: Dim = 1
-    for size in sizes:
-        product = product * size
-    return product
 
 
 def _rolled(g: Builder, x: Value, shifts: Sequence[Dim], dims: Sequence[int]) -> Value:
@@ -189,10 +184,11 @@ def _rolled(g: Builder, x: Value, shifts: Sequence[Dim], dims: Sequence[int]) ->
     for shift, dim in zip(shifts, dims, strict=True):
         axis = g.axis(x, dim)
         size = sizes[axis]
-        if not (isinstance(shift, int) and isinstance(size, int)):
-            raise Unsupported("roll by or along a symbolic size")
-        if size and shift % size:
-            at = size - shift % size
+        if size == 0 or shift == 0:
+            continue
+        back = PythonMod(sympy.sympify(shift), sympy.sympify(size))
+        if back != 0:
+            at = g.dim(size - back)
             x = g.Concat(g.slice(x, axis, at, size), g.slice(x, axis, 0, at), axis=axis)
             g.shaped(x, sizes)
     return x
@@ -213,6 +209,31 @@ def replication_pad(g: Builder, x: Value, padding: Sequence[Dim]) -> Value:
     return _pad(g, x, padding, mode="edge")
 
 
+@aten("replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward")
+def replication_pad_backward(g: Builder, grad: Value, x: Value, padding: Sequence[Dim]) -> Value:
+    """The gradients of all copies of an edge add up at the edge."""
+    if not all(isinstance(side, int) for side in padding):
+        raise Unsupported("padding of a symbolic size")
+    for i in range(len(padding) // 2):
+        axis = g.rank(x) - 1 - i
+        grad = _edges_summed(g, grad, axis, g.dims(x)[axis], int(padding[2 * i]), int(padding[2 * i + 1]))
+    return grad
+
+
+def _edges_summed(g: Builder, grad: Value, axis: int, size: Dim, begin: int, end: int) -> Value:
+    dims = [size if i == axis else dim for i, dim in enumerate(g.dims(grad))]
+    if begin < 0 or end < 0:  # what was cropped had no influence
+        grad = g.Pad(grad, g.ints([max(-begin, 0), max(-end, 0)]), None, g.ints([axis]))
+        begin, end = max(begin, 0), max(end, 0)
+    if size == 1:
+        return g.shaped(g.ReduceSum(grad, g.ints([axis]), keepdims=1), dims)
+    last = begin + size - 1
+    head, tail = ((g.slice(grad, axis, *at), g.ints([axis])) for at in ((0, begin + 1), (last, last + 1 + end)))
+    inner = [] if size == 2 else [g.slice(grad, axis, begin + 1, last)]
+    parts = [g.ReduceSum(*head, keepdims=1), *inner, g.ReduceSum(*tail, keepdims=1)]
+    return g.shaped(g.Concat(*parts, axis=axis), dims)
+
+
 def _pad(g: Builder, x: Value, pad: Sequence[Dim], mode: str, fill: Value | None = None) -> Value:
     if 0 in g.dims(x) and mode != "constant":
         raise Unsupported("padding an empty tensor with its own values")
@@ -231,7 +252,7 @@ def _cropped(g: Builder, x: Value, pad: Sequence[Dim], axes: Sequence[int]) -> t
         if not (_is_negative(begin) or _is_negative(end)):
             continue
         start, stop = (-begin if _is_negative(begin) else 0), size + (end if _is_negative(end) else 0)
-        if not (isinstance(start, int) and isinstance(stop, int)) or start >= stop:
+        if isinstance(start, int) and isinstance(stop, int) and start >= stop:
             raise Unsupported("padding with the values of an axis of which nothing is left")
         dims[axis] = stop - start
         x = g.shaped(g.slice(x, axis, start, stop), dims)
@@ -265,18 +286,16 @@ def _triangle(g: Builder, x: Value, diagonal: Dim, upper: int) -> Value:
 
 
 @aten("unfold")
-def unfold(g: Builder, x: Value, dimension: int, size: int, step: int) -> Value:
+def unfold(g: Builder, x: Value, dimension: int, size: Dim, step: Dim) -> Value:
     x = x if g.rank(x) else g.unsqueeze(x, [0])
     axis = g.axis(x, dimension)
     length = g.dims(x)[axis]
-    if not isinstance(length, int) or not isinstance(size, int):
-        raise Unsupported("unfold along a symbolic size")
-    starts = range(0, length - size + 1, step)
-    windows = g.ints([start + i for start in starts for i in range(size)])
     rank = g.rank(x)
     if rank == 1 and length == size == 1 and g.like(g.out) == (1,):
         return x  # of a tensor without dimensions
-    taken = g.Gather(x, g.reshape(windows, [len(starts), size]), axis=axis)
-    g.shaped(taken, [*g.dims(x)[:axis], len(starts), size, *g.dims(x)[axis + 1 :]])
+    count = g.like(g.out)[axis]
+    starts = g.Mul(g.unsqueeze(positions(g, count), [1]), g.scalar(step, torch.int64))
+    taken = g.Gather(x, g.Add(starts, positions(g, size)), axis=axis)
+    g.shaped(taken, [*g.dims(x)[:axis], count, size, *g.dims(x)[axis + 1 :]])
     order = [i for i in range(rank + 1) if i != axis + 1] + [axis + 1]
     return g.transpose(taken, order)

@@ -1,0 +1,280 @@
+"""Engines that take turns on the same models: what measuring inference and training share.
+
+Every engine has a process of its own for each model. They take turns, round by round, so that whatever slows the
+machine for a while slows all of them; only one works at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import geometric_mean, median
+from types import TracebackType
+from typing import Any
+
+from benchmarks.machine import describe, note_if_busy
+from benchmarks.tables import Progress, Table, milliseconds, progress, say
+
+_ROUND_SECONDS = 0.3
+_LEAST_CALLS = 3
+_PAUSE_SECONDS = 0.05  # a thread pool spins for a moment after a run; the next engine must not share the cores with it
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A call ready to be timed, and how the first one went."""
+
+    call: Callable[[], Any]
+    first_call_seconds: float
+    error_vs_eager: float
+    graphs: int | None
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What is measured in turns by the module `benchmarks.NAME`.
+
+    There a function `prepare(model, engine)` gives a `Prepared`; it is called in a process of its own.
+    """
+
+    name: str
+    doc: str
+    models: Sequence[str]
+    engines: Sequence[str]
+
+
+@dataclass
+class Measured:
+    """What one engine did with one model."""
+
+    model: str
+    engine: str
+    first_call_seconds: float | None = None
+    error_vs_eager: float | None = None
+    round_seconds: list[float] = field(default_factory=list)
+    calls: int = 0
+    graphs: int | None = None
+    busy_cores: float | None = None
+    failed: str | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """The median over the rounds; None if it failed."""
+        return median(self.round_seconds) if self.round_seconds and not self.failed else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "seconds": self.seconds}
+
+
+class WorkerFailed(Exception):
+    """A worker ended, or said that it cannot go on."""
+
+
+class Worker:
+    """The process that runs one engine, and what it has measured."""
+
+    def __init__(self, suite: str, model: str, engine: str, timeout: float) -> None:
+        self.measured = Measured(model, engine)
+        self._timeout = timeout
+        self._folder = tempfile.TemporaryDirectory()
+        self._messages = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed in __exit__
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.worker", suite, model, engine],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._messages,
+            text=True,
+            env=_cold(self._folder.name),
+        )
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._messages.close()
+        self._folder.cleanup()
+
+    def prepare(self) -> None:
+        """Wait until the first call is done."""
+        with self._noting_failure():
+            ready = self._answer()
+            self.measured.first_call_seconds = ready["first"]
+            self.measured.error_vs_eager = ready["error_vs_eager"]
+            self.measured.graphs = ready["graphs"]
+            self._estimate = ready["call"]
+
+    def round(self) -> None:
+        """Measure one round, unless it failed before."""
+        if self.measured.failed is None:
+            with self._noting_failure():
+                self._round(max(_LEAST_CALLS, math.ceil(_ROUND_SECONDS / self._estimate)))
+
+    def _round(self, calls: int) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"round {calls}\n")
+        self._process.stdin.flush()
+        self._estimate = self._answer()["seconds"]
+        self.measured.round_seconds.append(self._estimate)
+        self.measured.calls += calls
+
+    @contextlib.contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except (WorkerFailed, OSError) as error:
+            self.measured.failed = str(error)
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        alarm = threading.Timer(self._timeout, self._process.kill)
+        alarm.start()
+        line = self._process.stdout.readline()
+        alarm.cancel()
+        answer: dict[str, Any] = json.loads(line) if line else {"error": self._last_words()}
+        if "error" in answer:
+            raise WorkerFailed(answer["error"])
+        return answer
+
+    def _last_words(self) -> str:
+        code = self._process.wait()
+        self._messages.seek(0)
+        return f"the process ended with {code} (the limit is {self._timeout:.0f} s)\n{self._messages.read()[-2000:]}"
+
+
+def _cold(folder: str) -> dict[str, str]:
+    """The environment with empty caches, so that a first call compiles."""
+    return {**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+
+
+def measure(
+    suite: str, model: str, engines: Sequence[str], rounds: int, timeout: float, shown: Progress
+) -> list[Measured]:
+    """Prepare the engines one after the other, then let them take turns.
+
+    All of them wait when `busy_cores` is taken, so it is what other programs use.
+    """
+    with contextlib.ExitStack() as stack:
+        workers = []
+        for engine in engines:
+            shown.step(f"{model}: preparing {engine}")
+            workers.append(stack.enter_context(Worker(suite, model, engine, timeout)))
+            workers[-1].prepare()
+        busy = note_if_busy()
+        for worker in workers:
+            worker.measured.busy_cores = busy
+        for number in range(rounds):
+            shown.step(f"{model}: round {number + 1} of {rounds}")
+            _take_turns(workers)
+        return [worker.measured for worker in workers]
+
+
+def _take_turns(workers: Sequence[Worker]) -> None:
+    for worker in workers:
+        time.sleep(_PAUSE_SECONDS)
+        worker.round()
+
+
+def ratio(other: Measured, ours: Measured | None) -> float | None:
+    """How many times as long the other takes; above one, sardonyx is faster."""
+    if ours is None or other.seconds is None or ours.seconds is None:
+        return None
+    return other.seconds / ours.seconds
+
+
+def _ours(results: Sequence[Measured], model: str) -> Measured | None:
+    return next((m for m in results if m.model == model and m.engine == "sardonyx"), None)
+
+
+def table(suite: str, results: Sequence[Measured]) -> Table:
+    """A row for each model and engine."""
+    made = Table(suite, ["model", "engine", "ms", "÷ sardonyx", "first call s", "max rel. error"], text_columns=2)
+    for index, m in enumerate(results):
+        made.add(m.model, m.engine, *_cells(m, ratio(m, _ours(results, m.model))))
+        if index + 1 == len(results) or results[index + 1].model != m.model:
+            made.end_section()
+    return made
+
+
+def _cells(m: Measured, times: float | None) -> tuple[str, ...]:
+    if m.seconds is None or m.first_call_seconds is None or m.error_vs_eager is None:
+        return ("failed", "", "", "")
+    shown_ratio = "" if times is None else f"{times:.2f}"
+    return milliseconds(m.seconds), shown_ratio, f"{m.first_call_seconds:.2f}", f"{m.error_vs_eager:.1e}"
+
+
+def summary(results: Sequence[Measured]) -> dict[str, float]:
+    """For each other engine the geometric mean of its ratios over the models where both ran."""
+    ratios: dict[str, list[float]] = {}
+    for m in results:
+        times = ratio(m, _ours(results, m.model))
+        if times is not None and m.engine != "sardonyx":
+            ratios.setdefault(m.engine, []).append(times)
+    return {engine: geometric_mean(values) for engine, values in ratios.items()}
+
+
+def _report(suite: str, results: Sequence[Measured]) -> None:
+    table(suite, results).show()
+    for engine, mean in summary(results).items():
+        say(f"{engine} takes {mean:.2f} times as long as sardonyx (geometric mean over the models where both ran)")
+    for m in results:
+        if m.failed:
+            say(f"failed: {m.engine} on {m.model}: {' '.join(m.failed.split())[:300]}")
+
+
+def _write(path: Path, machine: dict[str, Any], results: Sequence[Measured]) -> None:
+    content = {**machine, "ratios": summary(results), "results": [m.as_dict() for m in results]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content, indent=1) + "\n")
+    temporary.replace(path)
+
+
+def parser(suite: Suite, usual: Sequence[str]) -> argparse.ArgumentParser:
+    """The command line that every suite has."""
+    made = argparse.ArgumentParser(prog=f"python -m benchmarks.{suite.name}", description=suite.doc)
+    names = f"names, with commas between them; of {', '.join(suite.engines)}"
+    made.add_argument("--models", default=",".join(suite.models), help="names, with commas between them")
+    made.add_argument("--engines", default=",".join(usual), help=names)
+    made.add_argument("--rounds", type=int, default=7, help="turns that each engine gets")
+    made.add_argument("--timeout", type=float, default=900, help="seconds that a worker may take to answer")
+    made.add_argument("--json", type=Path, help="where to write everything measured")
+    return made
+
+
+def parsed(suite: Suite, made: argparse.ArgumentParser) -> argparse.Namespace:
+    """What was given on the command line, checked."""
+    given = made.parse_args()
+    given.models, given.engines = given.models.split(","), given.engines.split(",")
+    unknown = [n for n in given.models if n not in suite.models] + [n for n in given.engines if n not in suite.engines]
+    if unknown:
+        known = f"models: {', '.join(suite.models)}; engines: {', '.join(suite.engines)}"
+        made.error(f"unknown name {unknown[0]!r}; {known}")
+    return given
+
+
+def take_turns(suite: Suite, given: argparse.Namespace) -> list[Measured]:
+    """Measure what the command line asks for, and show it."""
+    machine, results = describe(), []
+    with progress(len(given.models) * (len(given.engines) + given.rounds)) as shown:
+        for model in given.models:
+            results += measure(suite.name, model, given.engines, given.rounds, given.timeout, shown)
+            if given.json:
+                _write(given.json, machine, results)
+    _report(suite.name, results)
+    return results

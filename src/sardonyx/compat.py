@@ -1,0 +1,227 @@
+"""The old names, each a line over the new ones: programs written for them need other imports and nothing else.
+
+`docs/compat.md` says of every argument what it means here.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import onnx
+import torch
+
+from sardonyx.diagnose import dump
+from sardonyx.doors import dynamo
+from sardonyx.doors.export import export
+from sardonyx.doors.program import Program
+from sardonyx.options import NUMBER, Options, defaults
+
+__all__ = ["OptimizationOptions", "dump_onnx", "make_aot_ort", "to_onnx", "train_loop"]
+
+log = logging.getLogger(__name__)
+
+Patterns: TypeAlias = str | Sequence[str] | None
+Backend: TypeAlias = Callable[..., Callable[..., Any]]
+
+_MICROSOFT = "onnxruntime"
+_SETS = ("default", _MICROSOFT, "experimental", "ml")
+"""Sets of patterns that there once were; ours are one."""
+
+_WITHOUT_EFFECT = {
+    "aot_autograd": "graphs always come from AOTAutograd",
+    "rewrite_more": "all rules run until none applies",
+    "processor": "the provider follows the tensors' device",
+    "order_algorithm": "nodes keep the order of the graph",
+    "order": "nodes keep the order of the graph",
+    "remove_unused": "what nothing reads is always removed",
+    "constant_size": "small values are folded, and the engine folds the large ones",
+    "constant_fusing": "equal constants are always one",
+    "max_iter": "rules run until none applies",
+    "recursive": "rules always run in branches and loops too",
+    "verifies": "the option is called verify",
+    "large_model": "weights stay in torch's memory until they are written",
+    "external_threshold": "a file holds its weights up to 2 GB",
+    "inline": "there are no local functions to inline",
+    "raise_list": "torch.export decides",
+    "api_two": "there is one way to export",
+}
+"""Arguments that are accepted and change nothing, and why."""
+
+
+def make_aot_ort(
+    dynamic: bool = False,
+    rewrite: bool | str = "try",
+    *,
+    verbose: int = 0,
+    enable_pattern: Patterns = "default",
+    disable_pattern: Patterns = None,
+    ort_optimization_level: str | None = None,
+    dump_prefix: str | None = None,
+    **more: Any,
+) -> tuple[Backend, dict[str, Any]]:
+    """A backend for `torch.compile`, and the options it compiles with; any other option is taken too.
+
+    `rewrite=False` applies no rules; the patterns choose among them. Which sizes are symbolic is dynamo's choice, by
+    `torch.compile(dynamic=...)`: graphs of either kind are compiled whatever `dynamic` says here.
+
+    >>> make_aot_ort(dynamic=True, disable_pattern=["Silu"])[1]
+    {'optimize': 'default-Silu'}
+    """
+    chosen = _still_meant(more)
+    if not rewrite or (enable_pattern, disable_pattern) != ("default", None):
+        chosen["optimize"] = _rules(enable_pattern, disable_pattern) if rewrite else "none"
+    if ort_optimization_level is not None:
+        chosen["session_options"] = {"graph_optimization_level": _level(ort_optimization_level)}
+    if dump_prefix is not None:
+        chosen["dump"] = f"{dump_prefix}_{NUMBER}"
+    Options.of(chosen)  # a wrong one is an error here, not at the first call
+    _show_logs(verbose)
+
+    def backend(
+        graph: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Any = None, mode: str | None = None
+    ) -> Callable[..., Any]:
+        return dynamo.sardonyx(graph, inputs, options={**chosen, **(options or {})}, mode=mode)
+
+    backend.reset = dynamo.reset  # type: ignore[attr-defined]  # dynamo's convention
+    return backend, chosen
+
+
+def train_loop(
+    model: Any,
+    *args: Any,
+    loss_fn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """One step of training towards a result of ones; the gradients, which stay on the parameters too.
+
+    By default the loss is the mean square and the optimizer plain SGD. Of several results the first is trained.
+    """
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=1e-3)
+    model.train()
+    results = model(*args)
+    result = results if isinstance(results, torch.Tensor) else results[0]
+    loss: Any = (loss_fn or torch.nn.functional.mse_loss)(result, torch.ones_like(result))
+    loss.backward()
+    optimizer.step()
+    return tuple(parameter.grad for parameter in model.parameters() if parameter.grad is not None)
+
+
+@contextmanager
+def dump_onnx(prefix: str, folder: str | PathLike[str] | None = None, clean: bool = False) -> Iterator[None]:
+    """While active, what is compiled is dumped to `folder/prefix_0.onnx`, and so on, with FX graphs beside it.
+
+    `clean` first removes the files that have such names, and no others. Compiling happens at a first call: a model that
+    was called before is not dumped.
+    """
+    place = str(Path(folder or ".") / f"{prefix}_{NUMBER}")
+    Path(place).parent.mkdir(parents=True, exist_ok=True)
+    if clean:
+        dump.clear(place)
+    with defaults(dump=place):
+        yield
+
+
+class OptimizationOptions:
+    """Which rewrite rules an export applies, in the old words; `optimize` has it in ours.
+
+    >>> OptimizationOptions(patterns="default+onnxruntime", constant_folding=False).optimize
+    'default-FoldConstant'
+    """
+
+    def __init__(
+        self,
+        *,
+        patterns: Patterns = "default",
+        constant_folding: bool = True,
+        remove_identity: bool = True,
+        verbose: int = 0,
+        **more: Any,
+    ) -> None:
+        left_out = {"FoldConstant": not constant_folding, "DropIdentity": not remove_identity}
+        self.optimize = _rules(patterns, [name for name, out in left_out.items() if out])
+        self.domains = ("com.microsoft",) if _MICROSOFT in _terms(patterns) else ()
+        self.verbose = verbose
+        Options.of(_still_meant(more), optimize=self.optimize)
+
+
+def to_onnx(
+    mod: torch.nn.Module | Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    input_names: Sequence[str] | None = None,
+    target_opset: int | Mapping[str, int] | None = None,
+    *,
+    options: OptimizationOptions | None = None,
+    verbose: int = 0,
+    return_builder: bool = False,
+    optimize: bool = True,
+    filename: str | PathLike[str] | None = None,
+    **more: Any,
+) -> onnx.ModelProto | tuple[onnx.ModelProto, Program]:
+    """Export as `sardonyx.export` does, to a ModelProto; with `return_builder` the `Program` comes with it.
+
+    The model has operators of ONNX alone, unless the patterns or the opsets name ONNX Runtime's. Everything that is not
+    named here goes to `sardonyx.export`.
+
+    >>> [node.op_type for node in to_onnx(torch.nn.Linear(4, 2).eval(), (torch.ones(3, 4),)).graph.node]
+    ['Gemm']
+    """
+    chosen = options or OptimizationOptions()
+    _show_logs(max(verbose, chosen.verbose))
+    opsets = target_opset if isinstance(target_opset, Mapping) else {"": target_opset}
+    program = export(
+        mod,
+        args,
+        kwargs,
+        opset=opsets.get(""),
+        input_names=input_names or (),
+        optimize=chosen.optimize if optimize else "none",
+        domains=[*chosen.domains, *(domain for domain in opsets if domain and domain not in chosen.domains)],
+        **_still_meant(more),
+    )
+    if filename is not None:
+        program.save(filename)
+    return (program.proto(), program) if return_builder else program.proto()
+
+
+def _still_meant(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments less those without effect, of which the log tells."""
+    for name in given:
+        if name in _WITHOUT_EFFECT:
+            log.info("%s has no effect: %s", name, _WITHOUT_EFFECT[name])
+    return {name: value for name, value in given.items() if name not in _WITHOUT_EFFECT}
+
+
+def _terms(patterns: Patterns) -> list[str]:
+    """The names in a choice of patterns, those to leave out with a minus."""
+    return re.findall(r"-?\w+", patterns if isinstance(patterns, str) else ",".join(patterns or ()))
+
+
+def _rules(patterns: Patterns, without: Patterns = None) -> str:
+    """A choice of patterns as the option `optimize` takes it."""
+    terms = _terms(patterns)
+    level = "default" if any(term in _SETS for term in terms) else "none"
+    names = [term if term.startswith("-") else f"+{term}" for term in terms if term not in _SETS]
+    return level + "".join(names) + "".join(f"-{name}" for name in _terms(without))
+
+
+def _level(name: str) -> Any:
+    import onnxruntime
+
+    return getattr(onnxruntime.GraphOptimizationLevel, name)
+
+
+def _show_logs(verbose: int) -> None:
+    """Let our logs be seen, as `TORCH_LOGS` would: 1 for each stage, more for everything."""
+    if not verbose:
+        return
+    ours = logging.getLogger("sardonyx")
+    ours.setLevel(logging.INFO if verbose == 1 else logging.DEBUG)
+    if not ours.hasHandlers():
+        ours.addHandler(logging.StreamHandler())

@@ -1,0 +1,105 @@
+"""Distances between points, and their gradients."""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+import torch
+
+from sardonyx.translate.aten.reduction import linalg_vector_norm
+from sardonyx.translate.aten.scatter import combined
+from sardonyx.translate.builder import Builder
+from sardonyx.translate.table import aten
+
+Value = ir.Value
+
+_PAIRS_ONE_BY_ONE = 25
+"""Up to so many rows torch takes differences; above, it takes products, which are faster and less exact."""
+
+
+@aten("dist")
+def dist(g: Builder, x: Value, y: Value, p: float = 2) -> Value:
+    difference = g.Sub(g.cast(x, g.out.dtype), g.cast(y, g.out.dtype))
+    return linalg_vector_norm(g, difference, p)
+
+
+@aten("_cdist_forward")
+def cdist(g: Builder, x: Value, y: Value, p: float, compute_mode: int | None) -> Value:
+    rows = (g.dims(x)[-2], g.dims(y)[-2])
+    large = any(isinstance(n, int) and n > _PAIRS_ONE_BY_ONE for n in rows)
+    if p == 2 and (compute_mode == 1 or (large and compute_mode in (None, 0))):
+        return _distances_by_products(g, x, y)
+    return linalg_vector_norm(g, _differences(g, x, y), p, [-1])
+
+
+def _differences(g: Builder, x: Value, y: Value) -> Value:
+    """Every point of the one less every point of the other."""
+    return g.Sub(g.unsqueeze(x, [-2]), g.unsqueeze(y, [-3]))
+
+
+def _distances_by_products(g: Builder, x: Value, y: Value) -> Value:
+    axes = list(range(g.rank(y)))
+    cross = g.MatMul(x, g.transpose(y, [*axes[:-2], axes[-1], axes[-2]]))
+    last = g.ints([-1])
+    squares = [g.shaped(g.ReduceSum(g.Mul(v, v), last, keepdims=1), [*g.dims(v)[:-1], 1]) for v in (x, y)]
+    turned = g.transpose(squares[1], [*axes[:-2], axes[-1], axes[-2]])
+    total = g.Sub(g.Add(squares[0], turned), g.Mul(cross, g.scalar(2, g.out.dtype)))
+    return g.Sqrt(g.Max(total, g.scalar(0, g.out.dtype)))
+
+
+@aten("_cdist_backward")
+def cdist_backward(g: Builder, grad: Value, x: Value, y: Value, p: float, distances: Value) -> Value:
+    slopes = _slopes(g, grad, _differences(g, x, y), p, distances)
+    return g.ReduceSum(slopes, g.ints([-2]), keepdims=0)
+
+
+def _slopes(g: Builder, grad: Value, difference: Value, p: float, distances: Value) -> Value:
+    """The gradient of a distance by each coordinate of the difference, times what comes from above."""
+    dtype = g.dtype(difference)
+    zero = g.scalar(0, dtype)
+    grad, distance = (g.unsqueeze(v, [-1]) for v in (grad, distances))
+    sign, size = g.Sign(difference), g.Abs(difference)
+    if p == 0:
+        return g.Mul(difference, zero)
+    if p == 1:
+        return g.Mul(grad, sign)
+    if math.isinf(p):
+        return g.Where(g.Equal(size, distance), g.Mul(grad, sign), zero)
+    apart = g.Not(g.Equal(distance, zero))
+    if p < 2:  # where a coordinate does not differ, a negative power would be infinite
+        apart = g.And(apart, g.Not(g.Equal(size, zero)))
+    power = g.scalar(p - 1, dtype)
+    ratio = difference if p == 2 else g.Mul(sign, g.Pow(size, power))
+    slope = g.Div(g.Mul(grad, ratio), distance if p == 2 else g.Pow(distance, power))
+    return g.Where(apart, slope, zero)
+
+
+@aten("_pdist_forward")
+def pdist(g: Builder, x: Value, p: float = 2) -> Value:
+    return linalg_vector_norm(g, g.Sub(*_ends(g, x, _pairs(g, x))), p, [-1])
+
+
+@aten("_pdist_backward")
+def pdist_backward(g: Builder, grad: Value, x: Value, p: float, distances: Value) -> Value:
+    pairs = _pairs(g, x)
+    slopes = _slopes(g, grad, g.Sub(*_ends(g, x, pairs)), p, distances)
+    result = g.expand(g.scalar(0, g.dtype(x)), g.dims(x))
+    for pair, part in zip(pairs, (slopes, g.Neg(slopes)), strict=True):
+        result = combined(g, result, 0, g.expand(g.unsqueeze(pair, [1]), g.dims(slopes)), part, "add")
+    return result
+
+
+def _pairs(g: Builder, x: Value) -> tuple[Value, Value]:
+    """The first and the second of every two rows, in torch's order: those right of a diagonal."""
+    count = g.dims(x)[0]
+    many = g.dim(count * (count - 1) / 2) if not isinstance(count, int) else count * (count - 1) // 2
+    square = g.expand(g.scalar(1, torch.int64), [count, count])
+    found = g.NonZero(g.Trilu(square, g.scalar(1, torch.int64), upper=1))
+    first, second = (g.Gather(found, g.scalar(row, torch.int64), axis=0) for row in (0, 1))
+    return g.shaped(first, [many]), g.shaped(second, [many])
+
+
+def _ends(g: Builder, x: Value, pairs: tuple[Value, Value]) -> list[Value]:
+    dims = [*g.dims(pairs[0]), g.dims(x)[1]]
+    return [g.shaped(g.Gather(x, pair, axis=0), dims) for pair in pairs]

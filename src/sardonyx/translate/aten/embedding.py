@@ -1,0 +1,176 @@
+"""Rows of a table, one by one or in bags, and their gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from sardonyx.translate import dtypes
+from sardonyx.translate.aten.indexing import positions
+from sardonyx.translate.aten.scatter import combined
+from sardonyx.translate.builder import Builder
+from sardonyx.translate.errors import Unsupported
+from sardonyx.translate.sizes import Dim
+from sardonyx.translate.table import aten
+
+Value = ir.Value
+_SUM, _MEAN, _MAX = range(3)
+_SPARSE = "a sparse gradient, and ONNX tensors are dense: sparse=False gives the same gradient as a dense tensor"
+
+
+@aten("embedding")
+def embedding(
+    g: Builder, weight: Value, indices: Value, padding_idx: int = -1, scale_grad: bool = False, sparse: bool = False
+) -> Value:
+    return g.Gather(weight, indices, axis=0)
+
+
+@aten("_sparse_coo_tensor_with_dims_and_tensors")
+def sparse_tensor(g: Builder, *args: Any, **ignored: Any) -> Value:
+    raise Unsupported(_SPARSE)
+
+
+@aten("_embedding_bag", "_embedding_bag_forward_only")
+def embedding_bag(
+    g: Builder,
+    weight: Value,
+    indices: Value,
+    offsets: Value,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Value | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[Value, ...]:
+    """The bags, and for their gradients: which bag each index is in, how many count, which row was the largest."""
+    if g.dims(indices) == (0,):
+        raise Unsupported("bags of no embeddings at all")
+    bags, width = g.like(g.out[0])
+    wide = dtypes.summing(g.dtype(weight))
+    rows = g.cast(g.shaped(g.Gather(weight, indices, axis=0), [*g.dims(indices), width]), wide)
+    counted = _counted(g, indices, padding_idx)
+    if per_sample_weights is not None:
+        rows = g.Mul(rows, g.unsqueeze(g.cast(per_sample_weights, wide), [-1]))
+    rows = g.Where(g.unsqueeze(counted, [-1]), rows, g.scalar(-math.inf if mode == _MAX else 0.0, wide))
+    bag = _bag_of(g, indices, offsets, bags)
+    number = combined(g, _filled(g, 0, [bags], torch.int64), 0, bag, g.cast(counted, torch.int64), "add")
+    if mode == _MAX:
+        largest, chosen = _largest(g, rows, bag, number, bags)
+        return largest, bag, number, g.Gather(indices, chosen, axis=0)
+    total = _into_bags(g, rows, bag, bags, "add", 0.0)
+    if mode == _MEAN:
+        total = g.Div(total, g.unsqueeze(g.cast(_at_least_one(g, number), wide), [-1]))
+    return total, bag, number, number
+
+
+def _filled(g: Builder, number: float, dims: Sequence[Dim], dtype: torch.dtype) -> Value:
+    return g.expand(g.scalar(number, dtype), dims)
+
+
+def _counted(g: Builder, indices: Value, padding_idx: int) -> Value:
+    """Where an index is not that of the padding."""
+    return g.Not(g.Equal(indices, g.scalar(padding_idx, g.dtype(indices))))
+
+
+def _at_least_one(g: Builder, number: Value) -> Value:
+    return g.Max(number, g.scalar(1, g.dtype(number)))
+
+
+def _bag_of(g: Builder, indices: Value, offsets: Value, bags: Dim) -> Value:
+    """Which bag each index is in: as many as begin up to it, less one. Empty bags begin where another does."""
+    (length,) = g.dims(indices)
+    begins = g.shaped(g.slice(g.cast(offsets, torch.int64), 0, 0, bags), [bags])
+    marks = _filled(g, 0, [length + 1], torch.int64)
+    marks = combined(g, marks, 0, begins, _filled(g, 1, [bags], torch.int64), "add")
+    begun = g.shaped(g.slice(g.CumSum(marks, g.scalar(0, torch.int64)), 0, 0, length), [length])
+    return g.Sub(begun, g.scalar(1, torch.int64))
+
+
+def _into_bags(g: Builder, rows: Value, bag: Value, bags: Dim, reduction: str, start: float) -> Value:
+    target = _filled(g, start, [bags, g.dims(rows)[1]], g.dtype(rows))
+    return combined(g, target, 0, g.expand(g.unsqueeze(bag, [1]), g.dims(rows)), rows, reduction)
+
+
+def _largest(g: Builder, rows: Value, bag: Value, number: Value, bags: Dim) -> tuple[Value, Value]:
+    """The largest element of each column of a bag, NaN above all, and the place of the first that is."""
+    dtype = g.dtype(rows)
+    missing = g.IsNaN(rows)
+    key = g.Where(missing, g.scalar(math.inf, dtype), g.Min(rows, g.scalar(torch.finfo(dtype).max, dtype)))
+    best = g.shaped(g.Gather(_into_bags(g, key, bag, bags, "max", -math.inf), bag, axis=0), g.dims(rows))
+    length = g.dims(rows)[0]
+    place = g.expand(g.unsqueeze(positions(g, length), [1]), g.dims(rows))
+    candidates = g.Where(g.Equal(key, best), place, g.scalar(length, torch.int64))
+    target = _filled(g, 2**62, [bags, g.dims(rows)[1]], torch.int64)
+    first = combined(g, target, 0, g.expand(g.unsqueeze(bag, [1]), g.dims(rows)), candidates, "min")
+    empty = g.unsqueeze(g.Equal(number, g.scalar(0, torch.int64)), [1])
+    chosen = g.Where(empty, g.scalar(0, torch.int64), first)
+    return g.Where(empty, g.scalar(0, dtype), g.GatherElements(rows, chosen, axis=0)), chosen
+
+
+@aten("_embedding_bag_backward")
+def embedding_bag_backward(
+    g: Builder,
+    grad: Value,
+    indices: Value,
+    offsets: Value,
+    offset2bag: Value,
+    bag_size: Value,
+    maximum_indices: Value,
+    num_weights: Dim,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Value | None,
+    padding_idx: int = -1,
+) -> Value:
+    if sparse:
+        raise Unsupported(_SPARSE)
+    bags, width = g.dims(grad)
+    nothing = _filled(g, 0, [num_weights, width], g.dtype(grad))
+    number = g.unsqueeze(bag_size, [1])
+    if mode == _MAX:
+        given = g.Where(g.Equal(number, g.scalar(0, g.dtype(bag_size))), g.scalar(0, g.dtype(grad)), grad)
+        return combined(g, nothing, 0, g.cast(maximum_indices, torch.int64), given, "add")
+    if mode == _MEAN:
+        grad = g.Div(grad, g.cast(_at_least_one(g, number), g.dtype(grad)))
+    bag = _bag_of(g, indices, offsets, bags)
+    rows = g.shaped(g.Gather(grad, bag, axis=0), [*g.dims(indices), width])
+    if per_sample_weights is not None:
+        rows = g.Mul(rows, g.unsqueeze(per_sample_weights, [1]))
+    if scale_grad_by_freq:
+        rows = g.Div(rows, g.unsqueeze(_frequencies(g, indices, num_weights, g.dtype(grad)), [1]))
+    counted = g.unsqueeze(_counted(g, indices, padding_idx), [1])
+    rows = g.Where(counted, rows, g.scalar(0, g.dtype(grad)))
+    places = g.expand(g.unsqueeze(g.cast(indices, torch.int64), [1]), g.dims(rows))
+    return combined(g, nothing, 0, places, rows, "add")
+
+
+def _frequencies(g: Builder, indices: Value, count: Dim, dtype: torch.dtype) -> Value:
+    """How often the index at each place occurs."""
+    ones = _filled(g, 1, g.dims(indices), dtype)
+    wide = g.cast(indices, torch.int64)
+    total = combined(g, _filled(g, 0, [count], dtype), 0, wide, ones, "add")
+    return g.shaped(g.Gather(total, wide, axis=0), g.dims(indices))
+
+
+@aten("_embedding_bag_per_sample_weights_backward")
+def embedding_bag_per_sample_weights_backward(
+    g: Builder,
+    grad: Value,
+    weight: Value,
+    indices: Value,
+    offsets: Value,
+    offset2bag: Value,
+    mode: int,
+    padding_idx: int = -1,
+) -> Value:
+    bag = _bag_of(g, indices, offsets, g.dims(grad)[0])
+    dims = [*g.dims(indices), g.dims(grad)[1]]
+    ends = (g.shaped(g.Gather(x, i, axis=0), dims) for x, i in ((grad, bag), (weight, indices)))
+    products = g.ReduceSum(g.Mul(*ends), g.ints([1]), keepdims=0)
+    return g.Where(_counted(g, indices, padding_idx), products, g.scalar(0, g.dtype(grad)))

@@ -1,0 +1,201 @@
+"""sardonyx.compat: programs in the old words do what they did."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from sardonyx import OptionError, Program
+from sardonyx.compat import OptimizationOptions, dump_onnx, make_aot_ort, to_onnx, train_loop
+from sardonyx.diagnose.report import collecting
+
+
+@pytest.fixture(autouse=True)
+def with_gradients() -> Iterator[None]:
+    with torch.enable_grad():
+        yield
+
+
+class MLP(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.last(nn.functional.silu(self.first(x)))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+class TestMakeAotOrt:
+    def test_its_backend_compiles(self) -> None:
+        model, x = MLP(), torch.randn(3, 8)
+        backend, _ = make_aot_ort(dynamic=True, rewrite=True, fallback="error")
+        torch.testing.assert_close(torch.compile(model, backend=backend, fullgraph=True)(x), model(x))
+
+    @pytest.mark.parametrize("rewrite", [True, False, "try"])
+    def test_without_rewriting_no_rule_applies(self, rewrite: bool | str) -> None:
+        with collecting() as report:
+            torch.compile(nn.SiLU(), backend=make_aot_ort(rewrite=rewrite)[0])(torch.randn(3, 8))
+        assert bool(report.rules) is bool(rewrite)
+
+    def test_the_second_result_is_what_it_compiles_with(self) -> None:
+        assert make_aot_ort(dynamic=True, rewrite=True)[1] == {}
+        assert make_aot_ort(rewrite=False)[1] == {"optimize": "none"}
+        assert make_aot_ort(enable_pattern="default+onnxruntime", opset=20)[1] == {"optimize": "default", "opset": 20}
+        assert (
+            make_aot_ort(enable_pattern=["Silu"], disable_pattern="JoinCasts")[1]["optimize"] == "none+Silu-JoinCasts"
+        )
+        assert make_aot_ort(dump_prefix="there/model")[1] == {"dump": "there/model_{number}"}
+
+    def test_options_of_torch_compile_are_laid_over_its_own(self) -> None:
+        backend, _ = make_aot_ort(rewrite=False)
+        with collecting() as report:
+            torch.compile(nn.SiLU(), backend=backend, options={"optimize": "default"})(torch.randn(3, 8))
+        assert report.rules
+
+    def test_a_level_of_onnxruntimes_optimizers(self) -> None:
+        backend, options = make_aot_ort(ort_optimization_level="ORT_DISABLE_ALL")
+        assert options["session_options"] == {
+            "graph_optimization_level": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        }
+        torch.testing.assert_close(torch.compile(torch.sin, backend=backend)(torch.ones(3)), torch.ones(3).sin())
+
+    def test_an_argument_without_effect_says_so(self, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.INFO, "sardonyx"):
+            assert make_aot_ort(processor="CPU,CUDA", aot_autograd=True)[1] == {}
+        assert "processor has no effect: the provider follows the tensors' device" in caplog.text
+
+    def test_an_unknown_argument_or_rule_is_an_error(self) -> None:
+        with pytest.raises(OptionError, match="did you mean 'fallback'"):
+            make_aot_ort(falback="error")
+        with pytest.raises(OptionError, match="unknown rule 'NoSuchPattern'"):
+            make_aot_ort(enable_pattern="NoSuchPattern")
+
+    def test_verbose_shows_the_stages(self, caplog: pytest.LogCaptureFixture) -> None:
+        ours = logging.getLogger("sardonyx")
+        level = ours.level
+        try:
+            torch.compile(torch.sin, backend=make_aot_ort(verbose=1)[0])(torch.ones(3))
+        finally:
+            ours.setLevel(level)
+        assert "inference graph: translate took" in caplog.text
+
+
+class TestTrainLoop:
+    def test_it_returns_the_gradients_of_a_step_and_takes_it(self) -> None:
+        model, x = MLP(), torch.randn(3, 8)
+        exact = train_loop(copy.deepcopy(model).double(), x.double())
+        before = model.first.weight.detach().clone()
+        gradients = train_loop(torch.compile(model, backend=make_aot_ort(fallback="error")[0]), x)
+        for got, expected in zip(gradients, exact, strict=True):
+            torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(model.first.weight, before - 1e-3 * gradients[0])
+
+    def test_a_loss_and_an_optimizer_can_be_given(self) -> None:
+        model, x = MLP(), torch.randn(3, 8)
+        start = copy.deepcopy(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        gradients = train_loop(model, x, loss_fn=nn.L1Loss(), optimizer=optimizer)
+        torch.autograd.backward(nn.functional.l1_loss(start(x), torch.ones(3, 4)))
+        torch.testing.assert_close(gradients[0], start.first.weight.grad)
+        torch.testing.assert_close(model.first.weight, start.first.weight - 0.5 * gradients[0])
+
+    def test_of_several_results_the_first_is_trained(self) -> None:
+        model = nn.LSTM(4, 4)
+        expected = train_loop(copy.deepcopy(model), torch.ones(2, 4))
+        assert [x.shape for x in expected] == [p.shape for p in model.parameters()]
+
+
+class TestDumpOnnx:
+    def test_files_are_numbered_after_the_prefix(self, tmp_path: Path) -> None:
+        model = torch.compile(MLP(), backend=make_aot_ort()[0])
+        with dump_onnx("dort-mlp", folder=tmp_path / "dump"):
+            train_loop(model, torch.randn(3, 8))
+        assert names(tmp_path / "dump") == [f"dort-mlp_{n}.{kind}" for n in (0, 1) for kind in ("onnx", "txt")]
+        onnx.checker.check_model(onnx.load(tmp_path / "dump" / "dort-mlp_1.onnx"))
+        assert "def forward" in (tmp_path / "dump" / "dort-mlp_1.txt").read_text()
+
+    def test_outside_nothing_is_dumped(self, tmp_path: Path) -> None:
+        with dump_onnx("none", folder=tmp_path):
+            pass
+        torch.compile(MLP(), backend="sardonyx")(torch.randn(3, 8))
+        assert names(tmp_path) == []
+
+    def test_cleaning_removes_its_own_files_alone(self, tmp_path: Path) -> None:
+        kept = ["model_x.onnx", "model_0.onnx.md", "my_model_0.onnx", "model_0", "notes.txt", "000_forward.onnx"]
+        for name in [*kept, "model_0.onnx", "model_0.txt", "model_12.onnx.data"]:
+            (tmp_path / name).touch()
+        with dump_onnx("model", folder=tmp_path, clean=True):
+            assert names(tmp_path) == sorted(kept)
+
+    def test_without_cleaning_the_next_free_number_is_taken(self, tmp_path: Path) -> None:
+        (tmp_path / "model_0.onnx").touch()
+        with dump_onnx("model", folder=tmp_path):
+            torch.compile(torch.sin, backend="sardonyx")(torch.ones(3))
+        assert names(tmp_path) == ["model_0.onnx", "model_1.onnx", "model_1.txt"]
+
+    def test_the_old_variable_is_a_prefix(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("ONNXRT_DUMP_PATH", f"{tmp_path}/dumped/dumped_model_")
+        torch.compile(MLP(), backend="onnxrt")(torch.randn(3, 8)).sum().backward()
+        files = names(tmp_path / "dumped")
+        assert files == [f"dumped_model_{n}.{kind}" for n in (0, 1) for kind in ("onnx", "txt")]
+
+    def test_weights_lie_beside_a_dumped_model(self, tmp_path: Path) -> None:
+        model, x = MLP().eval(), torch.randn(3, 8)
+        with dump_onnx("model", folder=tmp_path), torch.no_grad():
+            expected = torch.compile(model, backend="sardonyx")(x)
+        session = onnxruntime.InferenceSession(tmp_path / "model_0.onnx")
+        torch.testing.assert_close(
+            torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]), expected
+        )
+
+
+class TestToOnnx:
+    def test_it_exports(self, tmp_path: Path) -> None:
+        model, x = MLP().eval(), torch.randn(3, 8)
+        proto = to_onnx(model, (x,), input_names=["x"], target_opset=20, filename=tmp_path / "model.onnx", verbose=0)
+        assert isinstance(proto, onnx.ModelProto)
+        assert [(i.domain, i.version) for i in proto.opset_import] == [("", 20)]
+        session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+        torch.testing.assert_close(torch.from_numpy(session.run(None, {"x": x.numpy()})[0]), model(x).detach())
+
+    def test_the_builder_is_a_program(self) -> None:
+        model, x = MLP().eval(), torch.randn(3, 8)
+        found = to_onnx(model, (x,), return_builder=True, dynamic_shapes=({0: "batch"},))
+        assert isinstance(found, tuple)
+        assert isinstance(found[1], Program)
+        torch.testing.assert_close(found[1](x[:2]), model(x[:2]).detach())
+
+    @pytest.mark.parametrize(
+        ("options", "opset", "expected"),
+        [
+            (OptimizationOptions(), 23, {"Sigmoid", "Mul", "Gemm"}),
+            (OptimizationOptions(patterns="default+onnxruntime"), 23, {"QuickGelu", "Gemm"}),
+            (OptimizationOptions(), {"": 23, "com.microsoft": 1}, {"QuickGelu", "Gemm"}),
+            (OptimizationOptions(patterns=None), {"": 23, "com.microsoft": 1}, {"Sigmoid", "Mul", "Gemm"}),
+        ],
+    )
+    def test_patterns_and_opsets_choose_the_operators(
+        self, options: OptimizationOptions, opset: int | dict[str, int], expected: set[str]
+    ) -> None:
+        proto = to_onnx(MLP().eval(), (torch.randn(3, 8),), options=options, target_opset=opset)
+        assert isinstance(proto, onnx.ModelProto)
+        assert {node.op_type for node in proto.graph.node} == expected
+
+    def test_unknown_arguments_are_errors(self) -> None:
+        with pytest.raises(OptionError, match="unknown option 'dispatcher'"):
+            to_onnx(MLP(), (torch.randn(3, 8),), dispatcher=None)
+        with pytest.raises(OptionError, match="unknown option 'paterns'"):
+            OptimizationOptions(paterns="default")
