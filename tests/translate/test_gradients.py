@@ -95,3 +95,13 @@ def test_embedding_rows_used_twice_add_up() -> None:
 @pytest.mark.parametrize("mode", ["nearest", "bilinear"])
 def test_resizing(mode: str) -> None:
     same_gradients(lambda x: F.interpolate(x, (7, 5), mode=mode), torch.randn(1, 2, 4, 6))
+
+
+def test_rows_add_up_where_threads_meet() -> None:
+    index = torch.randint(0, 2, (8, 128))
+    torch.set_num_threads(2)
+    try:
+        for _ in range(5):
+            same_gradients(lambda w: F.embedding(index, w).sin(), torch.randn(2, 256))
+    finally:
+        torch.set_num_threads(1)

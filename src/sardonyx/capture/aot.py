@@ -65,21 +65,19 @@ def _split(joint: torch.fx.GraphModule, inputs: Any, **how: Any) -> tuple[torch.
     The cut is made for a compiler that fuses, to which computing pointwise operators again costs nothing; here each
     costs a kernel. What a checkpoint wants computed again is, but for random numbers: those drawn are kept.
     """
-    from torch._functorch import config
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     constant: set[torch.fx.Node] = set()
-    for node in joint.graph.nodes:
-        if node.op != "call_function":
-            continue
-        if all(source in constant for source in node.all_input_nodes) and not _draws(node):
-            constant.add(node)
-        elif _draws(node) or (node.target is operator.getitem and _draws(node.args[0])):
+    for node in (node for node in joint.graph.nodes if node.op == "call_function"):
+        if _draws(node) or (node.target is operator.getitem and _draws(node.args[0])):
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-        elif not is_view(node):
+        elif is_view(node):
+            node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+        elif not all(source in constant for source in node.all_input_nodes):
             node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
-    with config.patch(recompute_views=True):
-        return min_cut_rematerialization_partition(joint, inputs, **how)
+        if not _draws(node) and all(source in constant for source in node.all_input_nodes):
+            constant.add(node)
+    return min_cut_rematerialization_partition(joint, inputs, **how)
 
 
 def _draws(node: torch.fx.Node) -> bool:

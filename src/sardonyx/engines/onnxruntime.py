@@ -16,6 +16,7 @@ from sardonyx.errors import EngineError, MissingDependency, OptionError
 from sardonyx.optimize.legalize import Kernels
 from sardonyx.run import ortvalue
 from sardonyx.run.ortvalue import from_torch, lies_in_order
+from sardonyx.run.threads import Quiet
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +115,7 @@ class OnnxRuntimeRunner:
         self._devices = [ortvalue.device_of(job.device)] * len(self._outputs)
         self._readers = [ortvalue.reader(dtype, job.device) for dtype in job.output_types]
         self._run_options = c.RunOptions()
+        self._quietly = Quiet()
         if job.device.type == "cuda":
             self._run_options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         self._allocate = _allocator(job)
@@ -126,7 +128,9 @@ class OnnxRuntimeRunner:
             feeds.push_back(self._weight(index, x) if index in self._fixed else from_torch(x))
         given = self._allocate(fetches) if self._allocate else None
         try:
-            self._run(self._run_options, self._inputs, feeds, self._outputs, fetches, self._devices)
+            self._quietly(
+                self._run, self._run_options, self._inputs, feeds, self._outputs, fetches, self._devices
+            )
         except Exception as error:
             raise _run_error(error) from error
         return given or [read(fetches, index) for index, read in enumerate(self._readers)]

@@ -64,6 +64,7 @@ _WRONG_WHERE: Mapping[str, tuple[Callable[[Mapping[str, Any]], Any], str]] = {
     "aten::avg_pool2d": (lambda given: given.get("divisor_override"), "it ignores divisor_override"),
     "aten::avg_pool3d": (lambda given: given.get("divisor_override"), "it ignores divisor_override"),
     "aten::convolution": (lambda given: given.get("transposed"), "transposed, it can ask for sizes that ONNX refuses"),
+    "aten::index_put": (lambda given: given.get("accumulate"), "ONNX Runtime's threads lose some of its sums"),
     "aten::linear": (lambda given: len(given["input"].meta["dims"]) == 1, _FUSED),
     "aten::matmul": (lambda given: 1 in (len(given[name].meta["dims"]) for name in ("self", "other")), _FUSED),
     "aten::replication_pad1d": (lambda given: _crops(given["padding"]), "it pads before it crops"),

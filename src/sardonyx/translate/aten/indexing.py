@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,7 +13,7 @@ from sardonyx.translate import dtypes
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.inference import broadcast
-from sardonyx.translate.sizes import Dim
+from sardonyx.translate.sizes import Dim, dim_of
 from sardonyx.translate.table import aten
 
 Value = ir.Value
@@ -89,12 +90,36 @@ def index_put(g: Builder, x: Value, indices: Sequence[Value | None], values: Val
     front = g.transpose(x, order)
     rest = g.dims(front)[len(axes) :]
     updates = _updates(g, values, shape, rest, axes, adjacent)
-    reduction = "add" if accumulate else None
-    wide = dtypes.summing(g.dtype(x)) if accumulate else g.dtype(x)
-    front, updates = g.cast(front, wide), g.cast(updates, wide)
-    placed = g.cast(g.ScatterND(front, _joined(g, given, shape), updates, reduction=reduction), g.dtype(x))
+    if accumulate:
+        placed = _accumulated(g, front, given, shape, updates)
+    else:
+        placed = g.ScatterND(front, _joined(g, given, shape), g.cast(updates, g.dtype(x)))
     g.shaped(placed, g.dims(front))
     return g.transpose(placed, [order.index(axis) for axis in range(len(order))])
+
+
+def _accumulated(g: Builder, front: Value, given: Sequence[Value], shape: Sequence[Dim], updates: Value) -> Value:
+    """`front` with rows added at places along its first axes.
+
+    By ScatterElements: ONNX Runtime's ScatterND loses sums where two of its threads meet at one place.
+    """
+    dtype, dims = g.dtype(front), g.dims(front)
+    wide = dtypes.summing(dtype)
+    sizes, width = dims[: len(given)], dim_of(math.prod(dims[len(given) :]))
+    place = given[0] if len(given) == 1 else _from_front(g, given[0], sizes[0])
+    for index, size in zip(given[1:], sizes[1:], strict=True):
+        place = g.Add(g.Mul(place, g.scalar(size, torch.int64)), _from_front(g, index, size))
+    count = dim_of(math.prod(shape))
+    rows = g.reshape(g.cast(front, wide), [dim_of(math.prod(sizes)), width])
+    places = g.expand(g.reshape(g.expand(place, shape), [count, 1]), [count, width])
+    summed = g.ScatterElements(rows, places, g.reshape(g.cast(updates, wide), [count, width]), axis=0, reduction="add")
+    return g.reshape(g.cast(g.shaped(summed, g.dims(rows)), dtype), dims)
+
+
+def _from_front(g: Builder, index: Value, size: Dim) -> Value:
+    """Indices that count from the front, where some count from the end."""
+    zero, whole = (g.scalar(number, torch.int64) for number in (0, size))
+    return g.Where(g.Less(index, zero), g.Add(index, whole), index)
 
 
 def _updates(
