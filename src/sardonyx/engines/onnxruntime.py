@@ -128,9 +128,7 @@ class OnnxRuntimeRunner:
             feeds.push_back(self._weight(index, x) if index in self._fixed else from_torch(x))
         given = self._allocate(fetches) if self._allocate else None
         try:
-            self._quietly(
-                self._run, self._run_options, self._inputs, feeds, self._outputs, fetches, self._devices
-            )
+            self._quietly(self._run, self._run_options, self._inputs, feeds, self._outputs, fetches, self._devices)
         except Exception as error:
             raise _run_error(error) from error
         return given or [read(fetches, index) for index, read in enumerate(self._readers)]

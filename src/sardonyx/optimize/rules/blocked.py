@@ -16,7 +16,7 @@ from sardonyx.optimize.rule import Match, Rewrite, rule_at
 from sardonyx.translate.sizes import Dims
 
 NCHWC = "com.microsoft.nchwc"
-_LEAST_POSITIONS = 512
+_LEAST_POSITIONS = {"Conv": 512, "ConvTranspose": 128}
 """Below, bringing the weights into blocks costs what the faster kernel saves."""
 
 
@@ -59,7 +59,7 @@ def _weight(m: Match, width: int, *, of_input: int, of_output: int) -> tuple[ir.
     m.require(dims[of_input] % width == 0 and dims[of_output] % width == 0, "channels do not come in blocks")
     n, _, *places = m.dims(m.result)
     known = [dim for dim in (n, *places) if isinstance(dim, int)]
-    m.require(len(known) < 3 or math.prod(known) >= _LEAST_POSITIONS, "too few positions")
+    m.require(len(known) < 3 or math.prod(known) >= _LEAST_POSITIONS[m.node.op_type], "too few positions")
     return weight, dims
 
 

@@ -6,8 +6,9 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import onnx_ir as ir
 
 from sardonyx.translate.builder import Builder
@@ -16,6 +17,8 @@ from sardonyx.translate.sizes import Dim, Dims, dim_of
 from sardonyx.translate.table import aten
 
 Value = ir.Value
+_Offset: TypeAlias = dict[int, int]
+"""A place in a kernel along some of its axes."""
 
 
 def each(values: Any, count: int) -> list[int]:
@@ -154,8 +157,8 @@ class _Steps:
         on_input = range(len(on_grad), len(kernel))
         sizes, places = g.dims(x)[2:], g.dims(grad)[2:]
         grid = [sizes[axis] if axis in on_grad else places[axis] for axis in range(len(kernel))]
-        grads = [self._moved_grad(g, self._by_channel(g, grad), at, grid) for at in _offsets(kernel, on_grad)]
-        inputs = [self._moved_input(g, self._by_channel(g, x), at, grid) for at in _offsets(kernel, on_input)]
+        grads = self._moved_grads(g, self._by_channel(g, grad), _offsets(kernel, on_grad), grid)
+        inputs = self._moved_inputs(g, self._by_channel(g, x), _offsets(kernel, on_input), grid)
         product = g.MatMul(self._joined(g, grads), g.transpose(self._joined(g, inputs), [0, 2, 1]))
         return self._in_order(g, product, dims, len(grads))
 
@@ -174,22 +177,38 @@ class _Steps:
         space = range(3, 3 + len(sizes))
         return g.transpose(g.reshape(x, [n, self.groups, channels // self.groups, *sizes]), [1, 2, 0, *space])
 
-    def _moved_grad(self, g: Builder, grad: Value, at: Mapping[int, int], grid: Sequence[Dim]) -> Value:
-        """The gradient over the input's positions along the shifted axes, for one offset in the kernel."""
-        begins = {axis: offset * self.dilation[axis] - self.padding[axis] for axis, offset in at.items()}
-        return _padded(g, grad, begins, {axis: grid[axis] for axis in at})
+    def _moved_grads(self, g: Builder, grad: Value, offsets: Sequence[_Offset], grid: Sequence[Dim]) -> list[Value]:
+        """The gradient over the input's positions along the shifted axes, for each offset in the kernel."""
+        moved = []
+        for at in offsets:
+            begins = {axis: offset * self.dilation[axis] - self.padding[axis] for axis, offset in at.items()}
+            moved.append(_moved(g, grad, begins, {axis: grid[axis] for axis in at}))
+        return moved
 
-    def _moved_input(self, g: Builder, x: Value, at: Mapping[int, int], grid: Sequence[Dim]) -> Value:
-        """What each position of the result sees along the shifted axes, for one offset in the kernel."""
-        begins = {axis: self.padding[axis] - offset * self.dilation[axis] for axis, offset in at.items()}
-        y = _padded(g, x, begins, {axis: (grid[axis] - 1) * self.stride[axis] + 1 for axis in at})
-        for axis in at:
-            dims = list(g.dims(y))
-            if self.stride[axis] > 1:
-                y = g.slice(y, 3 + axis, 0, dims[3 + axis], self.stride[axis])
-                dims[3 + axis] = grid[axis]
-                g.shaped(y, dims)
-        return y
+    def _moved_inputs(self, g: Builder, x: Value, offsets: Sequence[_Offset], grid: Sequence[Dim]) -> list[Value]:
+        """What each position of the result sees along the shifted axes, for each offset in the kernel."""
+        if any(self.stride[axis] > 1 for axis in offsets[0]):
+            return self._stepped_inputs(g, x, offsets, grid)
+        moved = []
+        for at in offsets:
+            begins = {axis: self.padding[axis] - offset * self.dilation[axis] for axis, offset in at.items()}
+            moved.append(_moved(g, x, begins, {axis: grid[axis] for axis in at}))
+        return moved
+
+    def _stepped_inputs(self, g: Builder, x: Value, offsets: Sequence[_Offset], grid: Sequence[Dim]) -> list[Value]:
+        """As above, with steps: padded once, for all that the kernel reaches."""
+        axes = list(offsets[-1])
+        reach = {axis: dim_of((grid[axis] - 1) * self.stride[axis] + 1) for axis in axes}
+        whole = {axis: dim_of(reach[axis] + offset * self.dilation[axis]) for axis, offset in offsets[-1].items()}
+        wide = _moved(g, x, {axis: self.padding[axis] for axis in axes}, whole)
+        dims = [grid[axis - 3] if axis - 3 in axes else dim for axis, dim in enumerate(g.dims(x))]
+        places, steps = g.ints([3 + axis for axis in axes]), g.ints([self.stride[axis] for axis in axes])
+        moved = []
+        for at in offsets:
+            starts = [offset * self.dilation[axis] for axis, offset in at.items()]
+            ends = [dim_of(start + reach[axis]) for start, axis in zip(starts, axes, strict=True)]
+            moved.append(g.shaped(g.Slice(wide, g.ints(starts), g.shape_value(ends), places, steps), dims))
+        return moved
 
     def _joined(self, g: Builder, moved: Sequence[Value]) -> Value:
         """Groups, then shifts and channels, then all that is summed."""
@@ -209,14 +228,18 @@ class _Steps:
         return g.reshape(g.transpose(by_place, [1, 0]), dims)
 
 
-def _offsets(kernel: Sequence[int], axes: Sequence[int]) -> list[dict[int, int]]:
+def _offsets(kernel: Sequence[int], axes: Sequence[int]) -> list[_Offset]:
     """Every place in the kernel along some of its axes."""
     places = itertools.product(*(range(kernel[axis]) for axis in axes))
     return [dict(zip(axes, place, strict=True)) for place in places]
 
 
-def _padded(g: Builder, x: Value, begins: Mapping[int, int], sizes: Mapping[int, Dim]) -> Value:
-    """`x` moved by so much along spatial axes, and cut or filled up to these sizes."""
+def _moved(g: Builder, x: Value, begins: Mapping[int, int], sizes: Mapping[int, Dim]) -> Value:
+    """`x` moved by so much along spatial axes, and cut or filled up to these sizes.
+
+    Engines pad row by row, so all behind the axis is one row, and along the last axis all positions are: there a mask
+    clears what came over from the neighbouring rows.
+    """
     dims = list(g.dims(x))
     ends = {axis: dim_of(sizes[axis] - dims[3 + axis] - begin) for axis, begin in begins.items()}
     if not any([*begins.values(), *ends.values()]):
@@ -225,13 +248,26 @@ def _padded(g: Builder, x: Value, begins: Mapping[int, int], sizes: Mapping[int,
     if len(begins) > 1:
         amounts = g.shape_value([*begins.values(), *ends.values()])
         return g.shaped(g.Pad(x, amounts, None, g.ints([3 + axis for axis in begins])), made)
-    # Along one axis, with all behind it as one row: engines pad row by row.
     ((axis, begin),) = begins.items()
+    if made == dims and axis == len(dims) - 4 > 0 and isinstance(dims[-1], int) and abs(begin) < dims[-1]:
+        return _moved_columns(g, x, begin)
     row = dim_of(math.prod(dims[4 + axis :]))
     rows = g.reshape(x, [*dims[: 3 + axis], dim_of(dims[3 + axis] * row)])
     amounts = g.shape_value([dim_of(begin * row), dim_of(ends[axis] * row)])
     moved = g.Pad(rows, amounts, None, g.ints([3 + axis]))
     return g.reshape(g.shaped(moved, [*dims[: 3 + axis], dim_of(sizes[axis] * row)]), made)
+
+
+def _moved_columns(g: Builder, x: Value, by: int) -> Value:
+    dims = g.dims(x)
+    flat = g.reshape(x, [*dims[:2], dim_of(math.prod(dims[2:]))])
+    moved = g.shaped(g.Pad(flat, g.ints([by, -by]), None, g.ints([2])), g.dims(flat))
+    inner = list(itertools.takewhile(lambda dim: isinstance(dim, int), reversed(dims[2:])))[::-1]  # long rows are fast
+    columns = np.arange(dims[-1])
+    kept = (columns >= by) & (columns < dims[-1] + by)
+    mask = g.cast(g.constant(np.broadcast_to(kept.astype(np.float32), inner).reshape(-1)), g.dtype(x))
+    rows = g.reshape(moved, [*dims[:2], dim_of(math.prod(dims[2 : len(dims) - len(inner)])), math.prod(inner)])
+    return g.reshape(g.Mul(rows, mask), dims)
 
 
 def known(dims: Sequence[Dim], what: str) -> list[int]:
