@@ -53,7 +53,13 @@ def seed_inputs(batch: int) -> dict[str, Any]:
 
 
 def _case(name: str, build: Callable[[], nn.Module], inputs: Callable[..., Any], tolerance: float) -> Case:
-    return Case(name, "architectures", partial(certain, build), inputs, tolerance=tolerance, batches=(2, 3))
+    static = FIXED.get(name, "")
+    return Case(
+        name, "architectures", partial(certain, build), inputs, tolerance=tolerance, batches=(2, 3), static=static
+    )
+
+
+FIXED = {"swin": "torch reasons for minutes about windows over a symbolic image, and no input tells one of the sizes"}
 
 
 CASES = {

@@ -237,8 +237,8 @@ def _offsets(kernel: Sequence[int], axes: Sequence[int]) -> list[_Offset]:
 def _moved(g: Builder, x: Value, begins: Mapping[int, int], sizes: Mapping[int, Dim]) -> Value:
     """`x` moved by so much along spatial axes, and cut or filled up to these sizes.
 
-    Engines pad row by row, so all behind the axis is one row, and along the last axis all positions are: there a mask
-    clears what came over from the neighbouring rows.
+    Engines pad row by row, so all behind the axis is one row. Along the last axis, where rows are short, all positions
+    are, and a mask clears what came over from the neighbouring rows.
     """
     dims = list(g.dims(x))
     ends = {axis: dim_of(sizes[axis] - dims[3 + axis] - begin) for axis, begin in begins.items()}
@@ -249,13 +249,17 @@ def _moved(g: Builder, x: Value, begins: Mapping[int, int], sizes: Mapping[int, 
         amounts = g.shape_value([*begins.values(), *ends.values()])
         return g.shaped(g.Pad(x, amounts, None, g.ints([3 + axis for axis in begins])), made)
     ((axis, begin),) = begins.items()
-    if made == dims and axis == len(dims) - 4 > 0 and isinstance(dims[-1], int) and abs(begin) < dims[-1]:
+    if made == dims and axis == len(dims) - 4 > 0 and dims[-1] in range(abs(begin) + 1, _LONG_ROW):
         return _moved_columns(g, x, begin)
     row = dim_of(math.prod(dims[4 + axis :]))
     rows = g.reshape(x, [*dims[: 3 + axis], dim_of(dims[3 + axis] * row)])
     amounts = g.shape_value([dim_of(begin * row), dim_of(ends[axis] * row)])
     moved = g.Pad(rows, amounts, None, g.ints([3 + axis]))
     return g.reshape(g.shaped(moved, [*dims[: 3 + axis], dim_of(sizes[axis] * row)]), made)
+
+
+_LONG_ROW = 32
+"""From here on padding each row takes no longer than padding one long row and multiplying by a mask."""
 
 
 def _moved_columns(g: Builder, x: Value, by: int) -> Value:
