@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -91,3 +92,44 @@ def test_dynamic_shapes(batch: int) -> None:
     for size in (batch, batch + 1):
         x = torch.randn(size, 256, device="cuda")
         close(run(x), net(x))
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 8, 3, stride=2),
+        nn.Flatten(),
+        nn.Linear(8 * 3 * 3, 5),
+    ).cuda()
+
+
+@pytest.mark.parametrize(
+    ("build", "shape"), [(lambda: model().train(), (8, 256)), (convolutions, (4, 3, 16, 16))], ids=["mlp", "cnn"]
+)
+@torch.enable_grad()
+def test_training_steps_are_eagers(build: Any, shape: tuple[int, ...]) -> None:
+    eager = build()
+    ours = copy.deepcopy(eager)
+    run = compiled(ours)
+    for net, parameters in ((eager, eager.parameters()), (run, ours.parameters())):
+        optimizer = torch.optim.SGD(parameters, 0.1)
+        for seed in range(3):
+            torch.manual_seed(seed)
+            optimizer.zero_grad()
+            net(torch.randn(shape, device="cuda")).square().mean().backward()
+            optimizer.step()
+    for got, expected in zip(ours.state_dict().values(), eager.state_dict().values(), strict=True):
+        close(got, expected)
+
+
+@torch.enable_grad()
+def test_attention_in_training_is_torchs_between_graphs_and_right() -> None:
+    layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True).cuda()
+    run = torch.compile(layer, backend=backend, options={"fallback": "quiet"})
+    x = torch.randn(2, 16, 64, device="cuda")
+    expected, got = (torch.autograd.grad(net(x).square().sum(), list(layer.parameters())) for net in (layer, run))
+    for ours, eager in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-2, atol=1e-2)

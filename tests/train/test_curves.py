@@ -75,8 +75,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.Generator], tup
     "convolutional": (Convolutional, stripes),
 }
 OPTIMIZERS = {
-    "SGD": partial(torch.optim.SGD, lr=0.05, momentum=0.9),
-    "AdamW": partial(torch.optim.AdamW, lr=3e-3),
+    ("transformer", "SGD"): partial(torch.optim.SGD, lr=0.05, momentum=0.9),
+    ("transformer", "AdamW"): partial(torch.optim.AdamW, lr=3e-3),
+    ("convolutional", "SGD"): partial(torch.optim.SGD, lr=0.02, momentum=0.9),  # beyond, rounding decides the loss
+    ("convolutional", "AdamW"): partial(torch.optim.AdamW, lr=3e-3),
 }
 
 
@@ -93,14 +95,13 @@ def curve(model: Any, optimizer: torch.optim.Optimizer, batches: Callable[..., A
     return torch.stack(losses)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "optimizer"), OPTIMIZERS)
 def test_the_loss_follows_eagers_at_every_step(name: str, optimizer: str) -> None:
     make, batches = MODELS[name]
     eager, compiled = twins(make())
     with collecting() as report:
-        ours = curve(compiled, OPTIMIZERS[optimizer](compiled.parameters()), batches)
-    expected = curve(eager, OPTIMIZERS[optimizer](eager.parameters()), batches)
+        ours = curve(compiled, OPTIMIZERS[name, optimizer](compiled.parameters()), batches)
+    expected = curve(eager, OPTIMIZERS[name, optimizer](eager.parameters()), batches)
     assert [(graph.kind, len(graph.regions)) for graph in report.graphs] == [("forward", 1), ("backward", 1)]
     assert ours[-10:].mean() < 0.7 * ours[:10].mean()
     torch.testing.assert_close(ours, expected, rtol=0, atol=TOLERANCE)
