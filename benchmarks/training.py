@@ -10,6 +10,7 @@ import copy
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -215,8 +216,8 @@ def _memory(models: Sequence[str], engines: Sequence[str], steps: int, path: Pat
         for model in models:
             for engine in engines:
                 shown.step(f"{model}: {steps} steps with {engine}")
-                with get_context("spawn").Pool(1) as pool:
-                    early, late = pool.apply(held, (model, engine, steps))
+                with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+                    early, late = pool.submit(held, model, engine, steps).result()
                 table.add(model, engine, f"{early:.0f}", f"{late:.0f}")
                 results.append({"model": model, "engine": engine, "steps": steps, "early_mb": early, "late_mb": late})
     table.show()

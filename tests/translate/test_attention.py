@@ -54,3 +54,9 @@ def test_fewer_dimensions(rank: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_precisions(dtype: torch.dtype) -> None:
     agrees(F.scaled_dot_product_attention, *(x.to(dtype) for x in (Q, K, V)))
+
+
+def test_what_is_not_a_number_stays_so_beside_rows_that_see_nothing() -> None:
+    scores = torch.randn(4, 5)
+    scores[1], scores[2, 3] = -torch.inf, torch.nan
+    agrees(lambda x: torch.ops.aten._safe_softmax(x, -1), scores)

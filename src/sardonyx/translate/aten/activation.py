@@ -171,8 +171,12 @@ def log_softmax_int(g: Builder, x: Value, dim: int, dtype: torch.dtype | None = 
 
 @aten("_safe_softmax")
 def safe_softmax(g: Builder, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
-    """Softmax, and zero where all is −∞."""
-    wide = g.cast(x, g.out.dtype)
-    largest = g.ReduceMax(wide, g.ints([g.axis(x, dim)]), keepdims=1) if g.rank(x) else wide
-    empty = g.Equal(largest, g.scalar(-math.inf, g.out.dtype))
-    return g.Where(empty, g.scalar(0, g.out.dtype), _softmax(g, "Softmax", wide, dim, g.out.dtype))
+    return softmax_or_zero(g, g.cast(x, g.out.dtype), dim)
+
+
+def softmax_or_zero(g: Builder, x: Value, dim: int = -1) -> Value:
+    """Softmax, and zero where all is −∞: nothing to attend to."""
+    dtype = g.dtype(x)
+    largest = g.ReduceMax(x, g.ints([g.axis(x, dim)]), keepdims=1) if g.rank(x) else x
+    empty = g.Equal(largest, g.scalar(-math.inf, dtype))
+    return g.Where(empty, g.scalar(0, dtype), _softmax(g, "Softmax", x, dim, dtype))

@@ -9,6 +9,7 @@ import onnx_ir as ir
 import torch
 
 from sardonyx.translate import dtypes
+from sardonyx.translate.aten.activation import softmax_or_zero
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.table import aten
@@ -66,9 +67,8 @@ def _composed(g: Builder, q: Value, k: Value, v: Value, mask: Value | None, caus
         scores = g.Where(mask, scores, g.scalar(-math.inf, dtype))
     elif mask is not None:
         scores = g.Add(scores, mask)
-    weights = g.Softmax(scores, axis=-1)
-    if mask is not None:
-        weights = g.Where(g.IsNaN(weights), g.scalar(0, dtype), weights)
+    g.shaped(scores, sizes)
+    weights = g.Softmax(scores, axis=-1) if mask is None else softmax_or_zero(g, scores)
     return g.MatMul(weights, v)
 
 
