@@ -9,6 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from sardonyx.diagnose.report import collecting
+from sardonyx.engines.onnxruntime import OnnxRuntime
+
 from .agreement import onnx
 
 
@@ -33,6 +36,17 @@ def same_gradients(function: Callable[..., torch.Tensor], *args: torch.Tensor) -
 def test_convolution(stride: int, padding: int, dilation: int, groups: int) -> None:
     x, weight, bias = torch.randn(2, 4, 9, 8), torch.randn(6, 4 // groups, 3, 2), torch.randn(6)
     same_gradients(lambda x, w, b: F.conv2d(x, w, b, stride, padding, dilation, groups), x, weight, bias)
+
+
+@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize("width", [9, 33])
+def test_convolution_over_blocks_of_channels(width: int, dilation: int) -> None:
+    x, weight, bias = torch.randn(4, 16, 35, width), torch.randn(32, 16, 3, 3), torch.randn(32)
+    with collecting() as report:
+        same_gradients(lambda x, w, b: F.conv2d(x, w, b, 1, dilation, dilation), x, weight, bias)
+    if OnnxRuntime().local_domains(torch.device("cpu")):
+        assert report.rules["BlockedConvolution"]
+        assert report.rules["BlockedTransposedConvolution"]
 
 
 @pytest.mark.parametrize("stride", [1, 2])
