@@ -16,7 +16,7 @@ from sardonyx.optimize.legalize import legalize
 from sardonyx.optimize.optimizer import optimize
 
 HEADER = '<ir_version: 10, opset_import: ["": 23, "com.microsoft": 1]>\n'
-DOMAINS = OnnxRuntime().domains | OnnxRuntime().local_domains(torch.device("cpu"))
+DOMAINS = OnnxRuntime().domains | OnnxRuntime().local_domains(torch.device("cpu"), {"Conv"})
 TOLERANCE = {"float16": 2e-2, "float32": 1e-5, "float64": 1e-9}
 
 

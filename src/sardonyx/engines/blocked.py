@@ -18,6 +18,8 @@ from sardonyx.translate.builder import Builder
 
 log = logging.getLogger(__name__)
 
+OPERATORS = frozenset({"Conv", "ConvTranspose"})
+"""What would be rewritten."""
 _OPSET = 21
 _X, _W = (1, 16, 32, 32), (16, 16, 3, 3)
 

@@ -40,9 +40,11 @@ class OnnxRuntime:
         except MissingDependency as error:
             return Availability(self.name, None, error.what)
 
-    def local_domains(self, device: torch.device) -> frozenset[str]:
+    def local_domains(self, device: torch.device, operators: Set[str]) -> frozenset[str]:
         """On the CPU, convolutions over blocks of channels, where there are any."""
-        found = blocked.domain(_onnxruntime()) if device.type == "cpu" else None
+        if device.type != "cpu" or operators.isdisjoint(blocked.OPERATORS):
+            return frozenset()
+        found = blocked.domain(_onnxruntime())
         return frozenset({found} if found else ())
 
     def kernels(self, device: torch.device) -> Kernels | None:

@@ -23,7 +23,7 @@ class Reference:
         """Always there: it ships with onnx."""
         return Availability(self.name, onnx.__version__)
 
-    def local_domains(self, device: torch.device) -> frozenset[str]:
+    def local_domains(self, device: torch.device, operators: Set[str]) -> frozenset[str]:
         """None."""
         return frozenset()
 

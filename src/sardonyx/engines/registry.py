@@ -63,8 +63,8 @@ class Engine(Protocol):
     domains: frozenset[str]
     """Operator domains it knows beside ONNX's own."""
 
-    def local_domains(self, device: torch.device) -> frozenset[str]:
-        """Domains for models that run here and now, and are not kept: what works may change with the machine.
+    def local_domains(self, device: torch.device, operators: Set[str]) -> frozenset[str]:
+        """Domains for a model of these ONNX operators that runs here and now, and is not kept: what works may change.
 
         What follows a slash is how operators of the domain want their operands: `com.microsoft.nchwc/16` takes channels
         in blocks of sixteen.

@@ -209,7 +209,8 @@ class CompiledRegion(torch.nn.Module):
         names = selected(self._options.optimize)
         if names:
             with self._graph_report.stage("optimize"):
-                domains = self._engine.domains | self._engine.local_domains(self._region.device)
+                operators = {node.op_type for node in model.graph.all_nodes()}
+                domains = self._engine.domains | self._engine.local_domains(self._region.device, operators)
                 self._report.rules = optimize(model, domains=domains, names=names)
         kernels = self._engine.kernels(self._region.device)
         if kernels is not None:
