@@ -20,6 +20,7 @@ from sardonyx.diagnose import dump
 from sardonyx.doors import dynamo
 from sardonyx.doors.export import export
 from sardonyx.doors.program import Program
+from sardonyx.errors import OptionError
 from sardonyx.options import NUMBER, Options, defaults
 
 __all__ = ["OptimizationOptions", "dump_onnx", "make_aot_ort", "to_onnx", "train_loop"]
@@ -212,9 +213,11 @@ def _rules(patterns: Patterns, without: Patterns = None) -> str:
 
 
 def _level(name: str) -> Any:
-    import onnxruntime
+    from onnxruntime import GraphOptimizationLevel as Level
 
-    return getattr(onnxruntime.GraphOptimizationLevel, name)
+    if name not in Level.__members__:
+        raise OptionError(f"ort_optimization_level is {name!r}", hint="use one of " + ", ".join(Level.__members__))
+    return Level.__members__[name]
 
 
 def _show_logs(verbose: int) -> None:

@@ -199,3 +199,8 @@ class TestToOnnx:
             to_onnx(MLP(), (torch.randn(3, 8),), dispatcher=None)
         with pytest.raises(OptionError, match="unknown option 'paterns'"):
             OptimizationOptions(paterns="default")
+
+
+def test_a_level_that_onnxruntime_does_not_have_is_an_error() -> None:
+    with pytest.raises(OptionError, match="ORT_ENABLE_ALL"):
+        make_aot_ort(ort_optimization_level="ORT_ENABLE_SOME")
