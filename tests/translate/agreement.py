@@ -46,3 +46,12 @@ def _compare(result: Any, eager: Any, reference: Any) -> None:
         assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
         tolerance = TOLERANCE.get(got.dtype, 0)
         torch.testing.assert_close(got, exact.to(got.dtype), rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def gradients(function: Callable[..., torch.Tensor], *args: torch.Tensor) -> list[torch.Tensor]:
+    """Those of the arguments, each element of the result weighing differently."""
+    with torch.enable_grad():
+        leaves = [x.detach().clone().requires_grad_() for x in args]
+        result = function(*leaves)
+        weights = torch.linspace(0.5, 1.5, result.numel(), dtype=result.dtype).view(result.shape)
+        return list(torch.autograd.grad((result * weights).sum(), leaves))

@@ -12,15 +12,7 @@ from torch import nn
 from sardonyx.diagnose.report import collecting
 from sardonyx.engines.onnxruntime import OnnxRuntime
 
-from .agreement import onnx
-
-
-def gradients(function: Callable[..., torch.Tensor], *args: torch.Tensor) -> list[torch.Tensor]:
-    with torch.enable_grad():
-        leaves = [x.detach().clone().requires_grad_() for x in args]
-        result = function(*leaves)
-        weights = torch.linspace(0.5, 1.5, result.numel(), dtype=result.dtype).view(result.shape)
-        return list(torch.autograd.grad((result * weights).sum(), leaves))
+from .agreement import gradients, onnx
 
 
 def same_gradients(function: Callable[..., torch.Tensor], *args: torch.Tensor) -> None:

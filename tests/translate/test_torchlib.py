@@ -20,6 +20,8 @@ from sardonyx.diagnose.report import Report, collecting
 from sardonyx.doors import dynamo
 from sardonyx.translate.torchlib import ADMITTED
 
+from .agreement import gradients
+
 
 def compiled(function: Callable[..., Any], *, dynamic: bool = False) -> Callable[..., Any]:
     torch._dynamo.reset()
@@ -36,14 +38,6 @@ def agrees(function: Callable[..., Any], *args: torch.Tensor) -> dict[str, str]:
     with collecting() as report:
         torch.testing.assert_close(compiled(function)(*args), function(*args), rtol=1e-5, atol=1e-5, equal_nan=True)
     return by_ours(report)
-
-
-def gradients(function: Callable[..., torch.Tensor], *args: torch.Tensor) -> list[torch.Tensor]:
-    with torch.enable_grad():
-        leaves = [x.detach().clone().requires_grad_() for x in args]
-        result = function(*leaves)
-        weights = torch.linspace(0.5, 1.5, result.numel(), dtype=result.dtype).view(result.shape)
-        return list(torch.autograd.grad((result * weights).sum(), leaves))
 
 
 def same_gradients(function: Callable[..., torch.Tensor], *args: torch.Tensor) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from sardonyx.translate.aten.indexing import count_of
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.sizes import Dim, Dims, dim_of
@@ -214,7 +215,7 @@ class _Steps:
         """Groups, then shifts and channels, then all that is summed."""
         groups, channels, *summed = g.dims(moved[0])
         joined = g.Concat(*moved, axis=1) if len(moved) > 1 else moved[0]
-        return g.reshape(joined, [groups, len(moved) * channels, dim_of(math.prod(summed))])
+        return g.reshape(joined, [groups, len(moved) * channels, count_of(summed)])
 
     def _in_order(self, g: Builder, y: Value, dims: Dims, moves: int) -> Value:
         """The weight's gradient from a product whose rows and columns begin with shifts.
@@ -251,7 +252,7 @@ def _moved(g: Builder, x: Value, begins: Mapping[int, int], sizes: Mapping[int, 
     ((axis, begin),) = begins.items()
     if made == dims and axis == len(dims) - 4 > 0 and dims[-1] in range(abs(begin) + 1, _LONG_ROW):
         return _moved_columns(g, x, begin)
-    row = dim_of(math.prod(dims[4 + axis :]))
+    row = count_of(dims[4 + axis :])
     rows = g.reshape(x, [*dims[: 3 + axis], dim_of(dims[3 + axis] * row)])
     amounts = g.shape_value([dim_of(begin * row), dim_of(ends[axis] * row)])
     moved = g.Pad(rows, amounts, None, g.ints([3 + axis]))
@@ -264,13 +265,13 @@ _LONG_ROW = 32
 
 def _moved_columns(g: Builder, x: Value, by: int) -> Value:
     dims = g.dims(x)
-    flat = g.reshape(x, [*dims[:2], dim_of(math.prod(dims[2:]))])
+    flat = g.reshape(x, [*dims[:2], count_of(dims[2:])])
     moved = g.shaped(g.Pad(flat, g.ints([by, -by]), None, g.ints([2])), g.dims(flat))
     inner = list(itertools.takewhile(lambda dim: isinstance(dim, int), reversed(dims[2:])))[::-1]  # long rows are fast
     columns = np.arange(dims[-1])
     kept = (columns >= by) & (columns < dims[-1] + by)
     mask = g.cast(g.constant(np.broadcast_to(kept.astype(np.float32), inner).reshape(-1)), g.dtype(x))
-    rows = g.reshape(moved, [*dims[:2], dim_of(math.prod(dims[2 : len(dims) - len(inner)])), math.prod(inner)])
+    rows = g.reshape(moved, [*dims[:2], count_of(dims[2 : len(dims) - len(inner)]), math.prod(inner)])
     return g.reshape(g.Mul(rows, mask), dims)
 
 

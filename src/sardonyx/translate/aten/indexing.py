@@ -105,12 +105,12 @@ def _accumulated(g: Builder, front: Value, given: Sequence[Value], shape: Sequen
     """
     dtype, dims = g.dtype(front), g.dims(front)
     wide = dtypes.summing(dtype)
-    sizes, width = dims[: len(given)], dim_of(math.prod(dims[len(given) :]))
+    sizes, width = dims[: len(given)], count_of(dims[len(given) :])
     place = given[0] if len(given) == 1 else _from_front(g, given[0], sizes[0])
     for index, size in zip(given[1:], sizes[1:], strict=True):
         place = g.Add(g.Mul(place, g.scalar(size, torch.int64)), _from_front(g, index, size))
-    count = dim_of(math.prod(shape))
-    rows = g.reshape(g.cast(front, wide), [dim_of(math.prod(sizes)), width])
+    count = count_of(shape)
+    rows = g.reshape(g.cast(front, wide), [count_of(sizes), width])
     places = g.expand(g.reshape(g.expand(place, shape), [count, 1]), [count, width])
     summed = g.ScatterElements(rows, places, g.reshape(g.cast(updates, wide), [count, width]), axis=0, reduction="add")
     return g.reshape(g.cast(g.shaped(summed, g.dims(rows)), dtype), dims)
@@ -254,10 +254,7 @@ def flat(g: Builder, x: Value) -> Value:
 
 def count_of(dims: Sequence[Dim]) -> Dim:
     """How many elements a tensor of these sizes has."""
-    count: Dim = 1
-    for dim in dims:
-        count = count * dim
-    return count
+    return dim_of(math.prod(dims))
 
 
 @aten("masked_select")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import onnx_ir as ir
 import torch
 
 from sardonyx.translate import dtypes
+from sardonyx.translate.aten.indexing import count_of
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.errors import Unsupported
-from sardonyx.translate.sizes import Dim, dim_of
+from sardonyx.translate.sizes import Dim
 from sardonyx.translate.table import aten
 
 Value = ir.Value
@@ -217,7 +217,7 @@ def _moved(g: Builder, running: Value, current: Value, momentum: float) -> Value
 def _count(g: Builder, x: Value) -> Dim:
     """How many values a channel has."""
     n, _, *sizes = g.dims(x)
-    return dim_of(math.prod(sizes) * n)
+    return count_of([n, *sizes])
 
 
 def _unbiased(g: Builder, x: Value, variance: Value) -> Value:
