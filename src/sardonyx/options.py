@@ -53,6 +53,16 @@ class Options:
     """
 
     engine: str = _option("onnxruntime", "name of the engine that runs the model", artifact=True)
+    engine_options: Mapping[str, Any] | None = _option(
+        None, "a dict of settings of the engine's own: properties for openvino, flags for iree", artifact=True
+    )
+    compile_options: str = _option(
+        "", "flags for an engine's compiler, as on a command line: '-O3 --mcpu=native'", artifact=True
+    )
+    compiler_path: str | None = _option(None, "the onnx-mlir binary; by default the one on PATH", artifact=True)
+    compiler_image: str | None = _option(
+        None, "a container image that has onnx-mlir, run by podman or docker; used instead of a binary", artifact=True
+    )
     providers: Sequence[Provider] | None = _option(
         None, "ONNX Runtime execution providers; by default chosen from the tensors' device", artifact=True
     )
@@ -87,6 +97,10 @@ class Options:
         None, "let torch allocate the outputs; by default only on an accelerator"
     )
     cache_size: int = _option(3, "sessions kept for each compiled graph, least recently used out first")
+    cache_dir: str | None = _option(
+        None, "folder of what was compiled, for the next process; by default the user's cache folder; '' for none"
+    )
+    cache_bytes: int = _option(8 * 2**30, "how large that folder may grow before what was used longest ago is dropped")
     opset: int | None = _option(None, "ONNX opset; by default the newest the engine runs well", artifact=True)
 
     def __post_init__(self) -> None:
@@ -96,6 +110,10 @@ class Options:
             _check_rules(self.optimize)
         if not isinstance(self.cache_size, int) or self.cache_size < 1:
             raise OptionError(f"cache_size is {self.cache_size!r}", hint="use an integer of at least 1")
+        if not isinstance(self.cache_bytes, int) or self.cache_bytes < 0:
+            raise OptionError(f"cache_bytes is {self.cache_bytes!r}", hint="use a number of bytes")
+        if self.engine_options is not None and not isinstance(self.engine_options, Mapping):
+            raise OptionError(f"engine_options is {self.engine_options!r}", hint="use a dict")
         for name in ("transforms", "providers"):
             if isinstance(getattr(self, name), str) or callable(getattr(self, name)):
                 raise OptionError(f"{name} is {getattr(self, name)!r}", hint="use a list, also for a single one")

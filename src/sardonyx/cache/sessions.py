@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
+from sardonyx.cache import artifacts
 from sardonyx.engines import Engine, Job, Runner
 from sardonyx.run.snapshot import Snapshot
 
@@ -28,7 +29,7 @@ def shared_runner(engine: Engine, job: Job, snapshot: Snapshot) -> Held:
     key = (engine.name, digest, job.options.artifact_key(), str(job.device), job.stream, snapshot.identity())
     held = _live.get(key)
     if held is None or not snapshot.same_contents(held.snapshot):
-        held = _live[key] = Held(engine.load(job), snapshot)
+        held = _live[key] = Held(artifacts.load(engine, job), snapshot)
     return held
 
 

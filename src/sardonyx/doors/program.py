@@ -16,6 +16,7 @@ import torch
 from onnx_ir.tensor_adapters import TorchTensor
 from torch.utils import _pytree as pytree
 
+from sardonyx.cache import artifacts
 from sardonyx.diagnose.report import Report
 from sardonyx.engines import Job, Runner
 from sardonyx.engines.registry import find as find_engine
@@ -155,7 +156,7 @@ class Program:
             stream=torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else None,
             options=self._options,
         )
-        return engine.load(job)
+        return artifacts.load(engine, job)
 
     def __repr__(self) -> str:
         return f"Program({', '.join(self.inputs)} → {', '.join(self.outputs)}; {self.report.nodes} nodes)"

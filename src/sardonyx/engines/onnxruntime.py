@@ -6,12 +6,13 @@ import logging
 import re
 from collections.abc import Mapping, Sequence, Set
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from sardonyx.engines import blocked
-from sardonyx.engines.registry import Availability, Job
+from sardonyx.engines.engine import Availability, Engine, Job, Runner
 from sardonyx.errors import EngineError, MissingDependency, OptionError
 from sardonyx.optimize.legalize import Kernels
 from sardonyx.run import ortvalue
@@ -27,7 +28,7 @@ _CUDA_BEFORE_OPSET_22 = ("aten::max_pool", "aten::native_group_norm", "aten::elu
 """What becomes MaxPool, InstanceNormalization or Elu, which ran on the CPU from opset 22 on (onnxruntime-gpu 1.31)."""
 
 
-class OnnxRuntime:
+class OnnxRuntime(Engine):
     """Runs models in ONNX Runtime, on the CPU or an accelerator."""
 
     name = "onnxruntime"
@@ -60,7 +61,7 @@ class OnnxRuntime:
         """On the CPU constants are pre-packed; elsewhere they would be copied through the host, so they are bound."""
         return device.type == "cpu"
 
-    def load(self, job: Job) -> OnnxRuntimeRunner:
+    def load(self, job: Job, artifact: Path | None) -> OnnxRuntimeRunner:
         """Create a session."""
         return OnnxRuntimeRunner(job)
 
@@ -98,7 +99,7 @@ def _kernels(provider: str) -> Kernels | None:
     return Kernels(found)
 
 
-class OnnxRuntimeRunner:
+class OnnxRuntimeRunner(Runner):
     """One session, called with torch tensors and nothing copied."""
 
     def __init__(self, job: Job) -> None:
@@ -125,15 +126,28 @@ class OnnxRuntimeRunner:
 
     def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:
         """Run once. Nothing here is shared between calls, so threads need no lock."""
-        feeds, fetches = self._vector(), self._vector()
+        fetches = self._vector()
+        given = self._allocate(fetches) if self._allocate else None
+        self._run_to(inputs, fetches)
+        return given or [read(fetches, index) for index, read in enumerate(self._readers)]
+
+    def into(self, inputs: Sequence[torch.Tensor | int], outputs: Sequence[torch.Tensor]) -> None:
+        """Run once, straight into the memory of these tensors where it lies in order."""
+        if not all(map(lies_in_order, outputs)):
+            return super().into(inputs, outputs)
+        fetches = self._vector()
+        for output in outputs:
+            fetches.push_back(from_torch(output))
+        return self._run_to(inputs, fetches)
+
+    def _run_to(self, inputs: Sequence[torch.Tensor | int], fetches: Any) -> None:
+        feeds = self._vector()
         for index, x in enumerate(inputs):
             feeds.push_back(self._weight(index, x) if index in self._fixed else from_torch(x))
-        given = self._allocate(fetches) if self._allocate else None
         try:
             self._quietly(self._run, self._run_options, self._inputs, feeds, self._outputs, fetches, self._devices)
         except Exception as error:
             raise _run_error(error) from error
-        return given or [read(fetches, index) for index, read in enumerate(self._readers)]
 
     def _weight(self, index: int, x: Any) -> Any:
         """The value of an input that seldom changes, made once for each tensor and address."""

@@ -2,61 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 import torch
 
-from sardonyx.engines.registry import Availability, Job
+from sardonyx.engines.engine import Availability, Engine, Job, Runner
 from sardonyx.translate import dtypes
-from sardonyx.translate.translator import WEIGHTS_LOCATION
 
 
-class Reference:
+class Reference(Engine):
     """Runs a model in Python with numpy."""
 
     name = "reference"
-    domains: frozenset[str] = frozenset()
 
     def probe(self) -> Availability:
         """Always there: it ships with onnx."""
         return Availability(self.name, onnx.__version__)
 
-    def local_domains(self, device: torch.device, operators: Set[str]) -> frozenset[str]:
-        """None."""
-        return frozenset()
-
-    def kernels(self, device: torch.device) -> Any:
-        """It computes every operator in every dtype."""
-        return None
-
-    def opset(self, device: torch.device, operators: Set[str]) -> int:
-        """The newest that rewrite rules know."""
-        return 23
-
-    def freezes(self, device: torch.device) -> bool:
-        """Constants can be folded."""
-        return True
-
-    def load(self, job: Job) -> ReferenceRunner:
+    def load(self, job: Job, artifact: Path | None) -> ReferenceRunner:
         """Prepare the evaluator."""
         return ReferenceRunner(job)
 
 
-class ReferenceRunner:
+class ReferenceRunner(Runner):
     """One model in the reference evaluator."""
 
     def __init__(self, job: Job) -> None:
         from onnx.reference import ReferenceEvaluator
 
-        model = onnx.load_from_string(job.model)
-        for tensor in model.graph.initializer:
-            if tensor.data_location == onnx.TensorProto.EXTERNAL and _location(tensor) == WEIGHTS_LOCATION:
-                tensor.ClearField("external_data")
-                tensor.data_location = onnx.TensorProto.DEFAULT
-                tensor.raw_data = dtypes.to_array(job.weights[tensor.name].cpu()).tobytes()
-        self._evaluator = ReferenceEvaluator(model)
+        self._evaluator = ReferenceEvaluator(ir.to_proto(job.whole()))
         self._job = job
 
     def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:
@@ -67,10 +44,3 @@ class ReferenceRunner:
             torch.as_tensor(result).to(self._job.device, dtype)
             for result, dtype in zip(results, self._job.output_types, strict=True)
         ]
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-def _location(tensor: onnx.TensorProto) -> str:
-    return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")

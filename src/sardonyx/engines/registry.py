@@ -1,110 +1,56 @@
-"""The engine interface, and which engines there are."""
+"""Which engines there are: ours, and those of other packages, by the entry points `sardonyx.engines`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+import difflib
+from functools import cache
 from importlib import import_module
-from typing import Any, Protocol
+from importlib.metadata import entry_points
 
-import torch
+from sardonyx.engines.engine import Availability, Engine
+from sardonyx.errors import EngineError, OptionError
 
-from sardonyx.errors import OptionError
-from sardonyx.options import Options
-
-
-@dataclass(frozen=True)
-class Availability:
-    """Whether an engine can be used here: its version, or the reason why not."""
-
-    name: str
-    version: str | None
-    reason: str = ""
-
-    @property
-    def installed(self) -> bool:
-        """Whether the engine can be used."""
-        return self.version is not None
-
-
-@dataclass(frozen=True)
-class Job:
-    """A model ready to run: serialised, with the tensors its weights live in."""
-
-    model: bytes
-    weights: Mapping[str, torch.Tensor]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    output_types: tuple[torch.dtype, ...]
-    output_shapes: tuple[tuple[int, ...] | None, ...]
-    """The sizes of each output where all are known ahead."""
-    fixed: frozenset[int]
-    """Which inputs are weights: the same tensors on nearly every call."""
-    device: torch.device
-    stream: int | None
-    """The accelerator's stream that the session runs on: torch's current one; None on the CPU."""
-    options: Options
-
-
-class Runner(Protocol):
-    """A loaded model: torch tensors in, torch tensors out."""
-
-    def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:
-        """Run once; safe to call from several threads."""
-
-    def close(self) -> None:
-        """Free what the engine holds."""
-
-
-class Engine(Protocol):
-    """What an engine must offer."""
-
-    name: str
-    domains: frozenset[str]
-    """Operator domains it knows beside ONNX's own."""
-
-    def local_domains(self, device: torch.device, operators: Set[str]) -> frozenset[str]:
-        """Domains for a model of these ONNX operators that runs here and now, and is not kept: what works may change.
-
-        What follows a slash is how operators of the domain want their operands: `com.microsoft.nchwc/16` takes channels
-        in blocks of sixteen.
-        """
-
-    def probe(self) -> Availability:
-        """Whether it is installed, without loading more than needed to tell."""
-
-    def kernels(self, device: torch.device) -> Any:
-        """A `sardonyx.optimize.legalize.Kernels`: which operators it has for which dtypes; None if it has all."""
-
-    def opset(self, device: torch.device, operators: Set[str]) -> int:
-        """The newest opset it runs well on this device, for a graph of these torch operators."""
-
-    def freezes(self, device: torch.device) -> bool:
-        """Whether weights on this device had better be constants of the model than inputs."""
-
-    def load(self, job: Job) -> Runner:
-        """Make the model ready to run."""
-
-
-_ENGINES = {
+_OURS = {
     "onnxruntime": "sardonyx.engines.onnxruntime:OnnxRuntime",
     "reference": "sardonyx.engines.reference:Reference",
 }
 
 
+@cache
+def _known() -> dict[str, str]:
+    """Where each engine is, by name; another package may not take the name of ours."""
+    return {**{entry.name: entry.value for entry in entry_points(group="sardonyx.engines")}, **_OURS}
+
+
+@cache
 def find(name: str) -> Engine:
     """The engine of that name."""
-    if name not in _ENGINES:
-        raise OptionError(f"unknown engine {name!r}", hint="known engines: " + ", ".join(_ENGINES))
-    module, _, attribute = _ENGINES[name].partition(":")
-    engine: Engine = getattr(import_module(module), attribute)()
+    if name not in _known():
+        near = difflib.get_close_matches(name, _known(), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "known engines: " + ", ".join(_known())
+        raise OptionError(f"unknown engine {name!r}", hint=hint)
+    module, _, attribute = _known()[name].partition(":")
+    try:
+        engine = getattr(import_module(module), attribute)()
+    except (ImportError, AttributeError) as error:
+        raise EngineError(f"the engine {name!r} cannot be loaded from {_known()[name]!r}: {error}") from error
+    if not isinstance(engine, Engine):
+        raise EngineError(f"the engine {name!r} is a {type(engine).__name__}, no sardonyx.engines.Engine")
     return engine
 
 
 def engines() -> list[Availability]:
     """Every known engine: installed or not, its version, and the reason.
 
-    >>> [engine.name for engine in engines()]
+    >>> [engine.name for engine in engines()][:2]
     ['onnxruntime', 'reference']
     """
-    return [find(name).probe() for name in _ENGINES]
+    names = [*_OURS, *(name for name in _known() if name not in _OURS)]
+    return [_probed(name) for name in names]
+
+
+def _probed(name: str) -> Availability:
+    try:
+        return find(name).probe()
+    except EngineError as error:
+        return Availability(name, None, error.what)
