@@ -22,17 +22,17 @@ def eager(model: nn.Module, args: Args) -> Call:
 
 def inductor(model: nn.Module, args: Args) -> Call:
     """`torch.compile` as it comes."""
-    return _compiled(model, args)
+    return compiled(model, args)
 
 
 def inductor_frozen(model: nn.Module, args: Args) -> Call:
     """`torch.compile` with the weights as constants, as sardonyx has them by default."""
-    return _compiled(model, args, options={"freezing": True})
+    return compiled(model, args, options={"freezing": True})
 
 
 def sardonyx(model: nn.Module, args: Args) -> Call:
     """`torch.compile` with our backend; an operator that would stay in torch is an error."""
-    return _compiled(model, args, backend="sardonyx", options={"fallback": "error"})
+    return compiled(model, args, backend="sardonyx", options={"fallback": "error"})
 
 
 def onnxruntime(model: nn.Module, args: Args) -> Call:
@@ -56,9 +56,10 @@ def openvino(model: nn.Module, args: Args) -> Call:
     return lambda: torch.from_numpy(request.infer(feeds, share_inputs=True, share_outputs=True)[0])
 
 
-def _compiled(model: nn.Module, args: Args, **how: Any) -> Call:
-    compiled: Any = torch.compile(model, **how)
-    return lambda: compiled(*args)
+def compiled(model: nn.Module, args: Args, **how: Any) -> Call:
+    """`torch.compile` called with these arguments."""
+    run: Any = torch.compile(model, **how)
+    return lambda: run(*args)
 
 
 def _exported(model: nn.Module, args: Args, folder: str) -> str:

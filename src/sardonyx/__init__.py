@@ -8,8 +8,10 @@ torch.Size([2, 8])
 """
 
 from sardonyx.diagnose.explain import explain
+from sardonyx.diagnose.intercept import intercept
 from sardonyx.diagnose.report import Report
 from sardonyx.doors.export import export
+from sardonyx.doors.module import CompiledModule, compile
 from sardonyx.doors.optimize import optimize
 from sardonyx.doors.program import Program
 from sardonyx.engines import engines
@@ -28,6 +30,7 @@ from sardonyx.options import Options
 __all__ = [
     "AutogradError",
     "CaptureError",
+    "CompiledModule",
     "EngineError",
     "MissingDependency",
     "OptionError",
@@ -37,8 +40,10 @@ __all__ = [
     "SardonyxError",
     "UnsupportedOperator",
     "VerificationError",
+    "compile",
     "engines",
     "explain",
     "export",
+    "intercept",
     "optimize",
 ]

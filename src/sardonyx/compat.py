@@ -17,13 +17,24 @@ import onnx
 import torch
 
 from sardonyx.diagnose import dump
+from sardonyx.diagnose.intercept import intercept, watched
 from sardonyx.doors import dynamo
 from sardonyx.doors.export import export
 from sardonyx.doors.program import Program
 from sardonyx.errors import OptionError
 from sardonyx.options import NUMBER, Options, defaults
 
-__all__ = ["OptimizationOptions", "dump_onnx", "make_aot_ort", "to_onnx", "train_loop"]
+__all__ = [
+    "ONNXMLIRTorch",
+    "OptimizationOptions",
+    "compile",
+    "dump_onnx",
+    "interceptForward",
+    "make_aot_ort",
+    "onnxmlir_backend",
+    "to_onnx",
+    "train_loop",
+]
 
 log = logging.getLogger(__name__)
 
@@ -191,12 +202,75 @@ def to_onnx(
     return (program.proto(), program) if return_builder else program.proto()
 
 
-def _still_meant(given: Mapping[str, Any]) -> dict[str, Any]:
+# onnx-mlir's package for torch
+
+_ENGINE = "onnx-mlir"
+_INTERCEPT = "onnxmlir-intercept"
+_ONNXMLIRS = {"compiler_image_name": "compiler_image", "compile_args": "compile_options", _INTERCEPT: "intercept"}
+_NO_IMAGE = (None, "None", "local")
+_WITHOUT_EFFECT_ON_ONNXMLIR = {
+    "compile_tag": "every library gets a tag of its own",
+    "temp_dir": "libraries are kept in cache_dir",
+    "debug": "an error carries the compiler's log",
+}
+
+
+def onnxmlir_backend(
+    graph: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Any = None, mode: str | None = None
+) -> Callable[..., Any]:
+    """A backend for `torch.compile` that compiles by onnx-mlir; it takes that package's options, and ours.
+
+    With `"onnxmlir-intercept"` nothing is compiled: torch runs each graph, after its arguments are shown.
+    """
+    chosen = _for_onnxmlir(options or {})
+    if _INTERCEPT in (options or {}) and Options.of(chosen).intercept:
+        return watched(graph, graph, chosen["intercept"])
+    return dynamo.sardonyx(graph, inputs, options=chosen, mode=mode)
+
+
+onnxmlir_backend.reset = dynamo.reset  # type: ignore[attr-defined]  # dynamo's convention
+
+
+def ONNXMLIRTorch(mod: torch.nn.Module, **options: Any) -> torch.nn.Module:
+    """`sardonyx.compile` by onnx-mlir; it takes that package's options, and ours."""
+    from sardonyx.doors import module
+
+    return module.compile(mod, **_for_onnxmlir(options))
+
+
+def compile(mod: torch.nn.Module, **options: Any) -> torch.nn.Module:
+    """The same as `ONNXMLIRTorch`."""
+    return ONNXMLIRTorch(mod, **options)
+
+
+def interceptForward(model: torch.nn.Module) -> torch.nn.Module:
+    """Show the arguments of each call; `sardonyx.intercept` does more."""
+    return intercept(model)
+
+
+def _for_onnxmlir(given: Any) -> dict[str, Any]:
+    """Options in the words of onnx-mlir's package as options of ours; what neither has stays, to be refused."""
+    if not isinstance(given, Mapping):
+        raise OptionError(f"options is {type(given).__name__}", hint='use a dict, or backend="sardonyx"')
+    meant = _still_meant(given, _WITHOUT_EFFECT_ON_ONNXMLIR)
+    engine = {"container": meant.pop("container_engine", None)}
+    if meant.get("compiler_image_name") in _NO_IMAGE:
+        meant.pop("compiler_image_name", None)
+    elif "compiler_path" in meant:
+        engine["binary"] = meant.pop("compiler_path")
+    chosen = {"engine": _ENGINE} | {_ONNXMLIRS.get(name, name): value for name, value in meant.items()}
+    settings = {name: value for name, value in engine.items() if value is not None}
+    if settings:
+        chosen["engine_options"] = {**settings, **(chosen.get("engine_options") or {})}
+    return chosen
+
+
+def _still_meant(given: Mapping[str, Any], without_effect: Mapping[str, str] = _WITHOUT_EFFECT) -> dict[str, Any]:
     """The arguments less those without effect, of which the log tells."""
     for name in given:
-        if name in _WITHOUT_EFFECT:
-            log.info("%s has no effect: %s", name, _WITHOUT_EFFECT[name])
-    return {name: value for name, value in given.items() if name not in _WITHOUT_EFFECT}
+        if name in without_effect:
+            log.info("%s has no effect: %s", name, without_effect[name])
+    return {name: value for name, value in given.items() if name not in without_effect}
 
 
 def _terms(patterns: Patterns) -> list[str]:

@@ -15,6 +15,8 @@ from sardonyx.errors import OptionError
 
 Fallback: TypeAlias = Literal["warn", "error", "quiet"]
 Translator: TypeAlias = Literal["sardonyx", "torchlib"]
+Intercept: TypeAlias = bool | Callable[[Any], object]
+Native: TypeAlias = bool | Literal["auto"]
 Provider: TypeAlias = str | tuple[str, Mapping[str, Any]]
 
 _ENV_PREFIX = "SARDONYX_"
@@ -78,6 +80,9 @@ class Options:
         old={"ONNXRT_DUMP_PATH": lambda prefix: prefix + NUMBER},
     )
     verify: bool = _option(False, "compare each graph's first call with PyTorch")
+    intercept: Intercept = _option(
+        False, "show the arguments of each call, then run it; or a function that is handed the call instead"
+    )
     transforms: Sequence[Callable[[Any], Any]] = _option(
         (), "callables on the onnx.ModelProto before the session; each edits in place or returns a model"
     )
@@ -89,6 +94,11 @@ class Options:
     )
     optimize: str | bool | Sequence[str] = _option(
         "default", "rewrite rules: 'default', 'none', 'default-Name', 'none+Name', or a list of names", artifact=True
+    )
+    native: Native = _option(
+        "auto",
+        "compile groups of operators to kernels of their own: True, False, or 'auto' for large ones in training",
+        artifact=True,
     )
     freeze: bool = _option(
         True, "make weights constants of the session for inference; an edited weight is noticed", artifact=True
@@ -105,6 +115,7 @@ class Options:
 
     def __post_init__(self) -> None:
         _one_of("fallback", self.fallback, get_args(Fallback))
+        _one_of("native", self.native, (True, False, "auto"))
         _one_of("translator", self.translator, get_args(Translator))
         if self.optimize not in ("default", "none", True, False):
             _check_rules(self.optimize)
@@ -114,6 +125,8 @@ class Options:
             raise OptionError(f"cache_bytes is {self.cache_bytes!r}", hint="use a number of bytes")
         if self.engine_options is not None and not isinstance(self.engine_options, Mapping):
             raise OptionError(f"engine_options is {self.engine_options!r}", hint="use a dict")
+        if not isinstance(self.intercept, bool) and not callable(self.intercept):
+            raise OptionError(f"intercept is {self.intercept!r}", hint="use True, or a function that takes the call")
         for name in ("transforms", "providers"):
             if isinstance(getattr(self, name), str) or callable(getattr(self, name)):
                 raise OptionError(f"{name} is {getattr(self, name)!r}", hint="use a list, also for a single one")
@@ -199,6 +212,8 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "str | None": str,
     "Fallback": str,
     "Translator": str,
+    "Intercept": _yes_or_no,
+    "Native": lambda text: _WORDS.get(text.lower(), text),
     "Sequence[Provider] | None": lambda text: tuple(part.strip() for part in text.split(",")),
 }
 

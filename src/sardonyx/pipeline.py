@@ -16,6 +16,7 @@ from sardonyx.capture.views import views_of_inputs
 from sardonyx.diagnose import dump
 from sardonyx.diagnose.report import Fallback, GraphReport, RegionReport, new_graph_report
 from sardonyx.diagnose.source import source_of
+from sardonyx.engines import Engine
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import UnsupportedOperator
 from sardonyx.optimize import optimize
@@ -59,9 +60,13 @@ class _GraphCompiler:
     ) -> None:
         self._kind, self._weights, self._options, self._report = kind, weights, options, report
         engine = find_engine(options.engine)
-        self._opset = options.opset or engine.opset(device, operators)
-        self._kernels = engine.kernels(device)
+        self._device, self._operators = device, operators
+        self._opset, self._kernels = self._suiting(engine)
         self._freeze = options.freeze and engine.freezes(device)
+
+    def _suiting(self, engine: Engine) -> tuple[int, Any]:
+        """The opset and the kernels to translate for."""
+        return self._options.opset or engine.opset(self._device, self._operators), engine.kernels(self._device)
 
     def compile(self, graph: torch.fx.GraphModule) -> Callable[[list[Any]], Sequence[Any]]:
         stays = views_of_inputs(graph.graph) | torchs_own(graph.graph)
@@ -139,16 +144,22 @@ class _GraphCompiler:
         )
 
     def _translate(
-        self, region: Region, weights: frozenset[int], numbers: dict[int, float] | None = None
+        self,
+        region: Region,
+        weights: frozenset[int],
+        numbers: dict[int, float] | None = None,
+        engine: Engine | None = None,
     ) -> Translation:
+        """Translate a region, for another engine than the options name if one is given."""
+        opset, kernels = (self._opset, self._kernels) if engine is None else self._suiting(engine)
         translation = translate(
             region.graph,
-            opset=self._opset,
+            opset=opset,
             weights=weights,
             numbers=numbers or {},
             outputs=region.outputs,
             orders=region.orders,
-            lack=self._lack,
+            lack=lambda node: lack(node, opset, kernels),
             translator=self._options.translator,
         )
         self._report.note_own(translation.own)

@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from sardonyx import OptionError, Program
-from sardonyx.compat import OptimizationOptions, dump_onnx, make_aot_ort, to_onnx, train_loop
+import sardonyx
+from sardonyx import OptionError, Program, compat
+from sardonyx.compat import OptimizationOptions, dump_onnx, make_aot_ort, onnxmlir_backend, to_onnx, train_loop
 from sardonyx.diagnose.report import collecting
 
 
@@ -204,3 +205,102 @@ class TestToOnnx:
 def test_a_level_that_onnxruntime_does_not_have_is_an_error() -> None:
     with pytest.raises(OptionError, match="ORT_ENABLE_ALL"):
         make_aot_ort(ort_optimization_level="ORT_ENABLE_SOME")
+
+
+class Add(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y
+
+
+X, Y = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0])
+
+
+class TestOnnxMlir:
+    """Another engine runs here: onnx-mlir itself has tests of its own."""
+
+    def test_its_backend_takes_an_engine_and_the_old_options(self) -> None:
+        options = {"engine": "reference", "compile_options": "-O3", "compile_tag": "7", "compiler_image_name": None}
+        with collecting() as report:
+            run = torch.compile(Add(), backend=onnxmlir_backend, options=options)
+            assert run(X, Y).equal(X + Y)
+        assert report.operators == {"Add": 1}
+
+    def test_its_backend_works_without_options(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[Any] = []
+        monkeypatch.setattr(compat.dynamo, "sardonyx", lambda graph, inputs, **how: asked.append(how) or graph)
+        assert torch.compile(Add(), backend=onnxmlir_backend)(X, Y).equal(X + Y)
+        assert asked == [{"options": {"engine": "onnx-mlir"}, "mode": None}]
+
+    @pytest.mark.parametrize(
+        ("old", "ours"),
+        [
+            ({"compile_options": "-O3"}, {"compile_options": "-O3"}),
+            ({"compile_args": "-O3 --parallel"}, {"compile_options": "-O3 --parallel"}),
+            ({"compiler_path": "/opt/onnx-mlir"}, {"compiler_path": "/opt/onnx-mlir"}),
+            ({"compiler_image_name": None, "compiler_path": "/opt/om"}, {"compiler_path": "/opt/om"}),
+            ({"compiler_image_name": "local", "compiler_path": "/opt/om"}, {"compiler_path": "/opt/om"}),
+            ({"compiler_image_name": "an/image"}, {"compiler_image": "an/image"}),
+            (
+                {"compiler_image_name": "an/image", "compiler_path": "/in/it", "container_engine": "podman"},
+                {"compiler_image": "an/image", "engine_options": {"binary": "/in/it", "container": "podman"}},
+            ),
+            ({"container_engine": None, "temp_dir": "x", "compile_tag": 3, "debug": True}, {}),
+            ({"cache_size": 5, "engine_options": {"timeout": 9}}, {"cache_size": 5, "engine_options": {"timeout": 9}}),
+        ],
+    )
+    def test_the_old_options_in_our_words(
+        self, old: dict[str, Any], ours: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[Any] = []
+        monkeypatch.setattr(compat.dynamo, "sardonyx", lambda graph, inputs, **how: asked.append(how["options"]))
+        onnxmlir_backend(torch.fx.symbolic_trace(Add()), [X, Y], options=old)
+        assert asked == [{"engine": "onnx-mlir", **ours}]
+        sardonyx.Options.of(asked[0])
+
+    @pytest.mark.parametrize(
+        ("wrong", "hint"),
+        [
+            ({"compile_option": "-O3"}, "did you mean 'compile_options'"),
+            ({"compiler_image_nam": "x"}, "did you mean 'compiler_image'"),
+            ({"onnxmlir_intercept": True}, "did you mean 'intercept'"),
+            ({"onnxmlir-intercept": "yes"}, "a function that takes the call"),
+            (sardonyx.Options(), "use a dict"),
+        ],
+    )
+    def test_a_wrong_option_is_an_error_with_a_suggestion(self, wrong: Any, hint: str) -> None:
+        with pytest.raises(OptionError, match=hint):
+            onnxmlir_backend(torch.fx.symbolic_trace(Add()), [X, Y], options=wrong)
+
+    def test_an_option_without_effect_says_so(self, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.INFO, "sardonyx"):
+            torch.compile(Add(), backend=onnxmlir_backend, options={"compile_tag": 7, "engine": "reference"})(X, Y)
+        assert "compile_tag has no effect: every library gets a tag of its own" in caplog.text
+
+    def test_intercepted_graphs_are_shown_and_run_by_torch(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with collecting() as report:
+            run = torch.compile(Add(), backend=onnxmlir_backend, options={"onnxmlir-intercept": True})
+            assert run(X, Y).equal(X + Y)
+        assert capsys.readouterr().out == (
+            "call 0 of graph 0/0 (GraphModule)\n"
+            "  x: float32[2] cpu, 1 to 2, mean 1.5\n  y: float32[2] cpu, 3 to 5, mean 4\n"
+        )
+        assert not report.graphs
+
+    def test_interception_that_is_off_compiles(self) -> None:
+        options = {"onnxmlir-intercept": False, "engine": "reference"}
+        with collecting() as report:
+            torch.compile(Add(), backend=onnxmlir_backend, options=options)(X, Y)
+        assert report.operators == {"Add": 1}
+
+    def test_forward_is_intercepted(self, capsys: pytest.CaptureFixture[str]) -> None:
+        model = Add()
+        assert compat.interceptForward(model) is model
+        assert model(X, y=Y).equal(X + Y)
+        assert capsys.readouterr().out.startswith("call 0 of Add\n  x: float32[2] cpu, 1 to 2")
+
+    @pytest.mark.parametrize("wrap", [compat.ONNXMLIRTorch, compat.compile])
+    def test_a_model_is_wrapped(self, wrap: Any) -> None:
+        pytest.importorskip("sardonyx.doors.module")
+        model = wrap(Add(), engine="reference", compile_options="-O3", compiler_image_name=None, cache_dir="")
+        assert model(X, Y).equal(X + Y)
+        assert model(X[:1], y=Y[:1]).equal(X[:1] + Y[:1])

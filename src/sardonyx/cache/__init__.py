@@ -1,1 +1,1 @@
-"""Sessions kept for reuse."""
+"""What is kept for reuse: sessions in memory, what engines compiled on disk."""

@@ -2,16 +2,75 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
+from sardonyx.cache.disk import DiskCache, default_cache
+from sardonyx.cache.machine import key_of
+from sardonyx.diagnose.progress import showing
 from sardonyx.engines import Engine, Job, Runner
+from sardonyx.errors import EngineError
+
+log = logging.getLogger(__name__)
 
 
 def load(engine: Engine, job: Job) -> Runner:
     """A runner for the model: compiled before, or compiled now."""
-    if engine.identity(job.options) is None:
+    identity = engine.identity(job.options)
+    if identity is None:
         return engine.load(job, None)
+    compilation = _Compilation(engine, job)
+    cache = default_cache(job.options)
+    if cache is not None:
+        return _from(cache, _key(engine, identity, job), compilation)
     with tempfile.TemporaryDirectory(prefix="sardonyx-") as folder:
-        engine.compile(job, Path(folder))
+        compilation.write(Path(folder))
         return engine.load(job, Path(folder))
+
+
+def _from(cache: DiskCache, key: str, compilation: _Compilation) -> Runner:
+    """A runner from the cache. An artifact that was made before and does not load is made once more."""
+    engine, job, about = compilation.engine, compilation.job, compilation.about
+    folder = cache.get_or_make(key, compilation.write, about)
+    edition = cache.edition(key)
+    try:
+        return engine.load(job, folder)
+    except (EngineError, OSError) as error:
+        if compilation.done:
+            cache.drop(key)
+            raise
+        log.warning("what %s compiled before does not load, so it is compiled again: %s", engine.name, error)
+    return engine.load(job, cache.get_or_make(key, compilation.write, about, unlike=edition or "gone"))
+
+
+class _Compilation:
+    """Has the engine compile, and remembers that it did."""
+
+    def __init__(self, engine: Engine, job: Job) -> None:
+        self.engine, self.job, self.done = engine, job, False
+
+    @property
+    def about(self) -> Mapping[str, str]:
+        """What a list of the cache shows."""
+        return {"what": "artifact", "engine": self.engine.name, "device": str(self.job.device)}
+
+    def write(self, folder: Path) -> None:
+        self.done = True
+        with showing(f"compiling with {self.engine.name}"):
+            self.engine.compile(self.job, folder)
+
+
+def _key(engine: Engine, identity: str, job: Job) -> str:
+    """Everything that decides what the engine writes. What the engine says of itself comes from its own code, so
+    options that any engine may read are there as well."""
+    return key_of(
+        engine=engine.name,
+        identity=identity,
+        model=job.digest(),
+        device=str(job.device),
+        fixed=repr(sorted(job.fixed)),
+        compile_options=job.options.compile_options,
+        engine_options=repr(sorted((job.options.engine_options or {}).items())),
+    )

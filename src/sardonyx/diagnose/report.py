@@ -27,6 +27,22 @@ class Fallback:
         return f"{self.operator}: {self.reason}" + (f" ({self.where})" if self.where else "")
 
 
+@dataclass(frozen=True)
+class Choice:
+    """The engine that `auto` chose, and why: the seconds of a call with each, and who was not considered."""
+
+    engine: str
+    seconds: Mapping[str, float]
+    discarded: Mapping[str, str]
+    remembered: bool = False
+
+    def __str__(self) -> str:
+        times = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in self.seconds.items())
+        reasons = "; ".join(f"not {name}: {reason}" for name, reason in self.discarded.items())
+        how = "measured before" if self.remembered else "measured"
+        return f"engine: {self.engine}" + (f", {how}: {times}" if times else "") + (f"; {reasons}" if reasons else "")
+
+
 @dataclass
 class RegionReport:
     """One ONNX model."""
@@ -36,6 +52,8 @@ class RegionReport:
     rules: Counter[str] = field(default_factory=Counter)
     weights: int = 0
     sessions: int = 0
+    choice: Choice | None = None
+    """Of the engine, where it was left to `auto`."""
 
     @property
     def nodes(self) -> int:
@@ -61,6 +79,10 @@ class GraphReport:
             if operator not in self.own:
                 log.info("%s graph: %s by our own table: %s", self.kind, operator, reason)
         self.own |= own
+
+    def replace(self, report: RegionReport, by: RegionReport) -> None:
+        """Report on a region by another report."""
+        self.regions = [by if region is report else region for region in self.regions]
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -130,6 +152,8 @@ def _graph_lines(index: int, graph: GraphReport) -> list[str]:
     for region in graph.regions:
         lines.append(f"  ONNX {region.nodes_translated} → {region.nodes} nodes, {region.weights} weights")
         lines.append("  " + _counts(region.operators))
+        if region.choice is not None:
+            lines.append(f"  {region.choice}")
     lines += [f"  by our own table: {operator}: {reason}" for operator, reason in graph.own.items()]
     return lines + [f"  in torch: {fallback}" for fallback in graph.fallbacks]
 

@@ -10,6 +10,7 @@ import torch
 
 from sardonyx.cache import sessions
 from sardonyx.capture import aot
+from sardonyx.diagnose.intercept import watched
 from sardonyx.errors import OptionError
 from sardonyx.options import Options
 from sardonyx.pipeline import compile_graph
@@ -53,7 +54,9 @@ def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Any], options: Option
         return compile_graph(fx, kind, weights, options)
 
     run = aot.lower(graph, inputs, compile_one)
-    return with_all_of_autograd(run, Captured.of(graph, trained[0], options.fallback)) if trained else run
+    if trained:
+        run = with_all_of_autograd(run, Captured.of(graph, trained[0], options.fallback))
+    return watched(run, graph, options.intercept) if options.intercept else run
 
 
 def reset() -> None:

@@ -49,6 +49,8 @@ class Job:
     stream: int | None
     """The accelerator's stream that the session runs on: torch's current one; None on the CPU."""
     options: Options
+    libraries: tuple[str, ...] = ()
+    """Shared libraries with operators of the model's own, for an engine that `takes_kernels`."""
 
     def whole(self) -> ir.Model:
         """The model with its weights, which stay in torch's memory until they are written."""
@@ -116,6 +118,10 @@ class Engine(ABC):
     def freezes(self, device: torch.device) -> bool:
         """Whether weights on this device had better be constants of the model than inputs."""
         return True
+
+    def takes_kernels(self, device: torch.device) -> bool:
+        """Whether it can load ONNX Runtime's kind of custom operators for this device."""
+        return False
 
     def identity(self, options: Options) -> str | None:
         """What decides, beside the model, what `compile` writes: versions, the compiler, its flags.

@@ -61,6 +61,10 @@ class OnnxRuntime(Engine):
         """On the CPU constants are pre-packed; elsewhere they would be copied through the host, so they are bound."""
         return device.type == "cpu"
 
+    def takes_kernels(self, device: torch.device) -> bool:
+        """On the CPU."""
+        return device.type == "cpu"
+
     def load(self, job: Job, artifact: Path | None) -> OnnxRuntimeRunner:
         """Create a session."""
         return OnnxRuntimeRunner(job)
@@ -106,6 +110,8 @@ class OnnxRuntimeRunner(Runner):
         ort = _onnxruntime()
         c = ortvalue.binding()
         options = _session_options(ort, job.options.session_options)
+        for library in job.libraries:
+            options.register_custom_ops_library(library)
         self._weights = {name: from_torch(t) for name, t in job.weights.items()}
         _share(ort, options, self._weights)
         providers = _providers(ort, job)

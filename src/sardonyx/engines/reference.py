@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
@@ -41,6 +42,11 @@ class ReferenceRunner(Runner):
         arrays = [dtypes.to_array(torch.as_tensor([x] if isinstance(x, int) else x).cpu()) for x in inputs]
         results = self._evaluator.run(None, dict(zip(self._job.inputs, arrays, strict=True)))
         return [
-            torch.as_tensor(result).to(self._job.device, dtype)
+            _tensor(result).to(self._job.device, dtype)
             for result, dtype in zip(results, self._job.output_types, strict=True)
         ]
+
+
+def _tensor(result: np.ndarray) -> torch.Tensor:
+    """A result in torch, which does not take ml_dtypes' bfloat16 as it is."""
+    return torch.as_tensor(result.astype(np.float32) if result.dtype == ir.DataType.BFLOAT16.numpy() else result)

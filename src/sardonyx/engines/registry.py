@@ -13,6 +13,10 @@ from sardonyx.errors import EngineError, OptionError
 _OURS = {
     "onnxruntime": "sardonyx.engines.onnxruntime:OnnxRuntime",
     "reference": "sardonyx.engines.reference:Reference",
+    "openvino": "sardonyx.engines.openvino:OpenVino",
+    "iree": "sardonyx.engines.iree:Iree",
+    "onnx-mlir": "sardonyx.engines.onnx_mlir:OnnxMlir",
+    "auto": "sardonyx.engines.auto:Auto",
 }
 
 
@@ -22,12 +26,26 @@ def _known() -> dict[str, str]:
     return {**{entry.name: entry.value for entry in entry_points(group="sardonyx.engines")}, **_OURS}
 
 
-@cache
+_registered: dict[str, Engine] = {}
+
+
+def register(engine: Engine) -> None:
+    """Make an engine known in this process, as an entry point makes it known in every one."""
+    if engine.name in _OURS:
+        raise OptionError(f"{engine.name!r} is the name of an engine of sardonyx", hint="choose another one")
+    _registered[engine.name] = engine
+
+
 def find(name: str) -> Engine:
     """The engine of that name."""
+    return _registered.get(name) or _loaded(name)
+
+
+@cache
+def _loaded(name: str) -> Engine:
     if name not in _known():
-        near = difflib.get_close_matches(name, _known(), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "known engines: " + ", ".join(_known())
+        near = difflib.get_close_matches(name, _names(), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "known engines: " + ", ".join(_names())
         raise OptionError(f"unknown engine {name!r}", hint=hint)
     module, _, attribute = _known()[name].partition(":")
     try:
@@ -45,8 +63,12 @@ def engines() -> list[Availability]:
     >>> [engine.name for engine in engines()][:2]
     ['onnxruntime', 'reference']
     """
-    names = [*_OURS, *(name for name in _known() if name not in _OURS)]
-    return [_probed(name) for name in names]
+    return [_probed(name) for name in _names()]
+
+
+def _names() -> list[str]:
+    """Ours first."""
+    return list(dict.fromkeys([*_OURS, *_known(), *_registered]))
 
 
 def _probed(name: str) -> Availability:

@@ -7,10 +7,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
 import torch
+from torch.utils import _pytree as pytree
 
 from sardonyx.cache.lru import LRU
 from sardonyx.cache.sessions import Held, shared_runner
@@ -18,8 +20,10 @@ from sardonyx.capture.regions import Region, Result
 from sardonyx.diagnose import dump
 from sardonyx.diagnose.report import GraphReport, RegionReport
 from sardonyx.diagnose.verify import verify
-from sardonyx.engines import Job, Runner
+from sardonyx.engines import Engine, Job, Runner
+from sardonyx.engines.auto import Auto
 from sardonyx.engines.registry import find as find_engine
+from sardonyx.native import native
 from sardonyx.optimize import optimize
 from sardonyx.optimize.legalize import legalize
 from sardonyx.optimize.selection import selected
@@ -31,6 +35,8 @@ from sardonyx.translate.translator import Translation
 
 log = logging.getLogger(__name__)
 
+_TRAINING = ("forward", "backward")
+"""Kinds of graphs that have kernels of their own without being asked: engines have none for gradients."""
 _EDITS_BEFORE_THAW = 2
 """Weights edited more often than this are no constants: they become inputs."""
 
@@ -78,6 +84,7 @@ class _Built:
     translation: Translation
     shapes: Mapping[int, tuple[int, ...]]
     numbers: Numbers
+    libraries: tuple[str, ...]
 
 
 class CompiledRegion(torch.nn.Module):
@@ -108,6 +115,7 @@ class CompiledRegion(torch.nn.Module):
         self._fixed = frozenset(_numbers(region))
         self._edits = 0
         self._as_they_are = _are_outputs(region.results)
+        self._chosen: CompiledRegion | None = None
 
     def run_boxed(self, args: list[Any]) -> Sequence[Any]:
         """Call with a list of arguments, which is cleared so that tensors nobody needs can go."""
@@ -137,12 +145,55 @@ class CompiledRegion(torch.nn.Module):
 
     def _switch(self, args: Sequence[Any]) -> _Session:
         with self._lock:
+            if isinstance(self._engine, Auto):
+                self._chosen = self._chosen or self._choose(self._engine, args)
+                self._current = self._chosen._switch(args)
+                return self._current
             for key, session in self._sessions.items():
                 if session.fits(args, self._stream):
                     self._sessions.get(key)
                     self._current = session
                     return session
             return self._build_and_check(args)
+
+    def _choose(self, auto: Auto, args: Sequence[Any]) -> CompiledRegion:
+        """This region for the engine that `auto` chooses: each candidate has a model of its own."""
+        assert self._first is not None
+        key = auto.key(ir.to_proto(self._first.model).SerializeToString(), args, self._options, self._region.device)
+        engines = auto.candidates(self._options, self._region.device)
+        contenders = {engine.name: partial(self._contender, auto, engine, args) for engine in engines}
+        expected = None if self._first.draws else lambda: pytree.tree_leaves(self._region.graph(*args))
+        choice, chosen = auto.choose(key, contenders, expected, self._options)
+        chosen._report.choice = choice
+        self._graph_report.replace(self._report, chosen._report)
+        self._first = None
+        return chosen
+
+    def _contender(self, auto: Auto, engine: Engine, args: Sequence[Any]) -> tuple[CompiledRegion, Any]:
+        """This region for one engine, and a call of it that draws the same random numbers each time."""
+        translate = partial(self._translate, engine=engine)
+        translation = translate(self._region, self._frozen)
+        nodes = sum(1 for _ in translation.model.graph.all_nodes())
+        region = CompiledRegion(
+            self._region,
+            self._frozen,
+            self._kind,
+            translation,
+            translate,
+            auto.options_for(engine, self._options),
+            self._graph_report,
+            RegionReport(nodes_translated=nodes, weights=len(translation.weights)),
+        )
+        session = region._switch(args)
+
+        def call() -> list[Any]:
+            if not session.draws:
+                return region._finish(session.run(args), args)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                return region._finish(session.run(args), args)
+
+        return region, call
 
     def _build_and_check(self, args: Sequence[Any]) -> _Session:
         first = self._current is None
@@ -170,6 +221,7 @@ class CompiledRegion(torch.nn.Module):
             device=self._region.device,
             stream=self._stream(),
             options=self._options,
+            libraries=built.libraries,
         )
         with self._graph_report.stage("engine"):
             held = shared_runner(self._engine, job, snapshot)
@@ -216,10 +268,22 @@ class CompiledRegion(torch.nn.Module):
         if kernels is not None:
             legalize(model, kernels)
         translation, shapes = _still_used(translation), _before_last_reshapes(model.graph)
+        libraries = self._kernels(model)
         self._report.operators = Counter(node.op_type for node in model.graph.all_nodes())
         log.info("%s graph: %d → %d nodes", self._kind, self._report.nodes_translated, self._report.nodes)
         weights = {name: args[index] for name, index in translation.weights.items()}
-        return _Built(self._serialize(model, weights), translation, shapes, numbers)
+        return _Built(self._serialize(model, weights), translation, shapes, numbers, libraries)
+
+    def _kernels(self, model: ir.Model) -> tuple[str, ...]:
+        """Kernels of the model's own, which then holds them, by the libraries they are in."""
+        wanted = self._options.native
+        if not wanted or not self._engine.takes_kernels(self._region.device):
+            return ()
+        if wanted == "auto" and self._kind not in _TRAINING:
+            return ()
+        with self._graph_report.stage("native"):
+            library = native(model, self._options)
+        return () if library is None else (str(library),)
 
     def _serialize(self, model: ir.Model, weights: Mapping[str, torch.Tensor]) -> bytes:
         if self._options.dump or self._options.transforms:

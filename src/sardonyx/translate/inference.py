@@ -26,7 +26,7 @@ _ELEMENTWISE = {
 def annotate(node: ir.Node, dtype: ir.DataType | None) -> None:
     """Set the type, and for elementwise operators the sizes, of a new node's outputs."""
     dtype = dtype or _dtype(node)
-    dims = _elementwise_dims(node) if node.op_type in _ELEMENTWISE else None
+    dims = _DIMS.get(node.op_type, _elementwise_dims if node.op_type in _ELEMENTWISE else _unknown)(node)
     for output in node.outputs:
         if dtype is not None:
             output.type = ir.TensorType(dtype)
@@ -57,6 +57,36 @@ def _elementwise_dims(node: ir.Node) -> Dims | None:
         operands = operands[:1]
     known: list[Dims] = [x.meta["dims"] for x in operands if x.meta.get("dims") is not None]
     return broadcast(*known) if len(known) == len(operands) else None
+
+
+def _unknown(node: ir.Node) -> Dims | None:
+    return None
+
+
+def _known(node: ir.Node) -> list[Dims] | None:
+    found = [x.meta.get("dims") for x in node.inputs if x is not None]
+    known = [dims for dims in found if dims is not None]
+    return known if len(known) == len(found) else None
+
+
+def _concat_dims(node: ir.Node) -> Dims | None:
+    pieces = _known(node)
+    if not pieces:
+        return None
+    axis = node.attributes["axis"].as_int() % len(pieces[0])
+    size = sum((piece[axis] for piece in pieces[1:]), pieces[0][axis])
+    return (*pieces[0][:axis], size, *pieces[0][axis + 1 :])
+
+
+def _matmul_dims(node: ir.Node) -> Dims | None:
+    known = _known(node)
+    if not known or min(map(len, known)) < 2:
+        return None
+    left, right = known
+    return (*broadcast(left[:-2], right[:-2]), left[-2], right[-1])
+
+
+_DIMS = {"Concat": _concat_dims, "MatMul": _matmul_dims}
 
 
 def broadcast(*shapes: Dims) -> Dims:

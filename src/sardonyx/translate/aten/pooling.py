@@ -16,7 +16,7 @@ from sardonyx.translate import dtypes
 from sardonyx.translate.aten.conv import each, known
 from sardonyx.translate.aten.indexing import count_of, positions
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.sizes import Dim
+from sardonyx.translate.sizes import Dim, dims_of
 from sardonyx.translate.table import aten
 
 Value = ir.Value
@@ -56,6 +56,8 @@ def _max_pool(
         return _unbatched(g, g.MaxPool(source, **attributes), batched, like), None
     y, index = g.several("MaxPool", 2, [source], **attributes)
     index.type = ir.TensorType(ir.DataType.INT64)
+    for result in (y, index):
+        g.shaped(result, [*(() if batched else (1,)), *dims_of(like)])
     return _unbatched(g, y, batched, like), _plane_index(g, source, index, spatial, batched, like)
 
 

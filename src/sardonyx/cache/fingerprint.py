@@ -1,0 +1,542 @@
+"""A digest that two modules share only if they certainly compute the same from the same inputs and weights.
+
+It is made of everything that could make a difference: the values of attributes, the code of the user's own functions
+and classes with all they refer to, the versions of packages, and torch's global settings. Weights count by their shape,
+dtype and device alone. What cannot be told by value ends the attempt: then there is no digest.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import enum
+import functools
+import hashlib
+import logging
+import operator
+import re
+import sys
+import types
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Collection, Mapping
+from itertools import compress
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+from sardonyx.cache import provenance
+from sardonyx.cache.machine import own_code, versions
+from sardonyx.cache.names import (
+    BY_TEXT,
+    CALLS_NO_OTHERS,
+    CONSTRUCTORS,
+    LEADS_ANYWHERE,
+    NOT_OF_A_CLASS,
+    NOT_OF_A_MODULE,
+    OF_ONE_PROCESS,
+    PURE,
+    READS_THE_WORLD,
+    Names,
+    names_of,
+)
+from sardonyx.cache.provenance import file_state, leads_back, namespace, origin_of_function, origin_of_module
+
+log = logging.getLogger(__name__)
+
+_MOST = 500_000
+"""Values looked at before giving up: hashing more would take longer than what the digest is to save."""
+
+
+class _Uncertain(Exception):
+    """Something cannot be told by value."""
+
+
+def fingerprint(module: nn.Module) -> str | None:
+    """The digest of a module, the same in every process; None if it cannot be certain.
+
+    >>> fingerprint(nn.ReLU()) == fingerprint(nn.ReLU()) != fingerprint(nn.ReLU(inplace=True))
+    True
+    """
+    walk = _Walk(module)
+    try:
+        walk.value(_surroundings())
+        walk.value(module)
+        walk.settle()
+        walk.check_packages()
+    except Exception as reason:  # also of objects that cannot be looked at as others can
+        log.info("%s has no fingerprint: %r", type(module).__name__, reason)
+        return None
+    return walk.digest()
+
+
+_SETTINGS: tuple[Callable[[], Any], ...] = (
+    torch.get_default_dtype,
+    torch.is_grad_enabled,
+    torch.is_inference_mode_enabled,
+    torch.are_deterministic_algorithms_enabled,
+    torch.get_float32_matmul_precision,
+    torch.backends.cuda.flash_sdp_enabled,
+    torch.backends.cuda.mem_efficient_sdp_enabled,
+    torch.backends.cuda.math_sdp_enabled,
+    torch.backends.cuda.cudnn_sdp_enabled,
+    torch.backends.mha.get_fastpath_enabled,
+    torch.cuda.is_available,
+)
+
+
+def _surroundings() -> list[Any]:
+    """What is global and changes what torch traces."""
+    if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+        raise _Uncertain("a mode of torch is active")
+    return [
+        versions(),
+        sys.flags.optimize,
+        [ask() for ask in _SETTINGS],
+        [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")],
+        [torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled, torch.backends.cuda.matmul.allow_tf32],
+        list(torch_module._global_forward_pre_hooks.values()),
+        list(torch_module._global_forward_hooks.values()),
+    ]
+
+
+# Values that are what they look like
+
+_PLAIN = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, bytearray, type(...), type(NotImplemented), range}
+)
+_PLAIN_OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.finfo, torch.iinfo)
+_CONTAINERS = frozenset({dict, list, set, deque, OrderedDict, defaultdict, types.MappingProxyType})
+_DATA = _PLAIN | _CONTAINERS | {tuple, frozenset}
+_UNIQUE = (*_PLAIN_OF_TORCH, tuple, frozenset, enum.Enum, type, types.FunctionType, types.BuiltinFunctionType)
+"""What may be in a set: there its place says nothing of which one it is."""
+_BASES = frozenset({*_CONTAINERS, tuple, frozenset, str, int, float, bytes})
+"""Types whose contents are hashed beside the attributes that a class of the user adds to them."""
+
+_METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
+_CODE = (types.FunctionType, types.BuiltinFunctionType, type)
+_TORCHS_OWN = ("aten", "prim", "prims")
+"""Namespaces of operators that come with torch's version."""
+
+
+class _Walk:
+    """Goes through values and code once each, and hashes what it meets."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._hashed = hashlib.sha256()
+        self._met: dict[int, tuple[int, Any]] = {}
+        """By address: which one it was, and the thing itself, so that no other gets its address."""
+        self._count = 0
+        self._packages = {"torch"}
+        self._bases: set[type] = set()
+        self._names = {"forward"}
+        """Every name in the code of the user's own that was looked at."""
+        self._called: list[type] = []
+        """Classes that code may make an instance of."""
+        self._waiting: list[tuple[type, str, Any]] = []
+        """Members of classes that nothing seems to use so far."""
+        self._weights: dict[int, str] = {}
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            self._weights.setdefault(id(tensor), name)
+
+    def digest(self) -> str:
+        return self._hashed.hexdigest()
+
+    def check_packages(self) -> None:
+        """Nothing of the packages in use may have been replaced by what their versions do not tell."""
+        for where, what in provenance.intrusions(sorted(self._packages)):
+            if what is None:
+                raise _Uncertain(f"{where} was replaced")
+            self._put(where, what)
+        for held in (vars(torch), vars(nn.functional), vars(torch.Tensor), vars(nn.Module)):
+            self._put("names", repr(namespace(held)))
+
+    def _put(self, *texts: str) -> None:
+        self._count += 1
+        if self._count > _MOST:
+            raise _Uncertain(f"there are more than {_MOST} values")
+        for text in texts:
+            self._put_bytes(text.encode(errors="surrogatepass"))
+
+    def _put_bytes(self, data: Any) -> None:
+        self._hashed.update(b"%d:" % len(data))
+        self._hashed.update(data)
+
+    def _first_time(self, thing: Any) -> bool:
+        """Whether the thing was not met before; if it was, which one it is says all."""
+        known = self._met.get(id(thing))
+        if known is not None:
+            self._put("again", str(known[0]))
+            return False
+        self._met[id(thing)] = (len(self._met), thing)
+        return True
+
+    # Values
+
+    def value(self, value: Any) -> None:
+        kind = type(value)
+        if kind in _PLAIN or isinstance(value, _PLAIN_OF_TORCH):
+            self._put(kind.__name__, repr(value))
+        elif kind in (tuple, frozenset):  # equal ones are as good as the same
+            self._items(value)
+        else:
+            if isinstance(value, type):
+                self._called.append(value)
+            if self._first_time(value):
+                self._look(value)
+
+    def _look(self, value: Any) -> None:
+        if type(value) in _CONTAINERS:
+            self._items(value)
+        else:
+            next((look for kinds, look in _WAYS if isinstance(value, kinds)), _Walk._object)(self, value)
+
+    def _kind(self, kind: type) -> None:
+        """The class of an instance, which is there already: how it is made is of no concern."""
+        if self._first_time(kind):
+            self._class(kind)
+
+    def _items(self, value: Any) -> None:
+        """What a container holds, in its order where it has one."""
+        if isinstance(value, (set, frozenset)):
+            self._put("set", *sorted(self._alone(item) for item in value))
+        elif isinstance(value, Mapping):
+            self._put(type(value).__name__, str(len(value)))
+            self.value(getattr(value, "default_factory", None))
+            for key, item in list(value.items()):
+                self.value(key)
+                self.value(item)
+        else:
+            self._put(type(value).__name__, str(len(value)))
+            for item in list(value):
+                self.value(item)
+
+    def _alone(self, item: Any) -> str:
+        """The digest of one value by itself, that has no identity beside its value."""
+        if not (type(item) in _PLAIN or isinstance(item, _UNIQUE) or id(item) in self._weights):
+            raise _Uncertain(f"a set holds a {type(item).__name__}")
+        walk = _Walk(nn.Module())
+        walk._weights, walk._packages = self._weights, self._packages
+        walk._names, walk._called, walk._waiting = self._names, self._called, self._waiting
+        walk.value(item)
+        return walk.digest()
+
+    def _object(self, value: Any) -> None:
+        """An instance of some class: the class, and all of its attributes."""
+        kind = type(value)
+        if kind.__module__ == "typing" or isinstance(value, (types.GenericAlias, types.UnionType)):
+            self._put("type", repr(value))
+            return
+        base = next((base for base in kind.__mro__ if base in _BASES), object)
+        slots = copyreg._slotnames(kind)  # type: ignore[attr-defined]  # as pickle asks
+        words = (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0) + len(slots)
+        if kind.__basicsize__ > base.__basicsize__ + 8 * words or kind.__itemsize__ != base.__itemsize__:
+            raise _Uncertain(f"what is in a {kind.__module__}.{kind.__qualname__} cannot be seen")
+        self._put("object")
+        self._kind(kind)
+        self._attributes({name: object.__getattribute__(value, name) for name in slots if _has(value, name)})
+        self._attributes(_dict_of(value), without=OF_ONE_PROCESS)
+        if base in (str, int, float, bytes):
+            self._put(base.__repr__(value))
+        elif base is not object:
+            self._items(value)
+
+    def _attributes(self, held: Mapping[str, Any], without: Collection[str] = ()) -> None:
+        self._put("attributes")
+        for name in sorted(name for name in held if name not in without):
+            self._put(name)
+            self.value(held[name])
+
+    def _enum(self, value: enum.Enum) -> None:
+        self._put("enum", repr(value.name))
+        self._kind(type(value))
+        self.value(value.value)
+
+    def _array(self, value: Any) -> None:
+        if value.dtype.hasobject or (not isinstance(value, np.generic) and type(value) is not np.ndarray):
+            raise _Uncertain(f"a {type(value).__name__} holds {value.dtype}")
+        self._put("array", str(value.dtype), repr(value.shape))
+        self._put_bytes(np.ascontiguousarray(value).tobytes())
+
+    def _tensor(self, value: torch.Tensor) -> None:
+        if type(value) not in (torch.Tensor, nn.Parameter) or value.layout != torch.strided or value.is_quantized:
+            raise _Uncertain(f"a tensor is a {type(value).__name__}, {value.layout}, {value.dtype}")
+        self._put("tensor", type(value).__name__, str(value.dtype), str(value.device), repr(tuple(value.shape)))
+        self._put(repr((value.stride(), value.requires_grad, value.is_conj(), value.is_neg(), value.is_inference())))
+        self._attributes(_dict_of(value))
+        name = self._weights.get(id(value))
+        if name is not None:
+            self._put("weight", name)
+        elif value.numel() and value.device.type != "meta":
+            plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+            self._put_bytes(plain.view(-1).view(torch.uint8).numpy().data)
+
+    def _module(self, value: nn.Module) -> None:
+        if isinstance(value, (torch.jit.ScriptModule, torch.fx.GraphModule)):
+            raise _Uncertain(f"there is a {type(value).__name__}, whose code is not Python's")
+        self._put("module")
+        self._kind(type(value))
+        self._attributes(vars(value), without=NOT_OF_A_MODULE)
+        before, after = value._forward_pre_hooks, value._forward_hooks
+        self.value([(hook, key in value._forward_pre_hooks_with_kwargs) for key, hook in before.items()])
+        keywords, always = value._forward_hooks_with_kwargs, value._forward_hooks_always_called
+        self.value([(hook, key in keywords, key in always) for key, hook in after.items()])
+
+    # Code
+
+    def _function(self, value: types.FunctionType) -> None:
+        origin = origin_of_function(value)
+        if origin is not None and leads_back(value):
+            self._released(origin, value)
+            return
+        self._put("function", origin or "")
+        if origin is None:
+            self._code(value)
+        else:  # made by a released one, as decorators do: what it was made of tells it apart
+            home = str(value.__globals__.get("__name__", ""))
+            self._uses(origin, home)
+            self._put(home, value.__code__.co_qualname, str(value.__code__.co_firstlineno))
+        self.value(value.__defaults__)
+        self.value(value.__kwdefaults__)
+        self._attributes(vars(value))
+        for cell in value.__closure__ or ():
+            self._cell(cell)
+
+    def _cell(self, cell: types.CellType) -> None:
+        try:
+            inside = cell.cell_contents
+        except ValueError:
+            self._put("empty")
+        else:
+            self.value(inside)
+
+    def _code(self, function: types.FunctionType) -> None:
+        """A function of the user's own: its code, and all that it names."""
+        self._code_object(function.__code__)
+        used = names_of(function.__code__)
+        self._names |= used.all
+        if used.all & LEADS_ANYWHERE:
+            raise _Uncertain(f"the code uses {min(used.all & LEADS_ANYWHERE)}")
+        for name in used.loaded:
+            self._put(name)
+            if name in function.__globals__:
+                self._global(name, function.__globals__[name], used)
+            else:
+                self._builtin_name(name)
+        for name in used.imported:
+            if not name or origin_of_module(name) is None or name not in sys.modules:
+                raise _Uncertain(f"{function.__qualname__} imports {name or 'from its own package'} while it runs")
+            self._namespace(sys.modules[name], used.all, set())
+
+    def _global(self, name: str, value: Any, used: Names) -> None:
+        if not isinstance(value, types.ModuleType):
+            self.value(value)
+        elif name in used.bare:  # it is handed on to code that has other names
+            self._held_module(value)
+        else:
+            self._namespace(value, used.all, set())
+
+    def _builtin_name(self, name: str) -> None:
+        if name in READS_THE_WORLD:
+            raise _Uncertain(f"the code uses {name}()")
+        held = vars(sys.modules["builtins"])
+        self._put("builtin" if name in held else "absent")
+        self.value(held.get(name))
+
+    def _namespace(self, module: types.ModuleType, names: frozenset[str], seen: set[str]) -> None:
+        """A module that code names: of what it holds, that which the code names too."""
+        if module.__name__ in seen:
+            return
+        seen.add(module.__name__)
+        origin = origin_of_module(module.__name__)
+        if origin is not None:
+            self._uses(origin, module.__name__)
+        self._put("namespace", module.__name__, origin or "")
+        if origin is None and ("getattr" in names or "__getattr__" in vars(module)):
+            raise _Uncertain(f"the code may take anything from {module.__name__}")
+        if module is torch.ops and names & _namespaces_of_others():
+            raise _Uncertain("the code calls operators that are not torch's own")
+        for name in sorted(names & vars(module).keys()):
+            inside = vars(module)[name]
+            self._put(name)
+            if isinstance(inside, types.ModuleType):
+                self._namespace(inside, names, seen)
+            elif origin is None or type(inside) in _DATA or isinstance(inside, _CODE):
+                self.value(inside)
+
+    def _held_module(self, value: types.ModuleType) -> None:
+        """A module that is a value, of which anything may be used."""
+        origin = origin_of_module(value.__name__)
+        if origin is None:
+            raise _Uncertain(f"the code may take anything from {value.__name__}")
+        self._uses(origin, value.__name__)
+        self._put("module", origin, value.__name__)
+
+    def _pure(self, module: str) -> None:
+        top = module.partition(".")[0]
+        if module == "numpy.random" or (top in sys.stdlib_module_names and top not in PURE):
+            raise _Uncertain(f"the code uses {module}, which depends on more than what it is given")
+
+    def _code_object(self, code: types.CodeType) -> None:
+        self._put_bytes(code.co_code)
+        self._put_bytes(code.co_exceptiontable)
+        counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+        self._put(repr((counts, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)))
+        for const in code.co_consts:
+            if isinstance(const, types.CodeType):
+                self._code_object(const)
+            else:
+                self.value(const)
+
+    def _class(self, value: type) -> None:
+        origin = origin_of_module(value.__module__)
+        if origin is not None and (leads_back(value) or not _is_made_of_python(value)):
+            self._released(origin, value)
+            if issubclass(value, nn.Module):
+                self._as_it_was_released(value)
+            return
+        self._put("class", value.__name__)
+        for kind in (type(value), *value.__bases__):
+            self._kind(kind)
+        waiting = {name for name, member in vars(value).items() if _may_wait(value, name, member)} - NOT_OF_A_CLASS
+        self._attributes(vars(value), without=waiting | NOT_OF_A_CLASS)
+        self._waiting += [(value, name, vars(value)[name]) for name in sorted(waiting)]
+
+    def settle(self) -> None:
+        """Look at the members of classes that had to wait, as far as the code that was looked at may use them."""
+        while True:
+            ready = [self._is_used(owner, name) for owner, name, _ in self._waiting]
+            found = list(compress(self._waiting, ready))
+            if not found:
+                return
+            self._waiting[:] = compress(self._waiting, map(operator.not_, ready))
+            for owner, name, member in sorted(found, key=lambda it: (it[0].__module__, it[0].__qualname__, it[1])):
+                self._put("member", name)
+                self._kind(owner)
+                self.value(member)
+
+    def _is_used(self, owner: type, name: str) -> bool:
+        if name in CONSTRUCTORS:
+            return not self._names.isdisjoint(("type", "__class__")) or any(
+                issubclass(called, owner) for called in self._called
+            )
+        return name in self._names or not self._names.isdisjoint(BY_TEXT) or not self._packages <= CALLS_NO_OTHERS
+
+    def _as_it_was_released(self, value: type) -> None:
+        """What is in the class and its module, and the files they come from."""
+        for base in value.__mro__:
+            if base not in self._bases and issubclass(base, nn.Module):
+                self._bases.add(base)
+                module = sys.modules[base.__module__]
+                self._put(repr(namespace(vars(base))), repr(namespace(vars(module))), repr(file_state(module.__name__)))
+
+    def _released(self, origin: str, value: Any) -> None:
+        """Code of a released package: its name and the version say all."""
+        module = value.__module__ or ""
+        self._uses(origin, module)
+        self._put("released", origin, module, value.__qualname__)
+
+    def _uses(self, origin: str, module: str) -> None:
+        if origin == provenance.OURS:
+            self._put(own_code())
+        elif origin == provenance.PYTHON or module == "numpy.random":
+            self._pure(module)
+        else:
+            self._packages.add(module.partition(".")[0])
+
+    def _builtin(self, value: Any) -> None:
+        """A function written in C, by name; a bound one with what it is bound to."""
+        bound = getattr(value, "__self__", None)
+        home = getattr(value, "__objclass__", None) or (bound if isinstance(bound, type) else None)
+        module = getattr(value, "__module__", None) or (bound.__name__ if isinstance(bound, types.ModuleType) else "")
+        if module:
+            self._pure(module)
+        self._put("builtin", module, value.__qualname__, home.__qualname__ if home else "")
+        if bound is not None and not isinstance(bound, (type, types.ModuleType)):
+            self.value(bound)
+
+    def _operator(self, value: Any) -> None:
+        name = str(value)
+        if not name.startswith(tuple(f"{own}." for own in _TORCHS_OWN)):
+            raise _Uncertain(f"what torch.ops.{name} computes cannot be seen")
+        self._put("operator", name)
+
+
+def _of_parts(*parts: str) -> Callable[[_Walk, Any], None]:
+    """A way to look at what is known by some of its attributes."""
+
+    def look(walk: _Walk, value: Any) -> None:
+        if origin_of_module(type(value).__module__) is None:
+            raise _Uncertain(f"a {type(value).__qualname__} may be more than a {type(value).__base__}")
+        walk.value((type(value).__name__, *(getattr(value, part) for part in parts)))
+
+    return look
+
+
+_WAYS: tuple[tuple[Any, Callable[[_Walk, Any], None]], ...] = (
+    (torch.Tensor, _Walk._tensor),
+    (nn.Module, _Walk._module),
+    (types.FunctionType, _Walk._function),
+    (enum.Enum, _Walk._enum),
+    (type, _Walk._class),
+    (types.ModuleType, _Walk._held_module),
+    ((torch._ops.OpOverload, torch._ops.OpOverloadPacket), _Walk._operator),
+    ((types.BuiltinFunctionType, types.MethodWrapperType, types.MethodDescriptorType), _Walk._builtin),
+    ((types.WrapperDescriptorType, types.ClassMethodDescriptorType), _Walk._builtin),
+    ((types.GetSetDescriptorType, types.MemberDescriptorType), _Walk._builtin),
+    (types.MethodType, _of_parts("__func__", "__self__")),
+    ((staticmethod, classmethod), _of_parts("__func__")),
+    (property, _of_parts("fget", "fset", "fdel")),
+    (functools.cached_property, _of_parts("func", "attrname")),
+    (functools.partial, _of_parts("func", "args", "keywords", "__dict__")),
+    (functools._lru_cache_wrapper, _of_parts("__wrapped__")),
+    (slice, _of_parts("start", "stop", "step")),
+    ((np.ndarray, np.generic), _Walk._array),
+    (np.dtype, _of_parts("str", "names")),
+    (np.ufunc, _of_parts("__name__")),
+    (re.Pattern, _of_parts("pattern", "flags")),
+    (logging.Logger, _of_parts("name")),
+    (PurePath, lambda walk, value: walk.value(("path", str(value)))),
+    (weakref.ref, lambda walk, value: walk.value(("reference", value()))),
+)
+"""How to look at what is no plain value and no container; anything else is an object with attributes."""
+
+
+def _dict_of(value: Any) -> Mapping[str, Any]:
+    try:
+        held: Mapping[str, Any] = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return held
+
+
+def _has(value: Any, slot: str) -> bool:
+    try:
+        object.__getattribute__(value, slot)
+    except AttributeError:
+        return False
+    return True
+
+
+def _is_made_of_python(kind: type) -> bool:
+    """Whether a class statement made it, which could hold the user's code under a package's name."""
+    return any(isinstance(value, types.FunctionType) for value in vars(kind).values()) or "__dict__" in vars(kind)
+
+
+def _may_wait(owner: type, name: str, member: Any) -> bool:
+    """Whether a member of a class is of no concern unless code names it.
+
+    So are methods of modules that their released bases do not have. Other packages than torch may look for them yet.
+    """
+    if name in CONSTRUCTORS:
+        return True
+    if not isinstance(member, _METHODS) or name.startswith("__") or not issubclass(owner, nn.Module):
+        return False
+    return not any(name in vars(base) for base in owner.__mro__ if origin_of_module(base.__module__) is not None)
+
+
+def _namespaces_of_others() -> set[str]:
+    return {name.partition("::")[0] for name in torch._C._dispatch_get_all_op_names()}.difference(_TORCHS_OWN)

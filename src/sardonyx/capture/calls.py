@@ -1,0 +1,257 @@
+"""One call of a module as a graph of its tensors, and for which other calls that graph stands."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch.utils._sympy.printers import PythonPrinter
+
+from sardonyx.capture.arguments import Arguments, Maker, Results, copy_of, held_by
+from sardonyx.capture.attributes import first_difference
+from sardonyx.capture.export import Captured, capture
+from sardonyx.errors import CaptureError
+from sardonyx.translate.sizes import Dim, dim_of, dims_of
+
+_INSIDE = "module"
+
+
+class Flat(torch.nn.Module):
+    """A module that takes the tensors of a call one by one, and returns those that are new, one by one.
+
+    What else the call has is held: it is part of the graph that is made of it.
+    """
+
+    results: Results
+    symbolic: list[torch.SymInt]
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        forward: Callable[..., Any],
+        given: Any,
+        dynamic: Collection[int] = (),
+        state: Callable[[], tuple[Any, ...]] = tuple,
+    ) -> None:
+        super().__init__()
+        self._state = state
+        self.add_module(_INSIDE, module)
+        arguments = Arguments.of(given)
+        self._forward, self._given = forward, given
+        self._integers, self._count, self._dynamic = arguments.integers, len(arguments.tensors), sorted(dynamic)
+
+    def forward(self, *flat: Any) -> tuple[torch.Tensor, ...]:
+        """Call the module; `results` then tells how its results are put together."""
+        tensors, integers = flat[: self._count], list(self._integers)
+        for index, integer in zip(self._dynamic, flat[self._count :], strict=True):
+            integers[index] = integer
+        copy = copy_of(self._given, tensors, integers)
+        before = held_by(copy)
+        args, kwargs = copy.value
+        state = self._state()
+        result = self._forward(*args, **kwargs)
+        self._refuse_change(state, self._state())
+        self.symbolic = []
+        self.results = Results(result, copy, before, tensors, self._size)
+        return self.results.take()
+
+    def _refuse_change(self, before: tuple[Any, ...], after: tuple[Any, ...]) -> None:
+        if before != after:
+            changed = first_difference(before, after)
+            raise CaptureError(f"forward changes the attribute {changed!r}, which a compiled module would not")
+
+    def _size(self, size: torch.SymInt) -> Maker:
+        index = len(self.symbolic)
+        self.symbolic.append(size)
+        return lambda call: call.sizes[index]
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A graph of a call."""
+
+    graph: torch.fx.GraphModule
+    held: Mapping[int, str | torch.Tensor]
+    """Placeholders that are weights, by their names in the module, or constants of its code."""
+    given: Mapping[int, int]
+    """Placeholders that a call gives: the place of each among the call's tensors and then its dynamic integers."""
+    dynamic: tuple[int, ...]
+    """Which of a call's integers are inputs."""
+    results: Results
+    accepts: Callable[[Sequence[int]], bool]
+    """Whether the graph stands for calls of these sizes too."""
+    condition: str
+    """That, as a Python expression of `sizes`."""
+    numbers: Callable[[Sequence[int]], Sequence[int]]
+    """The integers that results have in them, from a call's sizes."""
+    is_dynamic: bool
+    has_numbers: bool = False
+
+    @property
+    def random(self) -> bool:
+        """Whether it draws random numbers."""
+        return any(torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in self.graph.graph.nodes)
+
+
+def trace(
+    module: torch.nn.Module,
+    forward: Callable[..., Any],
+    given: Any,
+    arguments: Arguments,
+    varying: Collection[int],
+    state: Callable[[], tuple[Any, ...]],
+) -> Traced:
+    """Trace a call. `varying` are the places, in `Arguments.sizes`, of what is to stay a symbol where it can.
+
+    `state` tells all that the module's attributes are. Torch.export takes back what a forward does to them, and would
+    leave it out of the graph.
+    """
+    first = sum(tensor.dim() for tensor in arguments.tensors)
+    dynamic = tuple(place - first for place in sorted(varying) if place >= first)
+    flat = Flat(module, forward, given, dynamic, state)
+    auto: Any = torch.export.Dim.AUTO
+    specs: list[Any] = []
+    at = 0
+    for tensor in arguments.tensors:
+        specs.append({axis: auto for axis in range(tensor.dim()) if at + axis in varying})
+        at += tensor.dim()
+    inputs = (*arguments.dense(), *(arguments.integers[index] for index in dynamic))
+    with torch.inference_mode(False):
+        captured = capture(flat, inputs, {}, ((*specs, *(auto for _ in dynamic)),))
+    _refuse_edits(captured, flat.results)
+    return _traced(captured, flat, arguments, dynamic)
+
+
+def _refuse_edits(captured: Captured, results: Results) -> None:
+    returned: Any = captured.graph.graph.output_node().args[0]
+    if len(returned) != results.count:
+        raise CaptureError(
+            "forward edits a buffer, which a compiled module cannot",
+            hint='fallback="warn" lets torch.compile(model, backend="sardonyx") do it, which can',
+        )
+
+
+def _traced(captured: Captured, flat: Flat, arguments: Arguments, dynamic: tuple[int, ...]) -> Traced:
+    values = [node.meta.get("val") for node in captured.graph.graph.find_nodes(op="placeholder")]
+    by_place = {place: values[index] for index, place in captured.given.items()}
+    dims: list[Dim] = []
+    for place, tensor in enumerate(arguments.tensors):
+        value = by_place.get(place)
+        dims += dims_of(value) if isinstance(value, torch.Tensor) else tensor.shape
+    integers: list[Dim] = list(arguments.integers)
+    for at, index in enumerate(dynamic):
+        value = by_place.get(len(arguments.tensors) + at)
+        integers[index] = dim_of(value) if isinstance(value, (int, torch.SymInt)) else integers[index]
+    sizes = _Sizes([*dims, *integers], _environment(values))
+    held = {index: _weight(flat, name, tensor) for index, (name, tensor) in captured.held.items()}
+    numbers = [dim_of(size) for size in flat.symbolic]
+    return Traced(
+        graph=captured.graph,
+        held=held,
+        given=captured.given,
+        dynamic=dynamic,
+        results=flat.results,
+        accepts=function_of_sizes(sizes.condition()),
+        condition=sizes.condition(),
+        numbers=function_of_sizes(sizes.tuple_of(numbers)),
+        is_dynamic=sizes.is_dynamic,
+        has_numbers=bool(numbers),
+    )
+
+
+def _weight(flat: Flat, name: str, tensor: torch.Tensor) -> str | torch.Tensor:
+    """The name of a tensor that the module holds; other tensors are constants of its code."""
+    inside = name.removeprefix(f"{_INSIDE}.")
+    return tensor if inside == name or tensor_of(flat, name) is None else inside
+
+
+def tensor_of(module: torch.nn.Module, name: str) -> torch.Tensor | None:
+    """The tensor of this name in a module."""
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def _environment(values: Sequence[Any]) -> Any:
+    """Torch's record of what was assumed of symbolic sizes; None if nothing is symbolic."""
+    for value in values:
+        for size in (value,) if isinstance(value, torch.SymInt) else getattr(value, "shape", ()):
+            if isinstance(size, torch.SymInt):
+                return size.node.shape_env
+    return None
+
+
+class _Sizes:
+    """The sizes of a trace as Python functions of a call's sizes."""
+
+    def __init__(self, dims: Sequence[Dim], environment: Any) -> None:
+        self._dims, self._environment = dims, environment
+        self._read: dict[sympy.Symbol, sympy.Symbol] = {}
+        for place, dim in enumerate(dims):
+            if isinstance(dim, sympy.Symbol):
+                self._read.setdefault(dim, sympy.Symbol(f"sizes[{place}]", integer=True))
+        self.is_dynamic = bool(self._read)
+
+    def condition(self) -> str:
+        """That every size is what was assumed of it."""
+        terms = [f"sizes[{place}] == {self._text(dim)}" for place, dim in enumerate(self._dims)]
+        return " and ".join([*terms, *self._ranges(), *self._guards()]) or "True"
+
+    def tuple_of(self, wanted: Sequence[Dim]) -> str:
+        """These expressions."""
+        return "(" + "".join(f"{self._text(dim)}, " for dim in wanted) + ")"
+
+    def _text(self, dim: Any) -> str:
+        if isinstance(dim, int):
+            return str(dim)
+        unknown = dim.free_symbols - set(self._read)
+        if unknown:
+            raise CaptureError(f"a size of the model, {dim}, cannot be told from the sizes of its arguments")
+        return f"({PythonPrinter().doprint(dim.xreplace(self._read))})"
+
+    def _ranges(self) -> list[str]:
+        terms = []
+        for symbol, read in self._read.items():
+            bounds = self._environment.var_to_range[symbol]
+            terms += [f"{read} >= {int(bounds.lower)}"] if bounds.lower.is_Integer else []
+            terms += [f"{read} <= {int(bounds.upper)}"] if bounds.upper.is_Integer else []
+        return terms
+
+    def _guards(self) -> list[str]:
+        """What tracing decided by, with every size that turned out to be another written as that other."""
+        if self._environment is None:
+            return []
+        exprs = (self._environment.replace(guard.expr) for guard in self._environment.guards)
+        return [self._text(expr) for expr in exprs if expr is not sympy.true and expr != True]  # noqa: E712  # sympy's
+
+
+def function_of_sizes(expression: str) -> Callable[[Sequence[int]], Any]:
+    """A Python expression of a call's `sizes` as a function; it may compute with integers, and nothing else.
+
+    >>> function_of_sizes("sizes[0] == 2*sizes[1] and max(sizes[1], 3) < 9")((8, 4))
+    True
+    >>> function_of_sizes("open('file')")
+    Traceback (most recent call last):
+    ValueError: open is no function of sizes
+    """
+    for node in ast.walk(ast.parse(expression, mode="eval")):
+        if not isinstance(node, _ARITHMETIC):
+            raise ValueError(f"{type(node).__name__} is no arithmetic")
+        if isinstance(node, ast.Name) and node.id not in ("sizes", *_FUNCTIONS):
+            raise ValueError(f"{node.id} is no function of sizes")
+        if isinstance(node, ast.Constant) and not isinstance(node.value, int):
+            raise ValueError(f"{node.value!r} is no integer")
+    made: Callable[[Sequence[int]], Any] = eval(f"lambda sizes: {expression}", {"__builtins__": {}, **_FUNCTIONS})
+    return made
+
+
+_FUNCTIONS = {"max": max, "min": min, "abs": abs}
+_ARITHMETIC = (
+    *(ast.Expression, ast.Constant, ast.Name, ast.Load, ast.Subscript, ast.Tuple, ast.Call),
+    *(ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Compare, ast.boolop, ast.operator, ast.unaryop, ast.cmpop),
+)

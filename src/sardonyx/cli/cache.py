@@ -1,0 +1,123 @@
+"""`sardonyx cache`: what is kept on disk, how much of it, and how to be rid of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import asdict
+from datetime import timedelta
+
+import click
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+
+from sardonyx.cache.disk import DiskCache, Entry, place
+from sardonyx.options import Options
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+_HOURS_SHOWN = timedelta(hours=48)
+
+pass_cache = click.make_pass_decorator(DiskCache)
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, with sizes in bytes and times in seconds.")
+
+
+def size_of(text: str) -> int:
+    """The bytes of a size as people write it: 500MB, 2GB, 1.5 GiB, 0."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", text.strip(), re.IGNORECASE)
+    if match is None or match[2].upper() not in _UNITS:
+        raise click.BadParameter(f"{text!r} is no size; write 500MB, 2GB, 1.5GiB or 0")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+@click.group()
+@click.option("--dir", "folder", help="The cache's folder; by default the one that SARDONYX_CACHE_DIR or the user has.")
+@click.pass_context
+def command(ctx: click.Context, folder: str | None) -> None:
+    """Show and clean up what was compiled and kept for other processes."""
+    options = Options.of({"cache_dir": folder} if folder else {})
+    cache = DiskCache(place(options.cache_dir), options.cache_bytes)
+    cache.check()
+    ctx.obj = cache
+
+
+@command.command()
+@as_json
+@pass_cache
+def ls(cache: DiskCache, as_json: bool) -> None:
+    """List what is kept, the most recently used first."""
+    entries = cache.entries()
+    if as_json:
+        click.echo(json.dumps([asdict(entry) for entry in entries], indent=1))
+    elif entries:
+        Console().print(_table(entries))
+    else:
+        click.echo(f"{cache.root} is empty")
+
+
+@command.command()
+@as_json
+@pass_cache
+def size(cache: DiskCache, as_json: bool) -> None:
+    """Tell how much is kept, where, and how large it may grow."""
+    entries = cache.entries()
+    total = sum(entry.bytes for entry in entries)
+    if as_json:
+        told = {"folder": str(cache.root), "entries": len(entries), "bytes": total, "limit": cache.limit}
+        click.echo(json.dumps(told, indent=1))
+    else:
+        click.echo(f"{decimal(total)} of {decimal(cache.limit)} in {_count(len(entries))}, in {cache.root}")
+
+
+@command.command()
+@click.option(
+    "--limit", type=size_of, metavar="SIZE", help="How much may stay, as 2GB; by default what the cache may grow to."
+)
+@as_json
+@pass_cache
+def prune(cache: DiskCache, limit: int | None, as_json: bool) -> None:
+    """Drop what was used longest ago, until the rest is within a limit.
+
+    What was used in the last minute stays: a process may be reading it.
+    """
+    _tell(cache, cache.prune(cache.limit if limit is None else limit), as_json)
+
+
+@command.command()
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@as_json
+@pass_cache
+def clear(cache: DiskCache, yes: bool, as_json: bool) -> None:
+    """Drop everything that is not being made right now."""
+    entries = cache.entries()
+    if not yes and entries:
+        total = decimal(sum(entry.bytes for entry in entries))
+        click.confirm(f"Drop {_count(len(entries))} of {total} from {cache.root}?", abort=True, err=True)
+    _tell(cache, cache.clear(), as_json)
+
+
+def _tell(cache: DiskCache, freed: int, as_json: bool) -> None:
+    left = cache.size()
+    if as_json:
+        click.echo(json.dumps({"freed": freed, "bytes": left}))
+    else:
+        click.echo(f"{decimal(freed)} dropped, {decimal(left)} left")
+
+
+def _table(entries: list[Entry]) -> Table:
+    table = Table("key", "what", "size", "made", "used", box=None)
+    table.columns[2].justify = "right"
+    for entry in entries:
+        about = " ".join(entry.about.values())
+        table.add_row(entry.key[:12], about, decimal(entry.bytes), _ago(entry.made), _ago(entry.used))
+    return table
+
+
+def _ago(then: float) -> str:
+    passed = timedelta(seconds=max(0, round(time.time() - then)))
+    return f"{passed} ago" if passed < _HOURS_SHOWN else f"{passed.days} days ago"
+
+
+def _count(entries: int) -> str:
+    return f"{entries} entr{'y' if entries == 1 else 'ies'}"

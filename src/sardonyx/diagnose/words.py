@@ -1,0 +1,186 @@
+"""Values in a few words: tensors by shape, place and range, containers by what is in them; nothing is dumped whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import reprlib
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from itertools import islice
+from math import isfinite
+from typing import Any, TypeAlias
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
+
+Entries: TypeAlias = Iterator[tuple[str, Any]]
+
+_LOOKED_AT = 2**20
+"""Elements of a tensor whose values are looked at; of a larger one they are spread over it."""
+_ENTRIES = 16
+"""Entries of a container that are shown."""
+_DEPTH = 6
+_NODES = 2000
+"""Values inside one argument that are visited at most."""
+
+
+def lines(name: str, value: Any) -> list[str]:
+    """The value under its name, with what it holds indented below.
+
+    >>> print("\\n".join(lines("x", {"mask": torch.ones(2, 3), "scale": 0.5})))
+    x: dict
+      ['mask']: float32[2, 3] cpu, 1 to 1, mean 1
+      ['scale']: 0.5
+    """
+    return _Walk().lines(name, value, ())[0]
+
+
+def tensor_in_words(tensor: torch.Tensor) -> str:
+    """Dtype, sizes, device and range.
+
+    >>> tensor_in_words(torch.tensor([1.0, 3.0, float("nan")]))
+    'float32[3] cpu, 1 to 3, mean 2, 1 NaN'
+    """
+    words = [f"{_kind(tensor)} {tensor.device}"]
+    if tensor.requires_grad:
+        words.append("requires grad")
+    return ", ".join([*words, *_values(tensor)])
+
+
+class _Walk:
+    """One pass through a value, which ends however large, deep or circular the value is."""
+
+    def __init__(self) -> None:
+        self._left = _NODES
+
+    def lines(self, name: str, value: Any, around: tuple[int, ...]) -> tuple[list[str], bool]:
+        """The lines of a value, and whether there are tensors in it: one without is short."""
+        self._left -= 1
+        if isinstance(value, torch.Tensor):
+            return [f"{name}: {tensor_in_words(value)}"], True
+        known = id(value) in around or len(around) >= _DEPTH or self._left < 0
+        entries = None if known else _entries(value)
+        below, found = [], False
+        for label, child in islice(entries or (), _ENTRIES):
+            more, holds = self.lines(label, child, (*around, id(value)))
+            found |= holds
+            if holds or _is_container(value):
+                below += [f"  {line}" for line in more]
+        if not found:
+            return [f"{name}: {_short.repr(value)}"], False
+        left_out = sum(1 for _ in entries or ())
+        below += [f"  … {left_out} more"] if left_out else []
+        return [f"{name}: {type(value).__name__}", *below], True
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, (Mapping, list, tuple, set, frozenset)) or dataclasses.is_dataclass(value)
+
+
+def _entries(value: Any) -> Entries | None:
+    """An iterator over what a value holds, each with the way to it; None if it is no container."""
+    if isinstance(value, Mapping):
+        return ((f"[{_short.repr(key)}]", child) for key, child in value.items())
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return ((f".{name}", child) for name, child in zip(value._fields, value, strict=True))
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return ((f"[{index}]", child) for index, child in enumerate(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        return ((f".{f.name}", getattr(value, f.name)) for f in fields if hasattr(value, f.name))
+    if isinstance(value, (type, torch.nn.Module)) or callable(value) or not hasattr(value, "__dict__"):
+        return None
+    # Of other objects only what can hold tensors counts: a long list of settings must not hide them.
+    return ((f".{name}", child) for name, child in vars(value).items() if not isinstance(child, _PLAIN))
+
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, type)
+
+
+class _Short(reprlib.Repr):
+    """A representation of a few words; of an unknown object its class alone, for its own may be of any length."""
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        if isinstance(x, torch.Tensor):
+            return _kind(x)
+        if isinstance(x, (*_PLAIN, torch.Size, Enum, range, slice, torch.layout, torch.memory_format)):
+            text = repr(x)
+            return text if len(text) <= self.maxother else text[: self.maxother - 1] + "…"
+        if hasattr(x, "dtype") and hasattr(x, "shape"):
+            return f"{type(x).__name__} {x.dtype}{list(x.shape)}"
+        return f"<{type(x).__name__}>"
+
+
+_short = _Short()
+_short.maxstring = _short.maxother = 80
+_short.maxdict = _short.maxlist = _short.maxtuple = _short.maxset = 6
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    name = str(tensor.dtype).removeprefix("torch.")
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, FakeTensor)
+    sizes = "[…]" if tensor.is_nested else str(list(tensor.shape))
+    return ("" if plain else f"{type(tensor).__name__} ") + name + sizes
+
+
+def _values(tensor: torch.Tensor) -> list[str]:
+    reason = _unreadable(tensor)
+    if reason:
+        return [reason]
+    if not tensor.numel():
+        return ["empty"]
+    with torch.no_grad(), _disable_current_modes():
+        looked_at = _spread(tensor.detach())
+        words = _range(looked_at)
+    if looked_at.numel() < tensor.numel():
+        words.append(f"{looked_at.numel()} elements looked at")
+    return words
+
+
+def _unreadable(tensor: torch.Tensor) -> str | None:
+    """Why there are no values to look at, if so."""
+    if tensor.is_meta or isinstance(tensor, FakeTensor):
+        return "without values"
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return "inside a transform"
+    if tensor.is_nested or tensor.layout != torch.strided or tensor.is_quantized:
+        return "values in a layout of their own"
+    if is_traceable_wrapper_subclass(tensor):
+        return "values in parts"  # as of a sharded tensor: reading them may mean to talk to other processes
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+        return "a CUDA graph is being captured"
+    return None
+
+
+def _spread(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or as a view every so manyth element of its longest axes."""
+    while tensor.numel() > _LOOKED_AT:
+        axis = max(range(tensor.dim()), key=tensor.size)
+        step = min(-(-tensor.numel() // _LOOKED_AT), tensor.size(axis))
+        tensor = tensor[(slice(None),) * axis + (slice(None, None, step),)]
+    return tensor
+
+
+_COMPARABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+def _range(tensor: torch.Tensor) -> list[str]:
+    if tensor.dtype == torch.bool:
+        return [f"{int(tensor.sum())} true"]
+    if tensor.is_complex():
+        size, *rest = _range(torch.view_as_real(tensor.resolve_conj()).double().norm(dim=-1))
+        return [f"magnitude {size}", *rest]
+    if not tensor.dtype.is_floating_point and tensor.dtype != torch.uint64:
+        whole = tensor.long()
+        return [f"{int(whole.min())} to {int(whole.max())}", f"mean {whole.double().mean().item():.4g}"]
+    if tensor.dtype in _COMPARABLE:
+        low, high = (x.item() for x in tensor.aminmax())  # NaN if there is one
+        if isfinite(low) and isfinite(high):
+            return [f"{low:.4g} to {high:.4g}", f"mean {tensor.mean(dtype=torch.float64).item():.4g}"]
+    wide = tensor.double()
+    finite = wide[wide.isfinite()]
+    words = [f"{finite.min().item():.4g} to {finite.max().item():.4g}"] if finite.numel() else ["none finite"]
+    words += [f"mean {finite.mean().item():.4g}"] if finite.numel() else []
+    counts = {"NaN": int(wide.isnan().sum()), "Inf": int(wide.isinf().sum())}
+    return words + [f"{count} {name}" for name, count in counts.items() if count]

@@ -1,0 +1,39 @@
+"""Native kernels: groups of a model's operators compiled to a library that ONNX Runtime loads."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import onnx_ir as ir
+
+from sardonyx.errors import MissingDependency
+from sardonyx.native.carve import plan
+from sardonyx.options import Options
+from sardonyx.toolchain import compiler
+
+log = logging.getLogger(__name__)
+
+_LEAST = 2**14
+"""Elements that a kernel has to write before it is built without being asked for."""
+
+
+def native(model: ir.Model, options: Options) -> Path | None:
+    """Give a model kernels of its own, in place; the library they are in, or None where nothing is worth one.
+
+    With `native="auto"` only large groups are, and what cannot be built is left as it is.
+    """
+    automatic = options.native == "auto"
+    try:
+        compiler.find()
+        found = plan(model, least=_LEAST if automatic else 0)
+        library = None if found is None else compiler.built(found.source, options)
+    except (MissingDependency, compiler.CompilerError) as error:
+        if not automatic:
+            raise
+        log.warning("no native kernels: %s", error)
+        return None
+    if found is not None:
+        log.info("%d native kernels for %d groups", found.source.count("static Kernel"), len(found.parts))
+        found.splice()
+    return library

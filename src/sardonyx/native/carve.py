@@ -1,0 +1,170 @@
+"""From a model to the same with kernels of its own: groups of nodes become custom operators of one library."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+
+import onnx_ir as ir
+
+from sardonyx.native.cpp import Kernel
+from sardonyx.native.lower import lower
+from sardonyx.native.region import CannotLower, Lowering
+from sardonyx.native.select import select
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A group of nodes, and the kernel that does the same."""
+
+    group: Sequence[ir.Node]
+    kernel: Kernel
+    name: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which parts of a model become kernels."""
+
+    model: ir.Model
+    parts: Sequence[_Part]
+    domain: str
+    """The domain of the operators."""
+    source: str
+    """C++ of the library that has them."""
+
+    @property
+    def groups(self) -> list[list[str]]:
+        """For each kernel in the model, the operators it stands for."""
+        return [[node.op_type for node in part.group] for part in self.parts]
+
+    def splice(self) -> None:
+        """Put the kernels into the model, in the place of what they compute."""
+        graph = self.model.graph
+        now: dict[ir.Value, ir.Value] = {}
+        for part in self.parts:
+            _replace(graph, part, self.domain, now)
+        graph.opset_imports[self.domain] = 1
+        graph.sort()
+
+
+def plan(model: ir.Model, *, least: int = 0) -> Plan | None:
+    """What of a model had better be kernels of its own; None if nothing. `least` elements each of them has to write."""
+    names: dict[str, str] = {}
+    kernels: list[Kernel] = []
+    parts = []
+    for group in select(model.graph):
+        try:
+            kernel = _kernel(group)
+            code = kernel.code("NAME")
+        except CannotLower as error:
+            log.info("a group of %d nodes stays: %s", len(group), error)
+            continue
+        if kernel.writes() < least:
+            continue
+        if code not in names:
+            names[code] = f"Kernel{len(names)}"
+            kernels.append(kernel)
+        parts.append(_Part(group, kernel, names[code]))
+    if not parts:
+        return None
+    domain = "sardonyx.native." + hashlib.sha256("".join(names).encode()).hexdigest()[:12]
+    return Plan(model, parts, domain, library_source(kernels, domain))
+
+
+def _kernel(group: Sequence[ir.Node]) -> Kernel:
+    members = set(group)
+    outputs = [output for node in group for output in node.outputs]
+    region = Lowering({x for x in outputs if x.is_graph_output() or any(u.node not in members for u in x.uses())})
+    for node in group:
+        lower(region, node)
+    return Kernel(region)
+
+
+def _replace(graph: ir.Graph, part: _Part, domain: str, now: dict[ir.Value, ir.Value]) -> None:
+    """Put one node in the place of a group; `now` tells which values others have already become."""
+    group, kernel = part.group, part.kernel
+    outputs = list(kernel.region.outputs)
+    inputs = [now.get(x, x) for x in kernel.region.inputs]
+    node = ir.Node(domain, part.name, inputs, num_outputs=len(outputs))
+    node.name = f"{part.name}_{group[-1].name}"
+    for old, new in zip(outputs, node.outputs, strict=True):
+        new.name, new.type, new.shape = old.name, old.type, old.shape
+        new.meta.update(old.meta)
+        old.name = f"{old.name}_replaced"
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        now[old] = new
+    graph.insert_after(group[-1], node)
+    graph.remove(group, safe=True)
+
+
+_OPERATOR = """
+static const int {name}_inputs[] = {{{inputs}}}, {name}_outputs[] = {{{outputs}}};
+struct {name}_Operator : ort::CustomOp {{
+  {name}_Operator() {{
+    name = [](const CustomOp*) {{ return "{name}"; }};
+    provider = [](const CustomOp*) -> const char* {{ return nullptr; }};
+    input_count = [](const CustomOp*) -> size_t {{ return {input_count}; }};
+    output_count = [](const CustomOp*) -> size_t {{ return {output_count}; }};
+    input_type = [](const CustomOp*, size_t i) {{ return {name}_inputs[i]; }};
+    output_type = [](const CustomOp*, size_t i) {{ return {name}_outputs[i]; }};
+    input_characteristic = output_characteristic = [](const CustomOp*, size_t) {{ return 0; }};
+    input_memory = [](const CustomOp*, size_t) {{ return 0; }};
+    variadic_input_least = variadic_output_least = [](const CustomOp*) {{ return 1; }};
+    variadic_input_homogeneous = variadic_output_homogeneous = [](const CustomOp*) {{ return 1; }};
+    create_kernel_v2 = [](const CustomOp* op, const void* const*, const ort::Info*, void** kernel) -> ort::Status* {{
+      *kernel = const_cast<CustomOp*>(op);
+      return nullptr;
+    }};
+    compute_v2 = [](void*, ort::Context* context) {{ return {name}::run(context); }};
+    destroy = [](void*) {{}};
+  }}
+}} static {name}_operator;
+"""
+
+_REGISTER = """
+extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps(
+    ort::SessionOptions* options, const ort::ApiBase* base) {{
+  ort::g_api = base->get_api(ort::kVersion);
+  if (!ort::g_api) return nullptr;
+  static ort::Domain* domain = nullptr;
+  if (!domain) {{
+    const ort::CustomOp* operators[] = {{{operators}}};
+    if (auto s = ort::make_domain("{domain}", operators, std::size(operators), &domain)) return s;
+  }}
+  return ort::add_domain(options, domain);
+}}
+"""
+
+
+def library_source(kernels: Sequence[Kernel], domain: str) -> str:
+    """C++ of a library with these kernels as operators of a domain."""
+    parts = [_header("sardonyx.toolchain", "ort.h"), _header("sardonyx.native", "lanes.h")]
+    parts.append(_header("sardonyx.native", "kernels.h"))
+    names = [f"Kernel{i}" for i in range(len(kernels))]
+    parts.append("namespace {")
+    for name, kernel in zip(names, kernels, strict=True):
+        parts.append(kernel.code(name))
+        types = [", ".join(str(int(b.dtype)) for b in side) or "0" for side in (kernel.inputs, kernel.outputs)]
+        parts.append(
+            _OPERATOR.format(
+                name=name,
+                inputs=types[0],
+                outputs=types[1],
+                input_count=len(kernel.inputs),
+                output_count=len(kernel.outputs),
+            )
+        )
+    parts.append("}  // namespace")
+    operators = ", ".join(f"&{name}_operator" for name in names)
+    parts.append(_REGISTER.format(domain=domain, operators=operators))
+    return "\n".join(parts)
+
+
+def _header(package: str, name: str) -> str:
+    return resources.files(package).joinpath(name).read_text().replace("#pragma once\n", "")

@@ -1,0 +1,559 @@
+"""Loops as C++: one function a nest, and for each region one that reads the sizes and calls them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import onnx_ir as ir
+import sympy
+
+from sardonyx.native.nests import Nest, Root, Step, count, live, merged, nests_of
+from sardonyx.native.region import COSTLY, CannotLower, Lowering
+from sardonyx.native.values import Apply, Buffer, Number, Value, View, applied, contiguous, views_of
+from sardonyx.translate.sizes import Dim
+
+TYPES: Mapping[ir.DataType, str] = {
+    ir.DataType.FLOAT: "float",
+    ir.DataType.DOUBLE: "double",
+    ir.DataType.FLOAT16: "half",
+    ir.DataType.BFLOAT16: "bfloat",
+    ir.DataType.BOOL: "boolean",
+    **{ir.DataType[f"{sign}INT{bits}"]: f"{sign.lower()}int{bits}_t" for sign in ("", "U") for bits in (8, 16, 32, 64)},
+}
+"""What holds an element in memory."""
+_COMPUTED = {"half": "float", "bfloat": "float", "boolean": "int32_t"}
+
+_TEMPLATES: Mapping[str, str] = {
+    "add": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "div": "{0} / {1}",
+    "neg": "-{0}",
+    "and": "{0} & {1}",
+    "or": "{0} | {1}",
+    "xor": "{0} ^ {1}",
+    "not": "~{0}",
+}
+_FUNCTIONS: Mapping[str, str] = {
+    "exp": "exponential",
+    "log": "logarithm",
+    "erf": "error_function",
+    "tanh": "hyperbolic_tangent",
+    "sqrt": "square_root",
+    "floor": "floored",
+    "ceil": "ceiled",
+    "round": "rounded",
+    "pow": "power",
+    "min": "minimum",
+    "max": "maximum",
+    "abs": "absolute",
+}
+_NAMED = {"sigmoid", "relu", "sign", "less", "less_equal", "equal", "is_nan", "is_inf", "select"}
+_LIBRARY = {"sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"}
+
+_CHUNK = 4096
+"""Places of a row without reductions that are one unit of work."""
+_SOME = 64
+"""What a size is taken for that is not known before the call."""
+_ACROSS = 64
+"""Rows that are one unit of work where each lane has a row."""
+
+
+class Writer:
+    """Lines of code, indented."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._depth = 0
+
+    def line(self, text: str) -> None:
+        """Add a line."""
+        self.lines.append("  " * self._depth + text)
+
+    @contextmanager
+    def block(self, head: str, tail: str = "}") -> Iterator[None]:
+        """Lines between braces."""
+        self.line(head + " {")
+        self._depth += 1
+        yield
+        self._depth -= 1
+        self.line(tail)
+
+
+class Kernel:
+    """A region as C++: `code(name)` defines a struct with its arguments and a function that runs it."""
+
+    def __init__(self, region: Lowering) -> None:
+        self.region = region
+        self.nests = [merged(nest, region.x) for nest in nests_of(live(region.roots))]
+        self.inputs = list(region.inputs.values())
+        self.outputs = list(region.outputs.values())
+        self._sources = self._symbols()
+        used = [view.buffer for nest in self.nests for step in nest.steps for view in views_of(step.root.value)]
+        self._readers = {buffer: {i for i, nest in enumerate(self.nests) if _reads(nest, buffer)} for buffer in {*used}}
+        self._held = [b for b in region.inner if b in self._readers and not self._is_local(b)]
+
+    def _symbols(self) -> dict[sympy.Symbol, tuple[int, int]]:
+        """Where each symbol is read off: an input and an axis of it."""
+        found: dict[sympy.Symbol, tuple[int, int]] = {}
+        for index, buffer in enumerate(self.inputs):
+            for axis, dim in enumerate(buffer.dims):
+                if isinstance(dim, sympy.Symbol):
+                    found.setdefault(dim, (index, axis))
+        needed: set[sympy.Basic] = set()
+        for nest in self.nests:
+            for dim in _dims_in(nest):
+                needed |= sympy.sympify(dim).free_symbols
+        for buffer in (*self.outputs, *self.region.inner):
+            needed |= {s for dim in buffer.dims for s in sympy.sympify(dim).free_symbols}
+        missing = needed - found.keys()
+        if missing:
+            raise CannotLower(f"no input of the region tells the size {sorted(map(str, missing))[0]}")
+        return {symbol: found[symbol] for symbol in sorted(needed, key=str)}
+
+    def _is_local(self, buffer: Buffer) -> bool:
+        """Whether a buffer is written and read by one nest alone."""
+        makers = {i for i, nest in enumerate(self.nests) if nest.maker(buffer)}
+        return buffer.kind == "inner" and makers == self._readers.get(buffer, makers) and len(makers) == 1
+
+    def writes(self) -> int:
+        """How many elements it writes, a symbolic size taken for some dozens."""
+        symbols = dict.fromkeys(self._sources, _SOME)
+        return sum(int(sympy.sympify(count(buffer.dims)).subs(symbols)) for buffer in self.outputs)
+
+    def code(self, name: str) -> str:
+        """The definitions, under a namespace of that name."""
+        w = Writer()
+        with w.block(f"namespace {name}", "}  // namespace"):
+            w.line("struct Call {")
+            for buffer in self.inputs:
+                w.line(f"  const {TYPES[buffer.dtype]}* {buffer.name};")
+            for buffer in (*self.outputs, *self._held):
+                w.line(f"  {TYPES[buffer.dtype]}* {buffer.name};")
+            for symbol in self._sources:
+                w.line(f"  int64_t {symbol_name(symbol)};")
+            w.line("};")
+            for index, nest in enumerate(self.nests):
+                w.line("")
+                _NestPrinter(w, nest, self._is_local).write(f"nest{index}")
+            w.line("")
+            self._entry(w)
+        return "\n".join(w.lines)
+
+    def _entry(self, w: Writer) -> None:
+        with w.block("ort::Status* run(ort::Context* context)"):
+            w.line("Call call;")
+            w.line("ort::Tensor given;")
+            for index, buffer in enumerate(self.inputs):
+                w.line(f"if (auto s = ort::input(context, {index}, given)) return s;")
+                w.line(f"call.{buffer.name} = static_cast<const {TYPES[buffer.dtype]}*>(given.data);")
+                self._check(w, index, buffer)
+            for symbol in self._sources:
+                w.line(f"const int64_t {symbol_name(symbol)} = call.{symbol_name(symbol)};")
+            for index, buffer in enumerate(self.outputs):
+                dims = ", ".join(map(code_of, buffer.dims))
+                w.line(f"const int64_t dims{index}[] = {{{dims or 0}}};")
+                target = f"reinterpret_cast<void**>(&call.{buffer.name})"
+                w.line(
+                    f"if (auto s = ort::output(context, {index}, dims{index}, {len(buffer.dims)}, {target})) return s;"
+                )
+            for buffer in self._held:
+                kind = TYPES[buffer.dtype]
+                w.line(f"const auto {buffer.name} = memory<{kind}>({code_of(count(buffer.dims))});")
+                w.line(f"call.{buffer.name} = {buffer.name}.get();")
+            for index, nest in enumerate(self.nests):
+                units, cost = _NestPrinter(w, nest, self._is_local).units()
+                w.line(f"if (auto s = spread(context, {units}, {cost}, [&](int64_t begin, int64_t end) {{")
+                w.line(f"  nest{index}(call, begin, end);")
+                w.line("})) return s;")
+            w.line("return nullptr;")
+
+    def _check(self, w: Writer, index: int, buffer: Buffer) -> None:
+        """Sizes are what the code was made for, or say what a symbol is."""
+        wrong = f'return ort::failure("input {index} has other sizes than it was made for");'
+        w.line(f"if (given.rank != {len(buffer.dims)}) {wrong}")
+        for symbol, (at, axis) in self._sources.items():
+            if at == index:
+                w.line(f"call.{symbol_name(symbol)} = given.dims[{axis}];")
+        tests = []
+        for axis, dim in enumerate(buffer.dims):
+            if isinstance(dim, int):
+                tests.append(f"given.dims[{axis}] != {dim}")
+            elif isinstance(dim, sympy.Symbol) and self._sources.get(dim) not in (None, (index, axis)):
+                tests.append(f"given.dims[{axis}] != call.{symbol_name(dim)}")
+        if tests:
+            w.line(f"if ({' || '.join(tests)}) {wrong}")
+
+
+def _reads(nest: Nest, buffer: Buffer) -> bool:
+    return any(view.buffer is buffer for step in nest.steps for view in views_of(step.root.value))
+
+
+def _dims_in(nest: Nest) -> Iterator[Dim]:
+    yield from nest.dims
+    for step in nest.steps:
+        for view in (*views_of(step.root.value), step.root.target):
+            yield from view.strides
+            yield view.offset
+            for guard in view.guards:
+                yield from (guard.start, guard.end)
+        yield from (n.value for n in _numbers(step.root.value) if isinstance(n.value, sympy.Expr))
+
+
+def _numbers(value: Value) -> Iterator[Number]:
+    for apply in applied(value):
+        yield from (arg for arg in apply.args if isinstance(arg, Number))
+    if isinstance(value, Number):
+        yield value
+
+
+class _NestPrinter:
+    """Writes one nest. Lanes go along the last axis: along the row if that is swept, else across rows."""
+
+    def __init__(self, w: Writer, nest: Nest, is_local: Callable[[Buffer], bool]) -> None:
+        if not nest.dims:
+            nest = Nest((1,), None, [_with_place(step) for step in nest.steps])
+        self._w, self._nest = w, nest
+        self._reducing = nest.inner is not None
+        inner = nest.inner if nest.inner is not None else frozenset({len(nest.dims) - 1})
+        self._inner = sorted(inner)
+        self._outer = [axis for axis in range(len(nest.dims)) if axis not in inner]
+        self._last = len(nest.dims) - 1
+        self._across = self._last not in inner
+        self._is_local = is_local
+        self._scratch = {
+            step.root.buffer
+            for step in nest.steps
+            if not step.per_row and not self._across and self._reducing and is_local(step.root.buffer)
+        }
+        self._rows: dict[Buffer, str] = {}
+        self._names: dict[object, str] = {}
+        self._places: dict[int, str] = {}
+        self._next = 0
+
+    def units(self) -> tuple[str, str]:
+        """How much work there is that can run apart, and what a unit of it costs, in elements."""
+        dims = self._nest.dims
+        if self._across:
+            rows = count([dims[a] for a in self._outer[:-1]])
+            chunks = _parts(dims[self._last], _ACROSS)
+            cost = code_of(count([*(dims[a] for a in self._inner), _ACROSS]))
+        elif self._reducing:
+            rows, chunks = count([dims[a] for a in self._outer]), "1"
+            cost = code_of(count([dims[a] for a in self._inner]))
+        else:
+            rows = count([dims[a] for a in self._outer])
+            chunks = _parts(dims[self._last], _CHUNK)
+            cost = f"std::min<int64_t>({code_of(dims[self._last])}, {_CHUNK})"
+        units = code_of(rows) if chunks == "1" else f"{code_of(rows)} * {chunks}"
+        return units, f"{cost} * {self._nest.passes}"
+
+    def write(self, name: str) -> None:
+        """The function that computes some units."""
+        w, nest = self._w, self._nest
+        w.line(f"// {' × '.join(code_of(dim) for dim in nest.dims)}: " + ", ".join(map(_summary, nest.steps)))
+        with w.block(f"static void {name}(const Call& call, int64_t begin, int64_t end)"):
+            for symbol in sorted({s for dim in _dims_in(nest) for s in sympy.sympify(dim).free_symbols}, key=str):
+                w.line(f"const int64_t {symbol_name(symbol)} = call.{symbol_name(symbol)};")
+            buffers = {view.buffer for step in nest.steps for view in views_of(step.root.value)}
+            buffers |= {step.root.buffer for step in nest.steps}
+            for buffer in sorted((b for b in buffers if b.kind != "places"), key=lambda b: b.name):
+                if buffer in self._scratch and self._crosses(buffer):
+                    size = code_of(count([nest.dims[a] for a in self._inner]))
+                    w.line(f"const auto {buffer.name}_memory = memory<{TYPES[buffer.dtype]}>({size});")
+                    w.line(f"auto* __restrict const {buffer.name} = {buffer.name}_memory.get();")
+                elif buffer.kind != "inner" or not self._is_local(buffer) or self._stored(buffer):
+                    w.line(f"auto* __restrict const {buffer.name} = call.{buffer.name};")
+            w.line(f"constexpr int W = kNative * {self._registers()};")
+            with w.block("for (int64_t unit = begin; unit < end; ++unit)"):
+                self._unit()
+
+    def _registers(self) -> int:
+        """How many registers are computed side by side: more where each takes long."""
+        costly = {id(v) for step in self._nest.steps for v in applied(step.root.value) if v.operator in COSTLY}
+        return 4 if len(costly) > 2 else 2
+
+    def _stored(self, buffer: Buffer) -> bool:
+        """Whether a buffer has memory of its own."""
+        step = self._nest.maker(buffer)
+        return step is not None and not step.per_row and buffer not in self._scratch and self._crosses(buffer)
+
+    def _crosses(self, buffer: Buffer) -> bool:
+        """Whether a later pass reads what an earlier one wrote."""
+        step = self._nest.maker(buffer)
+        assert step is not None
+        reads = (s for s in self._nest.steps if any(v.buffer is buffer for v in views_of(s.root.value)))
+        return any(s.level > step.level for s in reads)
+
+    def _unit(self) -> None:
+        w, dims = self._w, self._nest.dims
+        outer = self._outer[:-1] if self._across else self._outer
+        chunked = _ACROSS if self._across else None if self._reducing else _CHUNK
+        rest = "unit"
+        if chunked is not None:
+            parts = _parts(dims[self._last], chunked)
+            if parts != "1":
+                w.line(f"const int64_t from = unit % ({parts}) * {chunked};")
+                w.line(f"const int64_t to = std::min<int64_t>(from + {chunked}, {code_of(dims[self._last])});")
+                rest = f"(unit / ({parts}))"
+            else:
+                w.line(f"const int64_t from = 0, to = {code_of(dims[self._last])};")
+        self._split(outer, rest)
+        if self._across:
+            with w.block(f"sweep<W>(from, to, [&](auto w, int64_t i{self._last})", "});"):
+                self._places[self._last] = f"i{self._last}"
+                self._passes(lanes="w")
+        elif self._reducing:
+            self._passes(lanes="1")
+        else:
+            with w.block(f"sweep<W>(from, to, [&](auto w, int64_t i{self._last})", "});"):
+                self._places[self._last] = f"i{self._last}"
+                self._steps([s for s in self._nest.steps if not s.once], "w")
+
+    def _split(self, axes: Sequence[int], rest: str) -> None:
+        """The places along the outer axes, from the number of a unit."""
+        for at in reversed(range(len(axes))):
+            axis = axes[at]
+            size = code_of(self._nest.dims[axis])
+            if at:
+                self._w.line(f"const int64_t i{axis} = {rest} % {size};")
+                rest = f"({rest} / {size})"
+            else:
+                self._w.line(f"const int64_t i{axis} = {rest};")
+            self._places[axis] = f"i{axis}"
+
+    def _passes(self, lanes: str) -> None:
+        """Row by row: numbers for the row, then a sweep that computes what is reduced or written, and so on."""
+        for level in range(self._nest.passes):
+            steps = [step for step in self._nest.steps if step.level == level]
+            with self._scope():
+                for step in steps:
+                    if step.once:
+                        self._once(step, lanes)
+            rest = [step for step in steps if not step.once]
+            if rest:
+                self._sweep(rest, lanes)
+
+    def _once(self, step: Step, lanes: str) -> None:
+        value = self._expression(step.root.value, lanes, self._outer)
+        self._keep_row(step.root, value)
+        self._store(step.root, value, lanes, self._outer)
+
+    def _keep_row(self, root: Root, value: str) -> None:
+        """The number of a row, under a name that later passes know."""
+        name = f"row_{root.buffer.name}"
+        self._w.line(f"const auto {name} = {value};")
+        self._rows[root.buffer] = name
+
+    def _sweep(self, steps: Sequence[Step], lanes: str) -> None:
+        w = self._w
+        reductions = [step for step in steps if step.root.how]
+        for step in reductions:
+            kind = _computed(step.root.value.dtype)
+            join = f"Across<{step.root.how}, Of<{kind}, w>>" if self._across else f"Along<{step.root.how}, {kind}, W>"
+            w.line(f"{join} sum_{step.root.buffer.name};")
+        plain = self._inner if self._across else self._inner[:-1]
+        with self._loops(plain):
+            if self._across:
+                self._steps(steps, "w")
+            else:
+                size = code_of(self._nest.dims[self._last])
+                with w.block(f"sweep<W>(0, {size}, [&](auto w, int64_t i{self._last})", "});"):
+                    self._places[self._last] = f"i{self._last}"
+                    self._steps(steps, "w")
+        for step in reductions:
+            self._keep_row(step.root, f"sum_{step.root.buffer.name}.total()")
+            self._store(step.root, self._rows[step.root.buffer], lanes, self._outer)
+
+    @contextmanager
+    def _loops(self, axes: Sequence[int]) -> Iterator[None]:
+        if not axes:
+            yield
+            return
+        axis = axes[0]
+        size = code_of(self._nest.dims[axis])
+        with self._w.block(f"for (int64_t i{axis} = 0; i{axis} < {size}; ++i{axis})"):
+            self._places[axis] = f"i{axis}"
+            with self._loops(axes[1:]):
+                yield
+
+    @contextmanager
+    def _scope(self) -> Iterator[None]:
+        before = dict(self._names)
+        yield
+        self._names = before
+
+    def _steps(self, steps: Sequence[Step], lanes: str) -> None:
+        places = list(range(len(self._nest.dims)))
+        with self._scope():
+            for step in steps:
+                value = self._expression(step.root.value, lanes, places)
+                if step.root.how:
+                    self._w.line(f"sum_{step.root.buffer.name}({value});")
+                    continue
+                self._names[_at_own_place(step, self._nest)] = value
+                self._store(step.root, value, lanes, places)
+
+    def _store(self, root: Root, value: str, lanes: str, places: Sequence[int]) -> None:
+        buffer = root.buffer
+        step = self._nest.maker(buffer)
+        assert step is not None
+        if buffer.kind == "inner" and self._is_local(buffer) and (step.per_row or not self._crosses(buffer)):
+            return
+        address, stride = self._address(root.target, places, scratch=buffer in self._scratch)
+        if lanes == "1" or stride == 1:
+            self._w.line(f"put({address}, {value});")
+        else:
+            self._w.line(f"put_apart({address}, {code_of(stride)}, {value});")
+
+    def _address(self, view: View, places: Sequence[int], *, scratch: bool) -> tuple[str, Dim]:
+        """Where a view's element at the current place is, and how far the next one along the lanes."""
+        terms = [view.buffer.name] if view.buffer.kind != "places" else ["int64_t{0}"]
+        strides = dict(zip(places, view.strides, strict=True))
+        if scratch:
+            rows = contiguous([self._nest.dims[a] for a in self._inner])
+            strides = dict(zip(self._inner, rows, strict=True))
+        elif view.offset != 0:
+            terms.append(code_of(view.offset))
+        for axis, stride in strides.items():
+            if stride != 0:
+                terms.append(self._places[axis] if stride == 1 else f"{self._places[axis]} * {code_of(stride)}")
+        return " + ".join(terms), strides.get(self._last, 0)
+
+    def _guarded(self, view: View, address: str, stride: Dim, lanes: str, places: Sequence[int]) -> str:
+        """An element that is read where the guards allow it."""
+        start, end = "0", "std::numeric_limits<int64_t>::max()"
+        tests = []
+        for guard in view.guards:
+            axis = places[guard.axis]
+            if axis == self._last and lanes != "1":
+                start, end = (
+                    f"std::max<int64_t>({start}, {code_of(guard.start)})",
+                    f"std::min<int64_t>({end}, {code_of(guard.end)})",
+                )
+            else:
+                at = self._places[axis]
+                tests.append(f"{at} >= {code_of(guard.start)} && {at} < {code_of(guard.end)}")
+        fill = _number(Number(view.guards[0].fill, (), view.dtype))
+        at = self._places.get(self._last, "0")
+        ok = " && ".join(tests) or "true"
+        return f"guarded<{lanes}>({address}, {code_of(stride)}, {ok}, {at}, {start}, {end}, {fill})"
+
+    def _expression(self, value: Value, lanes: str, places: Sequence[int]) -> str:
+        """The name of a value, which is computed by now."""
+        key: object = id(value) if isinstance(value, Apply) else (value, tuple(places))
+        if isinstance(value, View) and value.buffer in self._rows:
+            row = self._rows[value.buffer]
+            if lanes == "1" or self._across:
+                return row
+            key = ("row", value.buffer)
+            if key not in self._names:
+                self._name(key, f"splat<w>({row})")
+            return self._names[key]
+        if key not in self._names:
+            self._name(key, self._computed(value, lanes, places))
+        return self._names[key]
+
+    def _name(self, key: object, code: str) -> None:
+        name = f"v{self._next}"
+        self._next += 1
+        self._w.line(f"const auto {name} = {code};")
+        self._names[key] = name
+
+    def _computed(self, value: Value, lanes: str, places: Sequence[int]) -> str:
+        if isinstance(value, Number):
+            return f"splat<{lanes}>({_number(value)})"
+        if isinstance(value, View):
+            address, stride = self._address(value, places, scratch=value.buffer in self._scratch)
+            if value.buffer.kind == "places":
+                return f"ramp<{lanes}>({address}, {code_of(stride)})"
+            if value.guards:
+                return self._guarded(value, address, stride, lanes, places)
+            if stride == 1:
+                return f"row<{lanes}>({address})"
+            return f"same<{lanes}>({address})" if stride == 0 else f"apart<{lanes}>({address}, {code_of(stride)})"
+        args = [self._expression(arg, lanes, places) for arg in value.args]
+        if value.operator == "cast":
+            return _cast(args[0], value.args[0].dtype, value.dtype)
+        if value.operator in _TEMPLATES:
+            return _TEMPLATES[value.operator].format(*args)
+        if value.operator in _LIBRARY:
+            return f"each({args[0]}, [](auto x) {{ return std::{value.operator}(x); }})"
+        return f"{_FUNCTIONS.get(value.operator, value.operator)}({', '.join(args)})"
+
+
+def _with_place(step: Step) -> Step:
+    """A step of a single place, as one along an axis of size one."""
+    from dataclasses import replace
+
+    from sardonyx.native.values import Expressions
+
+    value = Expressions().unsqueeze(step.root.value, [0])
+    target = View(step.root.buffer, (1,), (1,), step.root.target.offset)
+    return replace(step, root=replace(step.root, value=value, target=target))
+
+
+def _at_own_place(step: Step, nest: Nest) -> object:
+    view = View(step.root.buffer, nest.dims, contiguous(nest.dims), 0)
+    return view, tuple(range(len(nest.dims)))
+
+
+def _summary(step: Step) -> str:
+    root = step.root
+    return f"{root.buffer.name} = {root.how or ''}{'…' if isinstance(root.value, Apply) else root.value!r}"
+
+
+def _parts(size: Dim, chunk: int) -> str:
+    if isinstance(size, int):
+        return f"{max(1, -(-size // chunk))}"
+    return f"parts({code_of(size)}, {chunk})"
+
+
+def _computed(dtype: ir.DataType) -> str:
+    return _COMPUTED.get(TYPES[dtype], TYPES[dtype])
+
+
+def _number(number: Number) -> str:
+    kind, value = _computed(number.dtype), number.value
+    if isinstance(value, sympy.Expr):
+        return f"static_cast<{kind}>({code_of(value)})"
+    if number.dtype == ir.DataType.BOOL:
+        return "-1" if value else "0"
+    if isinstance(value, float) and not math.isfinite(value):
+        limits = f"std::numeric_limits<{kind}>"
+        text = f"{limits}::quiet_NaN()" if math.isnan(value) else f"{limits}::infinity()"
+        return f"-{text}" if value < 0 else text
+    if kind in ("float", "double"):
+        return f"static_cast<{kind}>({float(value)!r})"
+    if value == -(2**63):
+        return "std::numeric_limits<int64_t>::min()"
+    return f"static_cast<{kind}>({int(value)}{'u' if kind.startswith('u') else ''}{'ll' if '64' in kind else ''})"
+
+
+def _cast(code: str, before: ir.DataType, after: ir.DataType) -> str:
+    if before == ir.DataType.BOOL:
+        return f"from_mask<{_computed(after)}>({code})"
+    if after == ir.DataType.BOOL:
+        return f"to_mask({code})"
+    if TYPES[after] in ("half", "bfloat"):
+        return f"through<{TYPES[after]}>(convert<float>({code}))"
+    return f"convert<{_computed(after)}>({code})"
+
+
+def code_of(dim: Dim) -> str:
+    """A size in C++."""
+    if isinstance(dim, (int, sympy.Integer)):
+        return f"{int(dim)}"
+    if isinstance(dim, sympy.Symbol):
+        return symbol_name(dim)
+    if isinstance(dim, (sympy.Add, sympy.Mul)):
+        sign = " + " if isinstance(dim, sympy.Add) else " * "
+        return "(" + sign.join(code_of(arg) for arg in dim.args) + ")"
+    raise CannotLower(f"the size {dim} is no sum or product of symbols")
+
+
+def symbol_name(symbol: sympy.Basic) -> str:
+    """What a symbol is called in C++."""
+    return "n_" + "".join(c if c.isalnum() else "_" for c in str(symbol))

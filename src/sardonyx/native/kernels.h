@@ -1,0 +1,36 @@
+// What generated kernels share: memory for a call, and work spread over ONNX Runtime's threads.
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+
+namespace {
+
+using namespace lanes;
+
+struct Free {
+  void operator()(void* p) const { std::free(p); }
+};
+
+template <class T>
+std::unique_ptr<T[], Free> memory(int64_t count) {
+  const size_t bytes = (std::max<int64_t>(count, 1) * sizeof(T) + 63) / 64 * 64;
+  return std::unique_ptr<T[], Free>(static_cast<T*>(std::aligned_alloc(64, bytes)));
+}
+
+inline int64_t parts(int64_t size, int64_t chunk) { return std::max<int64_t>(1, (size + chunk - 1) / chunk); }
+
+// Calls `body(begin, end)` over all units, in as many tasks as the work is worth.
+template <class F>
+ort::Status* spread(const ort::Context* context, int64_t units, int64_t cost, const F& body) {
+  constexpr int64_t kWorth = 1 << 14, kMost = 64;
+  const int64_t tasks = std::clamp<int64_t>(units * cost / kWorth, 1, std::min(kMost, std::max<int64_t>(units, 1)));
+  return ort::parallel(context, tasks, [&](size_t task) {
+    const int64_t begin = units * static_cast<int64_t>(task) / tasks;
+    const int64_t end = units * (static_cast<int64_t>(task) + 1) / tasks;
+    body(begin, end);
+  });
+}
+
+}  // namespace

@@ -1,0 +1,221 @@
+"""Loops: which results of a region are computed in one nest, and in how many passes over each row.
+
+A nest has outer axes, whose places are rows that run in parallel, and inner axes, along which a row is swept. A
+reduction over the inner axes leaves a number for the row, which the next sweep over the same row may use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+from sardonyx.native.values import Buffer, Expressions, Value, View, contiguous, views_of
+from sardonyx.translate.sizes import Dim, Dims, dim_of
+
+How: TypeAlias = Literal["Sum", "Product", "Largest", "Smallest"]
+
+
+@dataclass(frozen=True)
+class Root:
+    """Something that is written to memory: an expression at each place, or its reduction over some axes."""
+
+    value: Value
+    target: View
+    """Where it is written: a view over the places of the expression, or over those that a reduction keeps."""
+    how: How | None = None
+    reduced: frozenset[int] = frozenset()
+
+    @property
+    def buffer(self) -> Buffer:
+        """What is written to."""
+        return self.target.buffer
+
+    @property
+    def fills(self) -> bool:
+        """Whether it writes all of its buffer, in order."""
+        whole = count(self.buffer.dims) == count(self.target.dims) and self.target.offset == 0
+        return whole and self.target.strides == contiguous(self.target.dims)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A root in a nest."""
+
+    root: Root
+    level: int
+    """In which pass over a row it is computed."""
+    once: bool
+    """Whether its places are the rows, so that it is computed once for each, before that pass."""
+
+    @property
+    def per_row(self) -> bool:
+        """Whether it gives a number for each row."""
+        return self.once or self.root.how is not None
+
+
+@dataclass
+class Nest:
+    """Steps that share loops over these places."""
+
+    dims: Dims
+    inner: frozenset[int] | None
+    """The axes that rows are swept along; None so long as nothing is reduced, when any would do."""
+    steps: list[Step] = field(default_factory=list)
+
+    @property
+    def outer(self) -> list[int]:
+        """The axes whose places are rows."""
+        return [axis for axis in range(len(self.dims)) if axis not in (self.inner or ())]
+
+    @property
+    def swept(self) -> list[int]:
+        """The axes that rows are swept along, in order."""
+        return sorted(self.inner or ())
+
+    @property
+    def passes(self) -> int:
+        """How often a row is swept."""
+        return 1 + max(step.level for step in self.steps)
+
+    def maker(self, buffer: Buffer) -> Step | None:
+        """The step that writes a buffer."""
+        return next((step for step in self.steps if step.root.buffer is buffer), None)
+
+
+def live(roots: Sequence[Root]) -> list[Root]:
+    """Those that an output needs."""
+    needed: set[Buffer] = set()
+    kept = []
+    for root in reversed(roots):
+        if root.buffer.kind == "output" or root.buffer in needed:
+            kept.append(root)
+            needed |= {view.buffer for view in views_of(root.value)}
+    return kept[::-1]
+
+
+def nests_of(roots: Sequence[Root]) -> list[Nest]:
+    """Roots, in the order of their dependencies, gathered into as few nests as may be."""
+    nests: list[Nest] = []
+    for root in roots:
+        if not any(_join(nest, root) for nest in _candidates(nests, root)):
+            inner = root.reduced if root.how else None
+            nests.append(Nest(root.value.dims, inner, [Step(root, 0, once=False)]))
+    return nests
+
+
+def _candidates(nests: Sequence[Nest], root: Root) -> Iterator[Nest]:
+    """From the last nest back to one that a root depends on."""
+    read = {view.buffer for view in views_of(root.value)}
+    for nest in reversed(nests):
+        yield nest
+        if any(step.root.buffer in read or step.root.buffer is root.buffer for step in nest.steps):
+            return
+
+
+def _join(nest: Nest, root: Root) -> bool:
+    """Put a root into a nest, if its places are those of the nest and it needs nothing from another row."""
+    rows = tuple(nest.dims[axis] for axis in nest.outer)
+    if root.value.dims == nest.dims and (not root.how or nest.inner in (None, root.reduced)):
+        inner, once = (root.reduced if root.how else nest.inner), False
+    elif nest.inner and not root.how and root.value.dims == rows:
+        inner, once = nest.inner, True
+    else:
+        return False
+    level = _level(replace(nest, inner=inner), root, once)
+    if level is None:
+        return False
+    nest.inner = inner
+    nest.steps.append(Step(root, level, once))
+    return True
+
+
+def _level(nest: Nest, root: Root, once: bool) -> int | None:
+    """In which pass a root can be computed; None if it needs what other rows compute."""
+    if nest.maker(root.buffer) is not None:
+        return None
+    level = 0
+    for view in views_of(root.value):
+        step = nest.maker(view.buffer)
+        if step is None:
+            continue
+        if not step.root.fills or (once and not step.per_row) or view.offset != 0 or view.guards:
+            return None
+        if view.strides != _own_place(nest, step, once):
+            return None
+        level = max(level, step.level + (step.root.how is not None))
+    return level
+
+
+def _own_place(nest: Nest, step: Step, once: bool) -> Dims:
+    """The strides by which a step's result is read at the same place, or in the same row."""
+    if not step.per_row:
+        return contiguous(nest.dims)
+    rows = contiguous([nest.dims[axis] for axis in nest.outer])
+    if once:
+        return rows
+    by_axis = dict(zip(nest.outer, rows, strict=True))
+    return tuple(by_axis.get(axis, 0) for axis in range(len(nest.dims)))
+
+
+def merged(nest: Nest, expressions: Expressions) -> Nest:
+    """The same with neighbouring axes made one wherever every access allows, so that loops are long."""
+    axis = 0
+    while axis + 1 < len(nest.dims):
+        if _mergeable(nest, axis):
+            nest = _merge(nest, axis, expressions)
+        else:
+            axis += 1
+    return nest
+
+
+def _accesses(nest: Nest, step: Step) -> Iterator[tuple[View, list[int]]]:
+    """The views of a step, each with the axes of the nest that it goes over."""
+    places = nest.outer if step.once else list(range(len(nest.dims)))
+    for view in views_of(step.root.value):
+        yield view, places
+    yield step.root.target, nest.outer if step.per_row else places
+
+
+def _mergeable(nest: Nest, axis: int) -> bool:
+    if (axis in nest.outer) != (axis + 1 in nest.outer):
+        return False
+    for step in nest.steps:
+        for view, places in _accesses(nest, step):
+            if axis in places:
+                at = places.index(axis)
+                if view.strides[at] != dim_of(view.strides[at + 1] * nest.dims[axis + 1]):
+                    return False
+                if any(guard.axis in (at, at + 1) for guard in view.guards):
+                    return False
+    return True
+
+
+def _merge(nest: Nest, axis: int, expressions: Expressions) -> Nest:
+    def squeezed(value: Value, places: Sequence[int]) -> Value:
+        if axis not in places:
+            return value
+        return expressions.merge(value, places.index(axis))
+
+    def changed(step: Step) -> Step:
+        places = nest.outer if step.once else list(range(len(nest.dims)))
+        value = squeezed(step.root.value, places)
+        target = squeezed(step.root.target, nest.outer if step.per_row else places)
+        assert isinstance(target, View)
+        return replace(step, root=replace(step.root, value=value, target=target, reduced=moved(step.root.reduced)))
+
+    def moved(axes: frozenset[int]) -> frozenset[int]:
+        return frozenset(a - (a > axis) for a in axes)
+
+    joined = dim_of(nest.dims[axis] * nest.dims[axis + 1])
+    dims = (*nest.dims[:axis], joined, *nest.dims[axis + 2 :])
+    inner = None if nest.inner is None else moved(nest.inner)
+    return Nest(dims, inner, [changed(step) for step in nest.steps])
+
+
+def count(dims: Sequence[Dim]) -> Dim:
+    """How many places there are."""
+    product: Dim = 1
+    for dim in dims:
+        product = dim_of(product * dim)
+    return product

@@ -1,0 +1,265 @@
+"""A region being lowered: the buffers it reads and writes, and the results it has so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import sympy
+
+from sardonyx.native.nests import How, Root, count
+from sardonyx.native.values import (
+    Apply,
+    Buffer,
+    CannotView,
+    Expressions,
+    Number,
+    Reshaped,
+    Value,
+    View,
+    applied,
+    contiguous,
+)
+from sardonyx.optimize.pattern import array_of
+from sardonyx.translate.inference import broadcast
+from sardonyx.translate.sizes import Dim, Dims, dim_of
+
+COSTLY = frozenset({"exp", "log", "erf", "tanh", "sigmoid", "pow", "sin", "cos", "sqrt", "div", "softplus"})
+"""Operators that are not computed twice where storing the result would do."""
+
+_RECOMPUTED = 1
+"""So many operators are rather computed again than their result stored."""
+
+
+class CannotLower(Exception):
+    """A node or its sizes cannot be expressed by loops; says why."""
+
+
+class Lowering:
+    """Turns the nodes of a region, in order, into roots. Lowerings of operators call its methods."""
+
+    def __init__(self, returned: Collection[ir.Value] = ()) -> None:
+        self._returned = returned
+        self.x = Expressions()
+        self.roots: list[Root] = []
+        self.inputs: dict[ir.Value, Buffer] = {}
+        self.outputs: dict[ir.Value, Buffer] = {}
+        self.inner: list[Buffer] = []
+        self._made = 0
+        self._values: dict[ir.Value, Value | Reshaped] = {}
+        self._stored: dict[Value | Reshaped, View] = {}
+
+    # What a region reads and returns
+
+    def value(self, given: ir.Value) -> Value:
+        """A node's operand, to compute with."""
+        value = self.unread(given)
+        if isinstance(value, Reshaped):
+            value = self._values[given] = self.stored(value)
+        return value
+
+    def unread(self, given: ir.Value) -> Value | Reshaped:
+        """A node's operand: computed here, a number, or an input of the region; perhaps such as can only be written."""
+        if given in self._values:
+            return self._values[given]
+        array = array_of(given)
+        if array is not None and array.size == 1 and given.dtype is not None:
+            self._values[given] = Number(array.reshape(()).item(), dims_of(given), given.dtype)
+        else:
+            self._values[given] = self._input(given).view()
+        return self._values[given]
+
+    def _input(self, given: ir.Value) -> Buffer:
+        if given not in self.inputs:
+            self.inputs[given] = Buffer(f"in{len(self.inputs)}", "input", dims_of(given), dtype_of(given))
+        return self.inputs[given]
+
+    def give(self, result: ir.Value, value: Value | Reshaped) -> None:
+        """Say what a node's result is; costly ones that several read are stored."""
+        if value.dims != dims_of(result):
+            raise CannotLower(f"{result.name} should have the sizes {dims_of(result)}, and not {value.dims}")
+        if isinstance(value, Apply) and value.operator in COSTLY and len(result.uses()) > 1:
+            value = self.stored(value)
+        if result in self._returned:
+            value = self._output(result, value)
+        self._values[result] = value
+
+    def _output(self, result: ir.Value, value: Value | Reshaped) -> Value | Reshaped:
+        """Make a result an output of the region; what else reads it may read it there."""
+        name = f"out{len(self.outputs)}"
+        if isinstance(value, View) and value.buffer.kind == "inner" and _is_whole(value):
+            value.buffer.name, value.buffer.kind, value.buffer.dims = name, "output", value.dims
+            self.inner.remove(value.buffer)
+            self.outputs[result] = value.buffer
+            return value
+        buffer = self.outputs[result] = Buffer(name, "output", dims_of(result), dtype_of(result))
+        self._write(value, buffer.view())
+        return value if isinstance(value, (View, Number)) else buffer.view()
+
+    # What lowerings are written with
+
+    def apply(self, operator: str, *args: Value, dtype: ir.DataType | None = None) -> Value:
+        """An operator of scalars over broadcast arguments."""
+        dims = broadcast(*(arg.dims for arg in args))
+        for arg in args:
+            pairs = zip(reversed(arg.dims), reversed(dims), strict=False)
+            if any(have not in (1, want) for have, want in pairs):
+                raise CannotLower(f"sizes {[arg.dims for arg in args]} that may or may not be equal")
+        return self.x.apply(operator, [self.expand(arg, dims) for arg in args], dtype or args[0].dtype)
+
+    def permute(self, value: Value, order: Sequence[int]) -> Value:
+        """Axes in another order."""
+        return self._viewed(self.x.permute, value, order)
+
+    def expand(self, value: Value, dims: Dims) -> Value:
+        """Broadcast to these sizes."""
+        return self._viewed(self.x.expand, value, dims)
+
+    def squeeze(self, value: Value, axes: Sequence[int]) -> Value:
+        """Without these axes, whose sizes are one."""
+        return self._viewed(self.x.squeeze, value, axes)
+
+    def unsqueeze(self, value: Value, axes: Sequence[int]) -> Value:
+        """With axes of size one put in."""
+        return self._viewed(self.x.unsqueeze, value, axes)
+
+    def cut(self, value: Value, axis: int, start: Dim, step: int, size: Dim) -> Value:
+        """Every `step`-th along an axis, from `start` on."""
+        return self._viewed(self.x.cut, value, axis, start, step, size)
+
+    def _viewed(self, change: Callable[..., Value], value: Value, *how: Any) -> Value:
+        """A change of axes, of the value in memory where strides cannot say it otherwise."""
+        try:
+            return change(value, *how)
+        except CannotView:
+            return change(self.stored(value), *how)
+
+    def number(self, value: float | int | bool, like: Value) -> Number:
+        """A constant of another value's type."""
+        return Number(value, (), like.dtype)
+
+    def reduce(self, how: How, value: Value, axes: Sequence[int], *, keep: bool = True) -> Value:
+        """The reduction over these axes, which stay with size one."""
+        rank = len(value.dims)
+        axes = sorted({axis % rank for axis in axes}) if rank else []
+        dims = tuple(1 if axis in axes else dim for axis, dim in enumerate(value.dims))
+        if all(value.dims[axis] == 1 for axis in axes):
+            result = value
+        else:
+            buffer = self._new(tuple(dim for axis, dim in enumerate(value.dims) if axis not in axes), value.dtype)
+            self._write(value, buffer.view(), how, axes)
+            result = self.x.unsqueeze(buffer.view(), axes)
+        assert result.dims == dims
+        return result if keep else self.x.squeeze(result, axes)
+
+    def mean(self, value: Value, axes: Sequence[int]) -> Value:
+        """The mean over these axes, which stay with size one."""
+        total = self.reduce("Sum", value, axes)
+        size = count([value.dims[axis] for axis in axes])
+        if isinstance(size, int):
+            return self.apply("mul", total, Number(1.0 / size if size else float("nan"), (), total.dtype))
+        return self.apply("div", total, Number(size, (), total.dtype))
+
+    def places(self, dims: Dims) -> View:
+        """Of a tensor of these sizes, the place of each element in the order of memory."""
+        return Buffer("", "places", dims, ir.DataType.INT64).view()
+
+    def stored(self, value: Value | Reshaped) -> View:
+        """The value in memory, to be read again."""
+        if isinstance(value, View) and not value.guards:
+            return value
+        if value not in self._stored:
+            buffer = self._new(value.dims, value.dtype)
+            self._write(value, buffer.view())
+            self._stored[value] = buffer.view()
+        return self._stored[value]
+
+    def settled(self, value: Value) -> Value:
+        """A value that several passes over a row read: stored, if that costs less than to compute it again."""
+        return self.stored(value) if len(applied(value)) > _RECOMPUTED else value
+
+    def pad(self, value: Value, axis: int, before: Dim, size: Dim, fill: float | int | bool) -> Value:
+        """With `fill` before and after an axis, up to a size; less than nothing before is cut off."""
+        return self.x.pad(self.stored(value) if not isinstance(value, View) else value, axis, before, size, fill)
+
+    def reshape(self, value: Value | Reshaped, dims: Dims) -> Value | Reshaped:
+        """Other sizes for the same elements in the same order."""
+        if isinstance(value, Reshaped):
+            return Reshaped(value.value, dims)
+        try:
+            return self.x.reshape(value, dims)
+        except CannotView:
+            return Reshaped(value, dims)
+
+    def joined(self, pieces: Sequence[Value | Reshaped], axis: int, dims: Dims) -> Value:
+        """The pieces one after the other along an axis, each written to its part."""
+        buffer = self._new(dims, pieces[0].dtype)
+        start: Dim = 0
+        for piece in pieces:
+            part = self.x.cut(buffer.view(), axis, start, 1, piece.dims[axis])
+            assert isinstance(part, View)
+            self._write(piece, part)
+            start = dim_of(start + piece.dims[axis])
+        return buffer.view()
+
+    def _new(self, dims: Dims, dtype: ir.DataType) -> Buffer:
+        self._made += 1
+        buffer = Buffer(f"t{self._made}", "inner", dims, dtype)
+        self.inner.append(buffer)
+        return buffer
+
+    def _write(self, value: Value | Reshaped, target: View, how: How | None = None, axes: Sequence[int] = ()) -> None:
+        """A root, without axes of size one."""
+        if isinstance(value, Reshaped):
+            try:
+                seen = self.x.reshape(target, value.value.dims)
+                assert isinstance(seen, View)
+                value, target = value.value, seen
+            except CannotView:
+                raise CannotLower("a reshape of what is written in pieces") from None
+        ones = [axis for axis, dim in enumerate(value.dims) if dim == 1]
+        keep = [axis for axis in range(len(value.dims)) if axis not in ones]
+        kept = [axis for axis in range(len(value.dims)) if axis not in axes]
+        squeezed = self.x.squeeze(target, [at for at, axis in enumerate(kept) if axis in ones])
+        assert isinstance(squeezed, View)
+        reduced = frozenset(keep.index(axis) for axis in axes if axis in keep)
+        self.roots.append(Root(self.x.squeeze(value, ones), squeezed, how if reduced else None, reduced))
+
+
+def _is_whole(view: View) -> bool:
+    """Whether a view shows all of its buffer, in order."""
+    return (
+        count(view.dims) == count(view.buffer.dims)
+        and view.offset == 0
+        and not view.guards
+        and all(
+            size == 1 or stride == wanted
+            for size, stride, wanted in zip(view.dims, view.strides, contiguous(view.dims), strict=True)
+        )
+    )
+
+
+def dims_of(value: ir.Value) -> Dims:
+    """The sizes of a value: numbers and expressions of names."""
+    if "dims" in value.meta:
+        dims: Dims = value.meta["dims"]
+        return dims
+    if value.shape is None:
+        raise CannotLower(f"the sizes of {value.name} are unknown")
+    return tuple(_dim(dim, value) for dim in value.shape)
+
+
+def _dim(dim: int | ir.SymbolicDim, value: ir.Value) -> Dim:
+    if isinstance(dim, int):
+        return dim
+    if dim.value is None:
+        raise CannotLower(f"a size of {value.name} is unknown")
+    return sympy.Symbol(str(dim.value), integer=True, positive=True)
+
+
+def dtype_of(value: ir.Value) -> ir.DataType:
+    """The type of a value's elements."""
+    if value.dtype is None:
+        raise CannotLower(f"the type of {value.name} is unknown")
+    return value.dtype

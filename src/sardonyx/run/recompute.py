@@ -1,0 +1,83 @@
+"""Gradients of results that were computed without torch: torch computes them again when a backward asks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import cache
+from typing import Any
+
+import torch
+
+from sardonyx.errors import AutogradError
+
+log = logging.getLogger(__name__)
+
+
+class Recompute:
+    """What is needed to compute outputs once more, differentiably, from the same inputs."""
+
+    def __init__(self, again: Callable[[Sequence[torch.Tensor]], Sequence[Any]], hindrance: Callable[[], str | None]):
+        self._again, self._hindrance = again, hindrance
+        self._autocast = [(d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in ("cpu", "cuda")]
+
+    def attach(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The outputs as functions of the inputs, in autograd's graph; an output that is an input stays that."""
+        known = {id(x) for x in inputs}
+        new = [index for index, output in enumerate(outputs) if id(output) not in known]
+        apply: Callable[..., Sequence[torch.Tensor]] = _Function.apply
+        results = list(outputs)
+        for index, result in zip(new, apply(self, new, [outputs[i] for i in new], *inputs) if new else (), strict=True):
+            results[index] = result
+        return results
+
+    def gradients(
+        self, inputs: Sequence[torch.Tensor], needed: Sequence[bool], places: Sequence[int], grads: Sequence[Any]
+    ) -> list[torch.Tensor | None]:
+        """The gradients of the inputs that need one."""
+        hindrance = self._hindrance()
+        if hindrance is not None:
+            raise AutogradError(
+                f"the forward cannot be computed again for its gradients: {hindrance}",
+                hint="call backward before changing the module; or put it in training mode, which saves what is needed",
+            )
+        _tell_once()
+        keep = torch.is_grad_enabled()
+        with ExitStack() as stack:
+            stack.enter_context(torch.enable_grad())
+            for device, dtype, enabled in self._autocast:
+                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
+            # Views: hooks of the inputs themselves are for the gradients that are returned, and run on those.
+            seen = [x.view_as(x) if needs else x for x, needs in zip(inputs, needed, strict=True)]
+            outputs = self._again(seen)
+        pairs = [(outputs[i], g) for i, g in zip(places, grads, strict=True) if g is not None]
+        pairs = [(y, g) for y, g in pairs if y.requires_grad]
+        wanted = [x for x, needs in zip(seen, needed, strict=True) if needs]
+        if not pairs:
+            return [None] * len(inputs)
+        ys, gs = zip(*pairs, strict=True)
+        found = iter(torch.autograd.grad(ys, wanted, gs, create_graph=keep, allow_unused=True))
+        return [next(found) if needs else None for needs in needed]
+
+
+class _Function(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, how: Recompute, places: Sequence[int], outputs: Sequence[torch.Tensor], *inputs: torch.Tensor
+    ) -> Any:
+        ctx.how, ctx.places = how, places
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs)
+        ctx.mark_non_differentiable(*(y for y in outputs if not (y.is_floating_point() or y.is_complex())))
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        found = ctx.how.gradients(ctx.saved_tensors, ctx.needs_input_grad[3:], ctx.places, grads)
+        return (None, None, None, *found)
+
+
+@cache
+def _tell_once() -> None:
+    log.warning("in torch: a backward through a compiled module in eval mode; its forward is computed again for that")

@@ -1,0 +1,1 @@
+"""Compilers: found, called, and what they built kept."""
