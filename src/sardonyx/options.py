@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,6 +40,13 @@ def _yes_or_no(text: str) -> bool:
     return _WORDS[text.lower()]
 
 
+def _json(text: str) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError("use a JSON object")
+    return found
+
+
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -56,12 +64,14 @@ class Options:
 
     engine: str = _option("onnxruntime", "name of the engine that runs the model", artifact=True)
     engine_options: Mapping[str, Any] | None = _option(
-        None, "a dict of settings of the engine's own: properties for openvino, flags for iree", artifact=True
+        None, "a dict of settings of the engine's own, see docs/engines.md; in the environment as JSON", artifact=True
     )
     compile_options: str = _option(
         "", "flags for an engine's compiler, as on a command line: '-O3 --mcpu=native'", artifact=True
     )
-    compiler_path: str | None = _option(None, "the onnx-mlir binary; by default the one on PATH", artifact=True)
+    compiler_path: str | None = _option(
+        None, "the onnx-mlir binary; by default the one on PATH", artifact=True, old={"ONNX_MLIR_PATH": str}
+    )
     compiler_image: str | None = _option(
         None, "a container image that has onnx-mlir, run by podman or docker; used instead of a binary", artifact=True
     )
@@ -214,6 +224,7 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "Translator": str,
     "Intercept": _yes_or_no,
     "Native": lambda text: _WORDS.get(text.lower(), text),
+    "Mapping[str, Any] | None": _json,
     "Sequence[Provider] | None": lambda text: tuple(part.strip() for part in text.split(",")),
 }
 

@@ -113,3 +113,22 @@ def test_sizes_that_depend_on_values_are_refused() -> None:
     mask = torch.tensor([True, False, True])
     with pytest.raises(EngineError, match="depend on values"):
         program(lambda x: x.nonzero() + 1, mask)(mask)
+
+
+@installed
+def test_indices_of_pooling_stay_in_torch() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.nn.functional.max_pool2d_with_indices(x * 2, 2)
+
+    x = torch.randn(2, 3, 4, 4)
+    run = torch.compile(function, backend="sardonyx", options={"engine": "iree", "fallback": "quiet"})
+    for ours, theirs in zip(run(x), function(x), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@installed
+@pytest.mark.parametrize("amounts", [(1, -1), (-1, 1), (-1, -2, 0, 1), (2, 1)], ids=str)
+def test_padding_by_negative_amounts_crops(amounts: tuple[int, ...]) -> None:
+    x = torch.randn(3, 6)
+    run = program(lambda x: torch.nn.functional.pad(x, amounts) + 1, x)
+    assert torch.equal(run(x), torch.nn.functional.pad(x, amounts) + 1)

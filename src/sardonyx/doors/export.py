@@ -19,6 +19,7 @@ from sardonyx.capture.regions import device_of
 from sardonyx.diagnose.report import collecting, new_graph_report
 from sardonyx.diagnose.verify import close, difference
 from sardonyx.doors.program import Calling, Output, Program
+from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import OptionError, VerificationError
 from sardonyx.optimize.legalize import lack
 from sardonyx.options import Options
@@ -30,7 +31,7 @@ from sardonyx.translate.translator import NotExpressible, Translation, described
 log = logging.getLogger(__name__)
 
 _OPSET = 23
-"""The first with attention, RMS norm and rotary embedding."""
+"""The first with attention, RMS norm and rotary embedding; less where the engine takes no more."""
 
 
 def export(
@@ -67,7 +68,10 @@ def export(
     if opset is not None and opset > onnx.defs.onnx_opset_version():
         newest = onnx.defs.onnx_opset_version()
         raise OptionError(f"opset is {opset}, and the newest that this onnx has is {newest}")
-    chosen = Options.of(options, opset=opset or _OPSET)
+    chosen = Options.of(options, opset=opset)
+    if chosen.opset is None:
+        suits = find_engine(chosen.engine).opset(torch.device("cpu"), frozenset())
+        chosen = Options.of(chosen, opset=min(_OPSET, suits))
     args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     kwargs = dict(kwargs or {})
     own = {_name_of(target): function for target, function in (translations or {}).items()}

@@ -17,6 +17,7 @@ from sardonyx.cache.lru import LRU
 from sardonyx.capture.arguments import Arguments, Call, copy_of
 from sardonyx.capture.attributes import Attributes, Mask, first_difference
 from sardonyx.capture.calls import Flat, Traced, tensor_of, trace
+from sardonyx.diagnose.intercept import shown
 from sardonyx.diagnose.report import Fallback, GraphReport, Report, collecting
 from sardonyx.doors import kept
 from sardonyx.doors.dynamo import sardonyx as backend
@@ -171,6 +172,11 @@ class Signatures:
                 "a compiled module is called inside a transform of torch.func, as vmap or grad",
                 hint="transform the module itself, which is .original",
             )
+        if self.options.intercept:
+            shown(self.module, args, kwargs, self.options.intercept)
+        return self._called(args, kwargs)
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         found = self._arguments_and_session((args, kwargs))
         if found is None:
             return self._through_dynamo(args, kwargs)
@@ -186,7 +192,7 @@ class Signatures:
             )
         except kept.Stale:
             self._drop(session)
-            return self(args, kwargs)
+            return self._called(args, kwargs)
         numbers = session.traced.numbers(arguments.sizes())
         return session.traced.results.put_together(Call(outputs, arguments, numbers))
 
@@ -393,7 +399,8 @@ class Signatures:
         forward = self.forward
         if self._by_dynamo is None or self._by_dynamo[0] != forward:
             dynamic = None if self.dynamic == "auto" else self.dynamic
-            compiled = torch.compile(forward, backend=partial(backend, options=self.options), dynamic=dynamic)
+            options = Options.of(self.options, intercept=False)  # the call has been shown
+            compiled = torch.compile(forward, backend=partial(backend, options=options), dynamic=dynamic)
             self._by_dynamo = (forward, compiled)
         with collecting() as report:
             result = self._by_dynamo[1](*args, **kwargs)

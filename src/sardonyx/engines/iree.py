@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
@@ -134,13 +135,48 @@ def _with_sizes(model: ir.Model) -> ir.Model:
                     f"iree is given no model whose sizes depend on values, as that of {node.op_type} ({node.name})",
                     hint=_ELSEWHERE,
                 )
+    for node in list(model.graph.all_nodes()):
+        if node.op_type == "Pad":
+            _crop_first(node)
     return model
+
+
+def _crop_first(node: ir.Node) -> None:
+    """Write a Pad of negative amounts, which IREE ignores, as a Slice and a Pad of what is left."""
+    x, amounts = node.inputs[0], node.inputs[1]
+    held = None if amounts is None else ir.convenience.get_const_tensor(amounts)
+    if held is None or x is None or x.shape is None or not isinstance(node.graph, ir.Graph):
+        raise EngineError(f"iree is given no Pad of amounts that are computed ({node.name})", hint=_ELSEWHERE)
+    pads = held.numpy()
+    if (pads >= 0).all():
+        return
+    named = node.inputs[3] if len(node.inputs) > 3 else None
+    axes = None if named is None else ir.convenience.get_const_tensor(named)
+    places = np.arange(len(x.shape)) if axes is None else axes.numpy()
+    begins, ends = np.split(np.maximum(-pads, 0), 2)
+    sizes = np.array([x.shape[int(axis)] for axis in places], dtype=np.int64)
+    constants = [_constant(node, array) for array in (begins, sizes - ends, places, np.maximum(pads, 0))]
+    cropped = ir.node("Slice", [x, *(made.outputs[0] for made in constants[:3])])
+    cropped.outputs[0].type = x.type
+    node.graph.insert_before(node, cropped)
+    node.replace_input_with(0, cropped.outputs[0])
+    node.replace_input_with(1, constants[3].outputs[0])
+
+
+def _constant(before: ir.Node, array: np.ndarray) -> ir.Node:
+    made = ir.node("Constant", [], {"value": ir.tensor(array.astype(np.int64))})
+    made.outputs[0].type = ir.TensorType(ir.DataType.INT64)
+    assert isinstance(before.graph, ir.Graph)
+    before.graph.insert_before(before, made)
+    return made
 
 
 class _Known(Kernels):
     def accepts(self, op_type: str, opset: int, types: Mapping[str, str]) -> bool:
         halves = {"tensor(float16)", "tensor(bfloat16)"} & set(types.values())
-        return op_type not in _LACKING and (op_type in _MOVING or not halves)
+        if op_type in _LACKING or (op_type == "MaxPool" and "I" in types):  # its indices are not ONNX's
+            return False
+        return op_type in _MOVING or not halves
 
 
 _LACKING = frozenset({"MaxUnpool", "NonZero"})
