@@ -2,6 +2,7 @@
 # make lint   ruff and mypy --strict           make bench  inference against eager, inductor, ONNX Runtime, OpenVINO
 # make ops    PyTorch's operator database      make setup  the environment that all of them share
 # make bench-export   exports against torch.onnx.export, and their models in ONNX Runtime and OpenVINO
+# make bench-engines  every installed engine, what auto chooses, eager and inductor; and how soon a second process starts
 # make bench-train    training steps against eager and inductor, and the memory held over a thousand of them
 # make train-sweep   a training step of every module and of whole architectures, against double precision
 # make ops-full   every sample of the database: about half an hour, and it goes on where it was interrupted
@@ -12,7 +13,7 @@ READY  := $(VENV)/.ready
 PEERS  := $(VENV)/.peers
 DTYPES := float32,int64,bool,float16
 
-.PHONY: setup demo test lint format bench bench-export bench-train ops ops-full train-sweep clean
+.PHONY: setup demo test lint format bench bench-engines bench-export bench-train ops ops-full train-sweep clean
 
 setup: $(READY)
 
@@ -41,12 +42,16 @@ format: setup
 	$(BIN)/ruff format .
 
 $(PEERS): $(READY)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt openvino || \
-		echo "OpenVINO cannot be installed here; the others are measured without it"
+	for peer in openvino iree; do $(BIN)/python -m pip install --quiet --constraint constraints.txt ".[$$peer]" || \
+		echo "$$peer cannot be installed here; the others are measured without it"; done
 	touch $(PEERS)
 
 bench: $(PEERS)
 	$(BIN)/python -m benchmarks.inference --json build/inference.json
+
+bench-engines: $(PEERS)
+	$(BIN)/python -m benchmarks.engines_compared --json build/engines.json
+	$(BIN)/python -m benchmarks.startup --json build/startup.json
 
 bench-export: $(PEERS)
 	$(BIN)/python -m benchmarks.export --json build/export.json

@@ -10,6 +10,11 @@ from sardonyx import OptionError, Options
 from sardonyx.options import defaults
 
 
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SARDONYX_CACHE_DIR")
+
+
 def test_a_mapping_and_an_object_are_the_same() -> None:
     assert Options.of({"cache_size": 5}) == Options.of(Options(cache_size=5))
 

@@ -595,3 +595,14 @@ def test_only_modules_are_taken() -> None:
         sardonyx.compile(torch.sin)  # type: ignore[arg-type]  # on purpose
     with pytest.raises(sardonyx.CaptureError, match=r"torch\.func"):
         torch.vmap(sardonyx.compile(nn.ReLU().eval()))(torch.ones(2, 2))
+
+
+def test_intercept_shows_each_call_once() -> None:
+    seen: list[Any] = []
+    model = sardonyx.compile(nn.Linear(4, 2).eval(), cache_dir="", intercept=seen.append)
+    model(torch.ones(3, 4))
+    model(torch.ones(3, 4))
+    model.train()
+    model(torch.ones(3, 4))
+    assert [call.number for call in seen] == [0, 1, 2]
+    assert all(torch.equal(call.arguments["input"], torch.ones(3, 4)) for call in seen)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
 
 from sardonyx.errors import UnsupportedOperator
+from sardonyx.native import native
+from sardonyx.options import Options
 
 from . import check as checking
 from .check import Mismatch, check
@@ -31,6 +35,21 @@ REPRESENTATIVE = (
 @pytest.mark.parametrize("name", REPRESENTATIVE)
 def test_a_training_step_is_that_of_double_precision(name: str, dynamic: bool) -> None:
     assert check(CASES[name], dynamic=dynamic) <= CASES[name].tolerance
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", ["conv2d", "batch-norm2d", "max-pool2d", "layer-norm", "transformer-encoder-layer"])
+def test_a_training_step_by_native_kernels(name: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries = []
+
+    def noted(model: ir.Model, options: Options) -> Path | None:
+        libraries.append(native(model, options))
+        return libraries[-1]
+
+    monkeypatch.setenv("SARDONYX_NATIVE", "1")
+    monkeypatch.setattr("sardonyx.run.region.native", noted)
+    assert check(CASES[name], dynamic=dynamic) <= CASES[name].tolerance
+    assert any(libraries)
 
 
 def skewed(model: nn.Module, dynamic: bool) -> Callable[..., Any]:

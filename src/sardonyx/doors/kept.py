@@ -33,6 +33,7 @@ from sardonyx.diagnose.report import RegionReport
 from sardonyx.diagnose.verify import close
 from sardonyx.engines import Job
 from sardonyx.engines.registry import find as find_engine
+from sardonyx.native.carve import DOMAIN as NATIVE
 from sardonyx.options import Options
 from sardonyx.run.region import CompiledRegion
 from sardonyx.run.snapshot import Snapshot
@@ -66,7 +67,7 @@ def key(
         what="a module's model",
         module=found,
         arguments=told,
-        sizes=repr([None if place in varying else size for place, size in enumerate(sizes)]),
+        sizes=repr([None if place in varying and size > 1 else size for place, size in enumerate(sizes)]),
         options=repr(options.artifact_key()),
         engine=repr((engine.name, engine.probe().version, engine.identity(options))),
     )
@@ -131,6 +132,8 @@ def keep(
 
 def _calling(traced: Traced, run: Any, proto: onnx.ModelProto) -> Calling | None:
     region = region_of(traced.graph, frozenset(traced.held))
+    if any(found.domain.startswith(NATIVE) for found in proto.opset_import):
+        return None  # its kernels are in a library beside it
     if region is None or traced.has_numbers or not isinstance(getattr(run, "__self__", None), CompiledRegion):
         return None
     places: dict[str, int | str] = {}
@@ -188,7 +191,8 @@ def find(
         calling = Calling(**json.loads((folder / _CALLING).read_text()))
         accepts = function_of_sizes(calling.condition)
         if not accepts(sizes):
-            raise ValueError("it is for other sizes")
+            log.info("the kept model of %s is for other sizes", type(module).__name__)
+            return None
         run = Restored((folder / _MODEL).read_bytes(), calling, options)
         weights = [_weight(module, name) for name in calling.names()]
         tensors = [*arguments.dense(), *(arguments.integers[i] for i in calling.dynamic)]

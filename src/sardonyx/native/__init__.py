@@ -27,13 +27,14 @@ def native(model: ir.Model, options: Options) -> Path | None:
     try:
         compiler.find()
         found = plan(model, least=_LEAST if automatic else 0)
-        library = None if found is None else compiler.built(found.source, options)
+        if not found.parts:
+            return None
+        library = compiler.built(found.source, options)
     except (MissingDependency, compiler.CompilerError) as error:
         if not automatic:
             raise
         log.warning("no native kernels: %s", error)
         return None
-    if found is not None:
-        log.info("%d native kernels for %d groups", found.source.count("static Kernel"), len(found.parts))
-        found.splice()
+    log.info("%d native kernels", len(found.parts))
+    found.splice()
     return library

@@ -13,9 +13,38 @@ import onnx_ir as ir
 from sardonyx.native.cpp import Kernel
 from sardonyx.native.lower import lower
 from sardonyx.native.region import CannotLower, Lowering
-from sardonyx.native.select import select
+from sardonyx.native.select import Choice, is_worth_it, select
 
 log = logging.getLogger(__name__)
+
+DOMAIN = "sardonyx.native"
+"""What the domains of all kernels begin with."""
+
+
+class Library:
+    """Kernels as operators of one domain, equal ones once. Several models may share it."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        self._kernels: list[Kernel] = []
+
+    def add(self, kernel: Kernel) -> str:
+        """The name under which the library has a kernel from now on."""
+        code = kernel.code("NAME")
+        if code not in self._names:
+            self._names[code] = f"Kernel{len(self._names)}"
+            self._kernels.append(kernel)
+        return self._names[code]
+
+    @property
+    def domain(self) -> str:
+        """The domain of the operators: no other library has it."""
+        return f"{DOMAIN}." + hashlib.sha256("".join(self._names).encode()).hexdigest()[:12]
+
+    @property
+    def source(self) -> str:
+        """Its C++."""
+        return library_source(self._kernels, self.domain)
 
 
 @dataclass(frozen=True)
@@ -33,10 +62,14 @@ class Plan:
 
     model: ir.Model
     parts: Sequence[_Part]
-    domain: str
-    """The domain of the operators."""
-    source: str
-    """C++ of the library that has them."""
+    library: Library
+    refused: dict[ir.Node, str]
+    """Why other nodes that were wanted stay as they are."""
+
+    @property
+    def source(self) -> str:
+        """C++ of the library that has the kernels."""
+        return self.library.source
 
     @property
     def groups(self) -> list[list[str]]:
@@ -45,36 +78,48 @@ class Plan:
 
     def splice(self) -> None:
         """Put the kernels into the model, in the place of what they compute."""
-        graph = self.model.graph
+        graph, domain = self.model.graph, self.library.domain
         now: dict[ir.Value, ir.Value] = {}
         for part in self.parts:
-            _replace(graph, part, self.domain, now)
-        graph.opset_imports[self.domain] = 1
+            _replace(graph, part, domain, now)
+        graph.opset_imports[domain] = 1
         graph.sort()
 
 
-def plan(model: ir.Model, *, least: int = 0) -> Plan | None:
-    """What of a model had better be kernels of its own; None if nothing. `least` elements each of them has to write."""
-    names: dict[str, str] = {}
-    kernels: list[Kernel] = []
+def plan(model: ir.Model, *, choice: Choice = "auto", least: int = 0, library: Library | None = None) -> Plan:
+    """What of a model is to be kernels of its own, each of which has to write at least so many elements."""
+    library = Library() if library is None else library
+    selection = select(model.graph, choice)
+    refused = dict(selection.refused)
     parts = []
-    for group in select(model.graph):
-        try:
-            kernel = _kernel(group)
-            code = kernel.code("NAME")
-        except CannotLower as error:
-            log.info("a group of %d nodes stays: %s", len(group), error)
-            continue
-        if kernel.writes() < least:
-            continue
-        if code not in names:
-            names[code] = f"Kernel{len(names)}"
-            kernels.append(kernel)
-        parts.append(_Part(group, kernel, names[code]))
-    if not parts:
-        return None
-    domain = "sardonyx.native." + hashlib.sha256("".join(names).encode()).hexdigest()[:12]
-    return Plan(model, parts, domain, library_source(kernels, domain))
+    for wanted in selection.groups:
+        for group, kernel in _kernels(wanted, refused, anything=choice != "auto"):
+            if kernel.writes() >= least:
+                parts.append(_Part(group, kernel, library.add(kernel)))
+    for node, why in refused.items():
+        log.debug("%s %s stays: %s", node.op_type, node.name, why)
+    return Plan(model, parts, library, refused)
+
+
+def _kernels(
+    group: Sequence[ir.Node], refused: dict[ir.Node, str], *, anything: bool
+) -> list[tuple[Sequence[ir.Node], Kernel]]:
+    """The kernel of a group; where it cannot be one, those of its halves, before and after."""
+    if not anything and not is_worth_it(group):
+        return []
+    try:
+        kernel = _kernel(group)
+        kernel.code("NAME")
+        return [(group, kernel)]
+    except CannotLower as error:
+        if len(group) == 1:
+            refused[group[0]] = str(error)
+            return []
+        half = len(group) // 2
+        return [
+            *_kernels(group[:half], refused, anything=anything),
+            *_kernels(group[half:], refused, anything=anything),
+        ]
 
 
 def _kernel(group: Sequence[ir.Node]) -> Kernel:
@@ -121,7 +166,13 @@ struct {name}_Operator : ort::CustomOp {{
       *kernel = const_cast<CustomOp*>(op);
       return nullptr;
     }};
-    compute_v2 = [](void*, ort::Context* context) {{ return {name}::run(context); }};
+    compute_v2 = [](void*, ort::Context* context) -> ort::Status* {{
+      try {{
+        return {name}::run(context);
+      }} catch (const std::bad_alloc&) {{
+        return ort::failure("no memory is left for a kernel");
+      }}
+    }};
     destroy = [](void*) {{}};
   }}
 }} static {name}_operator;
@@ -130,9 +181,14 @@ struct {name}_Operator : ort::CustomOp {{
 _REGISTER = """
 extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps(
     ort::SessionOptions* options, const ort::ApiBase* base) {{
+  if (!base->get_api(ort::kVersion)) {{
+    ort::g_api = base->get_api(1);
+    return ort::failure("native kernels need onnxruntime 1.18 or later");
+  }}
   ort::g_api = base->get_api(ort::kVersion);
-  if (!ort::g_api) return nullptr;
+  static std::mutex making;
   static ort::Domain* domain = nullptr;
+  const std::lock_guard<std::mutex> alone(making);
   if (!domain) {{
     const ort::CustomOp* operators[] = {{{operators}}};
     if (auto s = ort::make_domain("{domain}", operators, std::size(operators), &domain)) return s;

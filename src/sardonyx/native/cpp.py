@@ -5,13 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import onnx_ir as ir
 import sympy
+from torch.utils._sympy import functions as torch_sympy
 
 from sardonyx.native.nests import Nest, Root, Step, count, live, merged, nests_of
 from sardonyx.native.region import COSTLY, CannotLower, Lowering
-from sardonyx.native.values import Apply, Buffer, Number, Value, View, applied, contiguous, views_of
+from sardonyx.native.values import (
+    Apply,
+    Buffer,
+    Expressions,
+    Number,
+    Value,
+    View,
+    applied,
+    contiguous,
+    gathered,
+    views_of,
+)
 from sardonyx.translate.sizes import Dim
 
 TYPES: Mapping[ir.DataType, str] = {
@@ -29,7 +43,6 @@ _TEMPLATES: Mapping[str, str] = {
     "add": "{0} + {1}",
     "sub": "{0} - {1}",
     "mul": "{0} * {1}",
-    "div": "{0} / {1}",
     "neg": "-{0}",
     "and": "{0} & {1}",
     "or": "{0} | {1}",
@@ -37,6 +50,7 @@ _TEMPLATES: Mapping[str, str] = {
     "not": "~{0}",
 }
 _FUNCTIONS: Mapping[str, str] = {
+    "div": "divided",
     "exp": "exponential",
     "log": "logarithm",
     "erf": "error_function",
@@ -49,8 +63,12 @@ _FUNCTIONS: Mapping[str, str] = {
     "min": "minimum",
     "max": "maximum",
     "abs": "absolute",
+    "log1p": "log_one_plus",
+    "mod": "modulo",
+    "fmod": "c_modulo",
+    "shift_left": "shifted_left",
+    "shift_right": "shifted_right",
 }
-_NAMED = {"sigmoid", "relu", "sign", "less", "less_equal", "equal", "is_nan", "is_inf", "select"}
 _LIBRARY = {"sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"}
 
 _CHUNK = 4096
@@ -93,7 +111,8 @@ class Kernel:
         self._sources = self._symbols()
         used = [view.buffer for nest in self.nests for step in nest.steps for view in views_of(step.root.value)]
         self._readers = {buffer: {i for i, nest in enumerate(self.nests) if _reads(nest, buffer)} for buffer in {*used}}
-        self._held = [b for b in region.inner if b in self._readers and not self._is_local(b)]
+        self._gathers = any(gathered(step.root.value) for nest in self.nests for step in nest.steps)
+        self._held = [b for b in region.inner if b in self._readers and self._needs_memory(b)]
 
     def _symbols(self) -> dict[sympy.Symbol, tuple[int, int]]:
         """Where each symbol is read off: an input and an axis of it."""
@@ -108,6 +127,7 @@ class Kernel:
                 needed |= sympy.sympify(dim).free_symbols
         for buffer in (*self.outputs, *self.region.inner):
             needed |= {s for dim in buffer.dims for s in sympy.sympify(dim).free_symbols}
+        needed |= {s for dim in self.region.required for s in sympy.sympify(dim).free_symbols}
         missing = needed - found.keys()
         if missing:
             raise CannotLower(f"no input of the region tells the size {sorted(map(str, missing))[0]}")
@@ -117,6 +137,14 @@ class Kernel:
         """Whether a buffer is written and read by one nest alone."""
         makers = {i for i, nest in enumerate(self.nests) if nest.maker(buffer)}
         return buffer.kind == "inner" and makers == self._readers.get(buffer, makers) and len(makers) == 1
+
+    def _needs_memory(self, buffer: Buffer) -> bool:
+        """Whether a buffer outlives a row: another nest reads it, or rows run side by side and sweep it again."""
+        if not self._is_local(buffer):
+            return True
+        nest = next(nest for nest in self.nests if nest.maker(buffer))
+        step = nest.maker(buffer)
+        return step is not None and not step.per_row and nest.across and nest.crosses(buffer)
 
     def writes(self) -> int:
         """How many elements it writes, a symbolic size taken for some dozens."""
@@ -134,6 +162,8 @@ class Kernel:
                 w.line(f"  {TYPES[buffer.dtype]}* {buffer.name};")
             for symbol in self._sources:
                 w.line(f"  int64_t {symbol_name(symbol)};")
+            if self._gathers:
+                w.line("  std::atomic<bool>* astray;")
             w.line("};")
             for index, nest in enumerate(self.nests):
                 w.line("")
@@ -145,13 +175,18 @@ class Kernel:
     def _entry(self, w: Writer) -> None:
         with w.block("ort::Status* run(ort::Context* context)"):
             w.line("Call call;")
-            w.line("ort::Tensor given;")
+            w.line(f"ort::Tensor given[{len(self.inputs) or 1}];")
             for index, buffer in enumerate(self.inputs):
-                w.line(f"if (auto s = ort::input(context, {index}, given)) return s;")
-                w.line(f"call.{buffer.name} = static_cast<const {TYPES[buffer.dtype]}*>(given.data);")
+                w.line(f"if (auto s = ort::input(context, {index}, given[{index}])) return s;")
+                w.line(f"if (given[{index}].rank != {len(buffer.dims)}) {_wrong(index)}")
+                w.line(f"call.{buffer.name} = static_cast<const {TYPES[buffer.dtype]}*>(given[{index}].data);")
+            for symbol, (index, axis) in self._sources.items():
+                name = symbol_name(symbol)
+                w.line(f"const int64_t {name} = call.{name} = given[{index}].dims[{axis}];")
+            for index, buffer in enumerate(self.inputs):
                 self._check(w, index, buffer)
-            for symbol in self._sources:
-                w.line(f"const int64_t {symbol_name(symbol)} = call.{symbol_name(symbol)};")
+            for least in dict.fromkeys(self.region.required):
+                w.line(f'if ({code_of(least)} < 0) return ort::failure("more would be cut off than there is");')
             for index, buffer in enumerate(self.outputs):
                 dims = ", ".join(map(code_of, buffer.dims))
                 w.line(f"const int64_t dims{index}[] = {{{dims or 0}}};")
@@ -159,6 +194,9 @@ class Kernel:
                 w.line(
                     f"if (auto s = ort::output(context, {index}, dims{index}, {len(buffer.dims)}, {target})) return s;"
                 )
+            if self._gathers:
+                w.line("std::atomic<bool> astray{false};")
+                w.line("call.astray = &astray;")
             for buffer in self._held:
                 kind = TYPES[buffer.dtype]
                 w.line(f"const auto {buffer.name} = memory<{kind}>({code_of(count(buffer.dims))});")
@@ -168,23 +206,24 @@ class Kernel:
                 w.line(f"if (auto s = spread(context, {units}, {cost}, [&](int64_t begin, int64_t end) {{")
                 w.line(f"  nest{index}(call, begin, end);")
                 w.line("})) return s;")
+            if self._gathers:
+                w.line('if (astray) return ort::failure("an index is beyond what it is an index of");')
             w.line("return nullptr;")
 
     def _check(self, w: Writer, index: int, buffer: Buffer) -> None:
-        """Sizes are what the code was made for, or say what a symbol is."""
-        wrong = f'return ort::failure("input {index} has other sizes than it was made for");'
-        w.line(f"if (given.rank != {len(buffer.dims)}) {wrong}")
-        for symbol, (at, axis) in self._sources.items():
-            if at == index:
-                w.line(f"call.{symbol_name(symbol)} = given.dims[{axis}];")
-        tests = []
-        for axis, dim in enumerate(buffer.dims):
-            if isinstance(dim, int):
-                tests.append(f"given.dims[{axis}] != {dim}")
-            elif isinstance(dim, sympy.Symbol) and self._sources.get(dim) not in (None, (index, axis)):
-                tests.append(f"given.dims[{axis}] != call.{symbol_name(dim)}")
+        """Sizes are what the code was made for."""
+        tests = [
+            f"given[{index}].dims[{axis}] != {code_of(dim)}"
+            for axis, dim in enumerate(buffer.dims)
+            if isinstance(dim, int)
+            or (dim.free_symbols <= self._sources.keys() and self._sources.get(dim) != (index, axis))
+        ]
         if tests:
-            w.line(f"if ({' || '.join(tests)}) {wrong}")
+            w.line(f"if ({' || '.join(tests)}) {_wrong(index)}")
+
+
+def _wrong(index: int) -> str:
+    return f'return ort::failure("input {index} has other sizes than it was made for");'
 
 
 def _reads(nest: Nest, buffer: Buffer) -> bool:
@@ -221,7 +260,7 @@ class _NestPrinter:
         self._inner = sorted(inner)
         self._outer = [axis for axis in range(len(nest.dims)) if axis not in inner]
         self._last = len(nest.dims) - 1
-        self._across = self._last not in inner
+        self._across = nest.across
         self._is_local = is_local
         self._scratch = {
             step.root.buffer
@@ -260,7 +299,7 @@ class _NestPrinter:
             buffers = {view.buffer for step in nest.steps for view in views_of(step.root.value)}
             buffers |= {step.root.buffer for step in nest.steps}
             for buffer in sorted((b for b in buffers if b.kind != "places"), key=lambda b: b.name):
-                if buffer in self._scratch and self._crosses(buffer):
+                if buffer in self._scratch and self._nest.crosses(buffer):
                     size = code_of(count([nest.dims[a] for a in self._inner]))
                     w.line(f"const auto {buffer.name}_memory = memory<{TYPES[buffer.dtype]}>({size});")
                     w.line(f"auto* __restrict const {buffer.name} = {buffer.name}_memory.get();")
@@ -278,14 +317,7 @@ class _NestPrinter:
     def _stored(self, buffer: Buffer) -> bool:
         """Whether a buffer has memory of its own."""
         step = self._nest.maker(buffer)
-        return step is not None and not step.per_row and buffer not in self._scratch and self._crosses(buffer)
-
-    def _crosses(self, buffer: Buffer) -> bool:
-        """Whether a later pass reads what an earlier one wrote."""
-        step = self._nest.maker(buffer)
-        assert step is not None
-        reads = (s for s in self._nest.steps if any(v.buffer is buffer for v in views_of(s.root.value)))
-        return any(s.level > step.level for s in reads)
+        return step is not None and not step.per_row and buffer not in self._scratch and self._nest.crosses(buffer)
 
     def _unit(self) -> None:
         w, dims = self._w, self._nest.dims
@@ -400,7 +432,7 @@ class _NestPrinter:
         buffer = root.buffer
         step = self._nest.maker(buffer)
         assert step is not None
-        if buffer.kind == "inner" and self._is_local(buffer) and (step.per_row or not self._crosses(buffer)):
+        if buffer.kind == "inner" and self._is_local(buffer) and (step.per_row or not self._nest.crosses(buffer)):
             return
         address, stride = self._address(root.target, places, scratch=buffer in self._scratch)
         if lanes == "1" or stride == 1:
@@ -441,6 +473,15 @@ class _NestPrinter:
         ok = " && ".join(tests) or "true"
         return f"guarded<{lanes}>({address}, {code_of(stride)}, {ok}, {at}, {start}, {end}, {fill})"
 
+    def _gathered(self, value: Apply, lanes: str, places: Sequence[int]) -> str:
+        """An element that an index names."""
+        view, index, step, size = value.args
+        assert isinstance(view, View)
+        address, stride = self._address(view, places, scratch=False)
+        at = self._expression(index, lanes, places)
+        numbers = ", ".join(_number(n) for n in (step, size) if isinstance(n, Number))
+        return f"gathered<{lanes}>({address}, {code_of(stride)}, {at}, {numbers}, *call.astray)"
+
     def _expression(self, value: Value, lanes: str, places: Sequence[int]) -> str:
         """The name of a value, which is computed by now."""
         key: object = id(value) if isinstance(value, Apply) else (value, tuple(places))
@@ -474,11 +515,15 @@ class _NestPrinter:
             if stride == 1:
                 return f"row<{lanes}>({address})"
             return f"same<{lanes}>({address})" if stride == 0 else f"apart<{lanes}>({address}, {code_of(stride)})"
+        if value.operator == "gather":
+            return self._gathered(value, lanes, places)
         args = [self._expression(arg, lanes, places) for arg in value.args]
         if value.operator == "cast":
             return _cast(args[0], value.args[0].dtype, value.dtype)
         if value.operator in _TEMPLATES:
-            return _TEMPLATES[value.operator].format(*args)
+            code = _TEMPLATES[value.operator].format(*args)
+            kind = _computed(value.dtype)  # C++ computes with nothing shorter than an int
+            return f"kept<{kind}>({code})" if "int8" in kind or "int16" in kind else code
         if value.operator in _LIBRARY:
             return f"each({args[0]}, [](auto x) {{ return std::{value.operator}(x); }})"
         return f"{_FUNCTIONS.get(value.operator, value.operator)}({', '.join(args)})"
@@ -486,11 +531,7 @@ class _NestPrinter:
 
 def _with_place(step: Step) -> Step:
     """A step of a single place, as one along an axis of size one."""
-    from dataclasses import replace
-
-    from sardonyx.native.values import Expressions
-
-    value = Expressions().unsqueeze(step.root.value, [0])
+    value = Expressions().line(step.root.value)
     target = View(step.root.buffer, (1,), (1,), step.root.target.offset)
     return replace(step, root=replace(step.root, value=value, target=target))
 
@@ -551,9 +592,33 @@ def code_of(dim: Dim) -> str:
     if isinstance(dim, (sympy.Add, sympy.Mul)):
         sign = " + " if isinstance(dim, sympy.Add) else " * "
         return "(" + sign.join(code_of(arg) for arg in dim.args) + ")"
-    raise CannotLower(f"the size {dim} is no sum or product of symbols")
+    if isinstance(dim, sympy.Pow) and dim.exp.is_Integer and 0 < int(dim.exp) < 16:
+        return "(" + " * ".join([code_of(dim.base)] * int(dim.exp)) + ")"
+    for kind, function in _SIZES.items():
+        if isinstance(dim, kind):
+            return _folded(function, [code_of(arg) for arg in dim.args])
+    raise CannotLower(f"the size {dim} has no form in C++")
+
+
+_SIZES: Mapping[Any, str] = {
+    sympy.Max: "std::max<int64_t>",
+    sympy.Min: "std::min<int64_t>",
+    torch_sympy.Max: "std::max<int64_t>",
+    torch_sympy.Min: "std::min<int64_t>",
+    torch_sympy.FloorDiv: "floor_divided",
+    torch_sympy.Mod: "floor_modulo",
+    torch_sympy.PythonMod: "floor_modulo",
+    sympy.Mod: "floor_modulo",
+}
+
+
+def _folded(function: str, args: Sequence[str]) -> str:
+    result = args[0]
+    for arg in args[1:]:
+        result = f"{function}({result}, {arg})"
+    return result
 
 
 def symbol_name(symbol: sympy.Basic) -> str:
-    """What a symbol is called in C++."""
-    return "n_" + "".join(c if c.isalnum() else "_" for c in str(symbol))
+    """What a symbol is called in C++; no two are called the same."""
+    return "n_" + "".join(c if c.isascii() and c.isalnum() else f"_{ord(c):x}_" for c in str(symbol))

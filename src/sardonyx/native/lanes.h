@@ -306,12 +306,44 @@ LANES_INLINE void put(T* p, V v) {
   else copied(p, v);
 }
 
+// What each lane's index names, of `size` elements `step` apart; an index below zero counts from the end.
+template <int W, class T, class I, class Astray>
+LANES_INLINE auto gathered(const T* p, int64_t stride, I index, int64_t step, int64_t size, Astray& astray) {
+  auto read = [&](const T* from, int64_t i) {
+    if (i < 0) i += size;
+    const bool inside = i >= 0 && i < size;
+    if (!inside) astray = true;
+    return inside ? wide(from[i * step]) : typename Computed<T>::type{};
+  };
+  if constexpr (W == 1) return read(p, index);
+  else {
+    typename Computed<T>::type values[W];
+    for (int l = 0; l < W; ++l) values[l] = read(p + l * stride, index[l]);
+    return loaded<Of<typename Computed<T>::type, W>>(values);
+  }
+}
+
 // What is left of a float that was stored narrow.
 template <class T, class V>
 LANES_INLINE V through(V v) { return each(v, [](auto x) { return wide(stored<T>(x)); }); }
 
 // Arithmetic
 
+// The low bits of what C++ computed as an int.
+template <class T, class V> LANES_INLINE auto kept(V v) {
+  if constexpr (kWidth<V> == 1) return static_cast<T>(v);
+  else return v;
+}
+// Integers are divided towards zero; what cannot be divided is zero, and the least number by −1 itself.
+template <class V> LANES_INLINE V divided(V a, V b) {
+  if constexpr (std::is_floating_point_v<ScalarOf<V>>) return a / b;
+  else return each(a, b, [](auto x, auto y) {
+    using T = decltype(x);
+    if (y == 0) return T{0};
+    if (std::is_signed_v<T> && y == static_cast<T>(-1)) return static_cast<T>(-x);
+    return static_cast<T>(x / y);
+  });
+}
 template <class V> LANES_INLINE V minimum(V a, V b) { return select(less(a, b) | is_nan(a), a, b); }
 template <class V> LANES_INLINE V maximum(V a, V b) { return select(less(b, a) | is_nan(a), a, b); }
 template <class V> LANES_INLINE V relu(V a) { return select(less(a, V{}), V{}, a); }
@@ -331,6 +363,32 @@ template <class V> LANES_INLINE V square_root(V a) { return each(a, [](auto x) {
 template <class V> LANES_INLINE V floored(V a) { return each(a, [](auto x) { return std::floor(x); }); }
 template <class V> LANES_INLINE V ceiled(V a) { return each(a, [](auto x) { return std::ceil(x); }); }
 template <class V> LANES_INLINE V rounded(V a) { return each(a, [](auto x) { return std::nearbyint(x); }); }
+// The rest of a division: with the sign of the divisor, or as C has it.
+template <class V> LANES_INLINE V c_modulo(V a, V b) {
+  return each(a, b, [](auto x, auto y) {
+    using T = decltype(x);
+    if constexpr (std::is_floating_point_v<T>) return std::fmod(x, y);
+    else return y == 0 || (std::is_signed_v<T> && y == static_cast<T>(-1)) ? T{0} : static_cast<T>(x % y);
+  });
+}
+template <class V> LANES_INLINE V modulo(V a, V b) {
+  return each(c_modulo(a, b), b, [](auto r, auto y) {
+    using T = decltype(r);
+    return r != 0 && (r < 0) != (y < 0) ? static_cast<T>(r + y) : r;
+  });
+}
+template <class V> LANES_INLINE V shifted_left(V a, V b) {
+  return each(a, b, [](auto x, auto y) {
+    using T = decltype(x);
+    return static_cast<uint64_t>(y) < 8 * sizeof(T) ? static_cast<T>(x << y) : T{0};
+  });
+}
+template <class V> LANES_INLINE V shifted_right(V a, V b) {
+  return each(a, b, [](auto x, auto y) {
+    using T = decltype(x);
+    return static_cast<uint64_t>(y) < 8 * sizeof(T) ? static_cast<T>(x >> y) : static_cast<T>(x < 0 ? -1 : 0);
+  });
+}
 template <class V> LANES_INLINE V power(V a, V b) { return each(a, b, [](auto x, auto y) { return static_cast<decltype(x)>(std::pow(x, y)); }); }
 
 template <class V> constexpr bool kFloat = std::is_same_v<ScalarOf<V>, float>;
@@ -385,6 +443,17 @@ LANES_INLINE V logarithm(V x) {
     r = select(equal(x, V{}), all<V>(-top), r);
     r = select(equal(x, all<V>(top)), x, r);
     return select(less_equal(V{}, x), r, all<V>(std::numeric_limits<float>::quiet_NaN()));
+  }
+}
+
+// log(1 + x), for x so small as well that the sum would lose it.
+template <class V>
+LANES_INLINE V log_one_plus(V x) {
+  if constexpr (!kFloat<V>) return each(x, [](auto v) { return std::log1p(v); });
+  else {
+    const V sum = x + 1.0f, rest = sum - 1.0f;
+    const auto lost = equal(rest, V{});
+    return select(lost, x, V(logarithm(sum) * (x / select(lost, all<V>(1.0f), rest))));
   }
 }
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from sardonyx.native.values import Buffer, Expressions, Value, View, contiguous, views_of
-from sardonyx.translate.sizes import Dim, Dims, dim_of
+from sardonyx.native.values import Buffer, Expressions, Value, View, contiguous, dim_of, gathered, views_of
+from sardonyx.translate.sizes import Dim, Dims
 
 How: TypeAlias = Literal["Sum", "Product", "Largest", "Smallest"]
 
@@ -78,6 +78,17 @@ class Nest:
         """How often a row is swept."""
         return 1 + max(step.level for step in self.steps)
 
+    @property
+    def across(self) -> bool:
+        """Whether lanes go across rows, because the last axis is none that is swept."""
+        return self.inner is not None and len(self.dims) - 1 not in self.inner
+
+    def crosses(self, buffer: Buffer) -> bool:
+        """Whether a later pass reads what an earlier one wrote."""
+        step = self.maker(buffer)
+        readers = (s for s in self.steps if any(view.buffer is buffer for view in views_of(s.root.value)))
+        return step is not None and any(reader.level > step.level for reader in readers)
+
     def maker(self, buffer: Buffer) -> Step | None:
         """The step that writes a buffer."""
         return next((step for step in self.steps if step.root.buffer is buffer), None)
@@ -133,6 +144,8 @@ def _join(nest: Nest, root: Root) -> bool:
 def _level(nest: Nest, root: Root, once: bool) -> int | None:
     """In which pass a root can be computed; None if it needs what other rows compute."""
     if nest.maker(root.buffer) is not None:
+        return None
+    if any(nest.maker(buffer) for buffer in gathered(root.value)):
         return None
     level = 0
     for view in views_of(root.value):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import sympy
 
@@ -20,10 +21,12 @@ from sardonyx.native.values import (
     View,
     applied,
     contiguous,
+    dim_of,
+    views_of,
 )
 from sardonyx.optimize.pattern import array_of
 from sardonyx.translate.inference import broadcast
-from sardonyx.translate.sizes import Dim, Dims, dim_of
+from sardonyx.translate.sizes import Dim, Dims
 
 COSTLY = frozenset({"exp", "log", "erf", "tanh", "sigmoid", "pow", "sin", "cos", "sqrt", "div", "softplus"})
 """Operators that are not computed twice where storing the result would do."""
@@ -46,6 +49,8 @@ class Lowering:
         self.inputs: dict[ir.Value, Buffer] = {}
         self.outputs: dict[ir.Value, Buffer] = {}
         self.inner: list[Buffer] = []
+        self.required: list[Dim] = []
+        self._meant: dict[sympy.Symbol, Dim] = {}
         self._made = 0
         self._values: dict[ir.Value, Value | Reshaped] = {}
         self._stored: dict[Value | Reshaped, View] = {}
@@ -63,22 +68,36 @@ class Lowering:
         """A node's operand: computed here, a number, or an input of the region; perhaps such as can only be written."""
         if given in self._values:
             return self._values[given]
-        array = array_of(given)
-        if array is not None and array.size == 1 and given.dtype is not None:
-            self._values[given] = Number(array.reshape(()).item(), dims_of(given), given.dtype)
+        array = constant_of(given)
+        if array is not None and array.size == 1 and not _is_negative_zero(array):
+            self._values[given] = Number(array.reshape(()).item(), self.dims(given), dtype_of(given))
         else:
             self._values[given] = self._input(given).view()
         return self._values[given]
 
     def _input(self, given: ir.Value) -> Buffer:
         if given not in self.inputs:
-            self.inputs[given] = Buffer(f"in{len(self.inputs)}", "input", dims_of(given), dtype_of(given))
+            self.inputs[given] = Buffer(f"in{len(self.inputs)}", "input", self.dims(given), dtype_of(given))
         return self.inputs[given]
+
+    def dims(self, value: ir.Value) -> Dims:
+        """The sizes of a value, in symbols that inputs tell."""
+        return tuple(dim_of(dim.subs(self._meant)) if isinstance(dim, sympy.Expr) else dim for dim in dims_of(value))
+
+    def _learn(self, said: Dims, computed: Dims) -> None:
+        """What inference had no better word for than a new name is what was computed."""
+        told = {dim for buffer in self.inputs.values() for dim in buffer.dims}
+        for name, dim in zip(said, computed, strict=False):
+            if isinstance(name, sympy.Symbol) and name != dim and name not in told:
+                self._meant.setdefault(name, dim)
 
     def give(self, result: ir.Value, value: Value | Reshaped) -> None:
         """Say what a node's result is; costly ones that several read are stored."""
-        if value.dims != dims_of(result):
-            raise CannotLower(f"{result.name} should have the sizes {dims_of(result)}, and not {value.dims}")
+        self._learn(self.dims(result), value.dims)
+        if value.dims != self.dims(result):
+            raise CannotLower(f"{result.name} should have the sizes {self.dims(result)}, and not {value.dims}")
+        if value.dtype != dtype_of(result):
+            raise CannotLower(f"{result.name} should be {dtype_of(result)}, and not {value.dtype}")
         if isinstance(value, Apply) and value.operator in COSTLY and len(result.uses()) > 1:
             value = self.stored(value)
         if result in self._returned:
@@ -93,14 +112,23 @@ class Lowering:
             self.inner.remove(value.buffer)
             self.outputs[result] = value.buffer
             return value
-        buffer = self.outputs[result] = Buffer(name, "output", dims_of(result), dtype_of(result))
+        buffer = self.outputs[result] = Buffer(name, "output", self.dims(result), dtype_of(result))
         self._write(value, buffer.view())
         return value if isinstance(value, (View, Number)) else buffer.view()
+
+    def require(self, least: Dim) -> None:
+        """At each call this must not be negative."""
+        if not isinstance(least, int):
+            self.required.append(least)
+        elif least < 0:
+            raise CannotLower("more is cut off than there is")
 
     # What lowerings are written with
 
     def apply(self, operator: str, *args: Value, dtype: ir.DataType | None = None) -> Value:
-        """An operator of scalars over broadcast arguments."""
+        """An operator of scalars over broadcast arguments, of one type but for a condition."""
+        if len({arg.dtype for arg in args[operator == "select" :]}) > 1:
+            raise CannotLower(f"{operator} of {', '.join(str(arg.dtype) for arg in args)}")
         dims = broadcast(*(arg.dims for arg in args))
         for arg in args:
             pairs = zip(reversed(arg.dims), reversed(dims), strict=False)
@@ -181,7 +209,9 @@ class Lowering:
 
     def pad(self, value: Value, axis: int, before: Dim, size: Dim, fill: float | int | bool) -> Value:
         """With `fill` before and after an axis, up to a size; less than nothing before is cut off."""
-        return self.x.pad(self.stored(value) if not isinstance(value, View) else value, axis, before, size, fill)
+        if not isinstance(value, View) or any(guard.fill != fill for guard in value.guards):
+            value = self.stored(value)
+        return self.x.pad(value, axis, before, size, fill)
 
     def reshape(self, value: Value | Reshaped, dims: Dims) -> Value | Reshaped:
         """Other sizes for the same elements in the same order."""
@@ -191,6 +221,17 @@ class Lowering:
             return self.x.reshape(value, dims)
         except CannotView:
             return Reshaped(value, dims)
+
+    def seen(self, value: Value, dims: Dims) -> Value:
+        """Other sizes for the same elements in the same order, to compute with."""
+        shown = self.reshape(value, dims)
+        return self.stored(shown) if isinstance(shown, Reshaped) else shown
+
+    def gather(self, view: Value, whole: View, axis: int, index: Value) -> Value:
+        """What lies so many steps further along an axis of `whole` as the index says, at each place of a view of it."""
+        dims = broadcast(view.dims, index.dims)
+        step, size = Number(whole.strides[axis], dims, index.dtype), Number(whole.dims[axis], dims, index.dtype)
+        return self.x.apply("gather", [self.expand(view, dims), self.expand(index, dims), step, size], view.dtype)
 
     def joined(self, pieces: Sequence[Value | Reshaped], axis: int, dims: Dims) -> Value:
         """The pieces one after the other along an axis, each written to its part."""
@@ -218,7 +259,8 @@ class Lowering:
                 value, target = value.value, seen
             except CannotView:
                 raise CannotLower("a reshape of what is written in pieces") from None
-        ones = [axis for axis, dim in enumerate(value.dims) if dim == 1]
+        guarded = {guard.axis for view in views_of(value) for guard in view.guards}
+        ones = [axis for axis, dim in enumerate(value.dims) if dim == 1 and axis not in guarded]
         keep = [axis for axis in range(len(value.dims)) if axis not in ones]
         kept = [axis for axis in range(len(value.dims)) if axis not in axes]
         squeezed = self.x.squeeze(target, [at for at, axis in enumerate(kept) if axis in ones])
@@ -240,11 +282,23 @@ def _is_whole(view: View) -> bool:
     )
 
 
+def constant_of(value: ir.Value) -> Any:
+    """The array that a value always is; None for a weight that may change or an input with a default."""
+    if value.const_value is None and value.producer() is not None:
+        held = ir.convenience.get_const_tensor(value)  # of a Constant
+        return None if held is None else held.numpy()
+    return None if value.is_graph_input() else array_of(value)
+
+
+def _is_negative_zero(array: Any) -> bool:
+    """Whether an array is the one number that equals another."""
+    return array.dtype.kind == "f" and array.item() == 0 and bool(np.signbit(array.item()))
+
+
 def dims_of(value: ir.Value) -> Dims:
     """The sizes of a value: numbers and expressions of names."""
     if "dims" in value.meta:
-        dims: Dims = value.meta["dims"]
-        return dims
+        return tuple(map(dim_of, value.meta["dims"]))
     if value.shape is None:
         raise CannotLower(f"the sizes of {value.name} are unknown")
     return tuple(_dim(dim, value) for dim in value.shape)

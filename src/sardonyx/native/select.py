@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 import onnx_ir as ir
 
@@ -10,20 +12,28 @@ from sardonyx.native.lower import LAYOUT, lower
 from sardonyx.native.nests import count
 from sardonyx.native.region import CannotLower, Lowering, dims_of
 
+Choice: TypeAlias = "Literal['auto', 'all'] | Collection[str] | Callable[[ir.Node], bool]"
+"""Which nodes are wanted: those that win, every one that can be, those with these names, or those a function says."""
+
 FREE = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 """Layout that costs an engine nothing, and a kernel a copy where it begins or ends with it."""
 _ALONE = frozenset({"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"})
 """Single operators whose kernels in ONNX Runtime are slow."""
 
 
-def can_lower(node: ir.Node) -> str | None:
+def refusal(node: ir.Node) -> str | None:
     """Why a node cannot be in a kernel; None if it can."""
     try:
         lower(Lowering(), node)
-        if all(_is_about_sizes(output) for output in node.outputs):
-            return "a few integers, as sizes are"
     except CannotLower as error:
         return str(error)
+    return None
+
+
+def _unwise(node: ir.Node) -> str | None:
+    """Why a node that could be in a kernel had better not be; None if it may."""
+    if all(_is_about_sizes(output) for output in node.outputs):
+        return "a few integers, as sizes are"
     if node.op_type == "Transpose":
         order = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else []
         if not order or order[-1] != len(order) - 1:
@@ -99,13 +109,25 @@ def _bodies(attribute: ir.Attr) -> list[ir.Graph]:
     return list(attribute.as_graphs()) if attribute.type == ir.AttributeType.GRAPHS else []
 
 
-def select(graph: ir.Graph, allowed: Callable[[ir.Node], bool] = lambda node: True) -> list[list[ir.Node]]:
-    """Groups of nodes that are worth a kernel each, in the order of the graph."""
+@dataclass(frozen=True)
+class Selection:
+    """Groups of nodes, in the order of the graph, each of which may become a kernel."""
+
+    groups: Sequence[Sequence[ir.Node]]
+    refused: dict[ir.Node, str] = field(default_factory=dict)
+    """Why other nodes that were wanted stay as they are."""
+
+
+def select(graph: ir.Graph, choice: Choice = "auto") -> Selection:
+    """Gather the wanted nodes of a graph into groups. With "auto", such groups as are worth a kernel."""
     nodes = list(graph)
     order = _Order(nodes)
     group_of: dict[ir.Node, list[ir.Node]] = {}
-    for node in nodes:
-        if not allowed(node) or can_lower(node) is not None:
+    refused: dict[ir.Node, str] = {}
+    for node in _wanted(nodes, choice):
+        why = refusal(node) or (_unwise(node) if choice == "auto" else None)
+        if why is not None:
+            refused[node] = why
             continue
         group = group_of[node] = [node]
         for source in dict.fromkeys(_sources(node)):
@@ -114,9 +136,23 @@ def select(graph: ir.Graph, allowed: Callable[[ir.Node], bool] = lambda node: Tr
                 group[:0] = other
                 for member in other:
                     group_of[member] = group
-    groups = {id(group): group for group in group_of.values()}
-    peeled = [_peeled(sorted(group, key=order.place.__getitem__)) for group in groups.values()]
-    return [group for group in peeled if _is_worth_it(group)]
+    unique = {id(group): group for group in group_of.values()}
+    groups = [sorted(group, key=order.place.__getitem__) for group in unique.values()]
+    if choice == "auto":
+        groups = [group for group in map(_peeled, groups) if is_worth_it(group)]
+    return Selection(groups, refused)
+
+
+def _wanted(nodes: Sequence[ir.Node], choice: Choice) -> list[ir.Node]:
+    if choice in ("auto", "all"):
+        return list(nodes)
+    if callable(choice):
+        return [node for node in nodes if choice(node)]
+    assert not isinstance(choice, str), f"{choice!r} is neither 'auto' nor 'all'; give names as a list"
+    missing = {*choice} - {node.name for node in nodes}
+    if missing:
+        raise ValueError(f"the graph has no node {sorted(missing)[0]!r}")
+    return [node for node in nodes if node.name in choice]
 
 
 def _peeled(group: list[ir.Node]) -> list[ir.Node]:
@@ -137,6 +173,7 @@ def _peeled(group: list[ir.Node]) -> list[ir.Node]:
     return [node for node in group if node in kept]
 
 
-def _is_worth_it(group: Sequence[ir.Node]) -> bool:
+def is_worth_it(group: Sequence[ir.Node]) -> bool:
+    """Whether a kernel does enough for being one: more than a single operator that an engine has, too."""
     working = [node for node in group if node.op_type not in LAYOUT]
     return len(working) > 1 or any(node.op_type in _ALONE for node in working)

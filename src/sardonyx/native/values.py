@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import onnx_ir as ir
 import sympy
 
-from sardonyx.translate.sizes import Dim, Dims, dim_of
+from sardonyx.translate import sizes
+from sardonyx.translate.sizes import Dim, Dims
 
 
 @dataclass(eq=False)
@@ -104,6 +105,12 @@ class Reshaped:
         return self.value.dtype
 
 
+def dim_of(size: Any) -> Dim:
+    """A size, multiplied out, so that equal ones compare equal."""
+    dim = sizes.dim_of(size)
+    return dim if isinstance(dim, int) else sizes.dim_of(sympy.expand(dim))
+
+
 class CannotView(Exception):
     """A change of axes that no strides express."""
 
@@ -170,6 +177,10 @@ class Expressions:
 
         kept = [axis for axis in range(len(value.dims) + len(axes)) if axis not in axes]
         return self._seen(value, put(value.dims, 1), lambda strides: put(strides, 0), dict(enumerate(kept)))
+
+    def line(self, value: Value) -> Value:
+        """A single place as an axis of size one, along which elements lie in order."""
+        return self._mapped(value, (1,), lambda view: replace(view, dims=(1,), strides=(1,)))
 
     def cut(self, value: Value, axis: int, start: Dim, step: int, size: Dim) -> Value:
         """Every `step`-th along an axis, from `start` on."""
@@ -262,6 +273,11 @@ def views_of(value: Value) -> list[View]:
     return list(found)
 
 
+def gathered(value: Value) -> set[Buffer]:
+    """The buffers of which an expression reads what an index says, at any place."""
+    return {view.buffer for apply in applied(value) if apply.operator == "gather" for view in views_of(apply.args[0])}
+
+
 def applied(value: Value) -> list[Apply]:
     """Every operator in an expression, each once."""
     found: dict[int, Apply] = {}
@@ -278,6 +294,8 @@ def applied(value: Value) -> list[Apply]:
 
 def _reshaped(old: Dims, strides: Dims, new: Dims) -> Dims:
     """Strides that show a tensor with other sizes: pieces of equal count are matched from the left."""
+    if 0 in new:
+        return contiguous(new)
     have = [(dim, stride) for dim, stride in zip(old, strides, strict=True) if dim != 1]
     result: list[Dim] = []
     at = 0

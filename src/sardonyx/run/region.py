@@ -279,7 +279,8 @@ class CompiledRegion(torch.nn.Module):
         wanted = self._options.native
         if not wanted or not self._engine.takes_kernels(self._region.device):
             return ()
-        if wanted == "auto" and self._kind not in _TRAINING:
+        looked_at = self._options.dump or self._options.transforms
+        if wanted == "auto" and (looked_at or self._kind not in _TRAINING):
             return ()
         with self._graph_report.stage("native"):
             library = native(model, self._options)

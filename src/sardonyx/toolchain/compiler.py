@@ -16,7 +16,10 @@ from sardonyx.cache.machine import key_of
 from sardonyx.errors import MissingDependency, SardonyxError
 from sardonyx.options import Options
 
-FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-fPIC", "-shared")
+FLAGS = (
+    *("-std=c++17", "-O3", "-fwrapv", "-fno-math-errno", "-fno-trapping-math"),
+    *("-fvisibility=hidden", "-fPIC", "-shared"),
+)
 """No -ffast-math: a library built with it changes how the thread that loads it rounds denormals."""
 
 

@@ -1,0 +1,225 @@
+"""Numbers at the edges: what is not finite, what wraps around, what is rounded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from tests.native.running import Feeds, Together, difference, model_of, run, session_of
+
+FLOAT, DOUBLE, HALF, BFLOAT = TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16
+INF, NAN = np.inf, np.nan
+EDGES = np.array(
+    [
+        *(0.0, -0.0, 1.0, -1.0, INF, -INF, NAN, 1e-40, -1e-40, 3e38, -3e38, 88.7, 89.0, -87.0, -104.0),
+        *(0.5, 1.5, 2.5, -2.5, 1e-8, -1e-8, 17.0, -17.0, 1e4, -1e4),
+    ],
+    np.float32,
+)
+"""Twenty-five, so that lanes and their tail meet them."""
+
+
+def _one(op: str, *kinds: int, **attributes: object) -> onnx.ModelProto:
+    """A model of one operator over vectors."""
+    names = [f"x{i}" for i in range(len(kinds))]
+    node = helper.make_node(op, names, ["y"], **attributes)
+    return model_of([node], {name: (kind, ["n"]) for name, kind in zip(names, kinds, strict=True)}, ["y"])
+
+
+def _pairs(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.repeat(values, len(values)), np.tile(values, len(values))
+
+
+class Table:
+    """Models that are compared together."""
+
+    def __init__(self) -> None:
+        self._together, self._feeds, self._models = Together(), {}, {}
+
+    def add(self, name: str, model: onnx.ModelProto, *arrays: np.ndarray) -> None:
+        assert self._together.add(name, model) is None
+        self._models[name] = model
+        self._feeds[name] = {x.name: array for x, array in zip(model.graph.input, arrays, strict=True)}
+
+    def feeds(self, name: str) -> Feeds:
+        return self._feeds[name]
+
+    def both(self) -> dict[str, tuple[list[np.ndarray], list[np.ndarray]]]:
+        """For each model, what kernels give and what onnxruntime does."""
+        self._together.build(quickly=True)
+        return {
+            name: (self._together.run(name, self._feeds[name]), run(session_of(model), self._feeds[name]))
+            for name, model in self._models.items()
+        }
+
+    def results(self) -> dict[str, np.ndarray]:
+        """What the kernel of each model gives."""
+        self._together.build(quickly=True)
+        return {name: self._together.run(name, self._feeds[name])[0] for name in self._models}
+
+
+UNARY = (
+    *("Exp", "Log", "Sqrt", "Tanh", "Sigmoid", "Erf", "Relu", "Abs", "Neg", "Floor", "Ceil", "Round", "Sign"),
+    *("Reciprocal", "Softplus", "Elu", "Selu", "LeakyRelu", "HardSigmoid", "Softsign", "Sin", "Cos", "Atan"),
+)
+BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min", "Pow")
+COMPARED = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal")
+WHOLE = (TensorProto.INT32, TensorProto.INT64, TensorProto.INT8, TensorProto.UINT8)
+
+
+def test_what_is_not_finite_goes_through_as_in_onnxruntime() -> None:
+    table = Table()
+    left, right = _pairs(EDGES)
+    for kind, dtype in ((FLOAT, np.float32), (DOUBLE, np.float64)):
+        for op in UNARY:
+            table.add(f"{op} {kind}", _one(op, kind), EDGES.astype(dtype))
+        for op in (*BINARY, *COMPARED):
+            table.add(f"{op} {kind}", _one(op, kind, kind), left.astype(dtype), right.astype(dtype))
+        for op in ("IsNaN", "IsInf"):
+            table.add(f"{op} {kind}", _one(op, kind), EDGES.astype(dtype))
+    failures = []
+    for name, ((found,), (wanted,)) in table.both().items():
+        a, b = found.astype(np.float64), wanted.astype(np.float64)
+        same = np.isclose(a, b, rtol=2e-6 if "11" not in name else 1e-12, atol=1e-37, equal_nan=True)
+        if not same.all():
+            given = [x[~same][:4] for x in table.feeds(name).values()]
+            failures.append(f"{name}{given}: {a[~same][:4]} instead of {b[~same][:4]}")
+    assert not failures, "\n".join(failures)
+
+
+def _rows(dtype: type) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((8, 37)).astype(dtype)
+    x[0] = -INF
+    x[1, :20] = -INF
+    x[2, 5] = INF
+    x[3, 36] = NAN
+    x[4] = 0
+    x[5] = 1e4
+    x[6] *= 1e-30
+    return x
+
+
+def test_rows_of_what_is_not_finite_reduce_as_in_onnxruntime() -> None:
+    table = Table()
+    axes = {"a": np.array([1])}
+    for kind, dtype in ((FLOAT, np.float32), (DOUBLE, np.float64)):
+        for op in ("Softmax", "LogSoftmax"):
+            node = helper.make_node(op, ["x"], ["y"], axis=1)
+            table.add(f"{op} {kind}", model_of([node], {"x": (kind, [8, 37])}, ["y"]), _rows(dtype))
+        for op in ("Sum", "Max", "Min", "Mean", "L1", "L2", "LogSumExp"):
+            node = helper.make_node(f"Reduce{op}", ["x", "a"], ["y"])
+            table.add(f"{op} {kind}", model_of([node], {"x": (kind, ["n", 37])}, ["y"], axes), _rows(dtype))
+    failures = []
+    for name, ((found,), (wanted,)) in table.both().items():
+        same = np.isclose(found, wanted, rtol=1e-5, atol=1e-6, equal_nan=True)
+        if not same.all():
+            failures.append(
+                f"{name}, rows {sorted(set(np.argwhere(~same)[:, 0]))}: {found[~same][:3]} {wanted[~same][:3]}"
+            )
+    assert not failures, "\n".join(failures)
+
+
+def test_integers_wrap_around() -> None:
+    table = Table()
+    for kind in WHOLE:
+        dtype = helper.tensor_dtype_to_np_dtype(kind)
+        info = np.iinfo(dtype)
+        edges = np.array([0, 1, 2, 3, 7, 100, info.max, info.max - 1, info.min, info.min + 1, info.max // 2], dtype)
+        left, right = _pairs(edges)
+        for op in ("Add", "Sub", "Mul", "Max", "Min", "Less", "Equal"):
+            table.add(f"{op} {dtype}", _one(op, kind, kind), left, right)
+    wanted = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Max": np.maximum, "Min": np.minimum}
+    wanted |= {"Less": np.less, "Equal": np.equal}
+    for name, found in table.results().items():
+        with np.errstate(over="ignore"):
+            np.testing.assert_array_equal(found, wanted[name.split()[0]](*table.feeds(name).values()), name)
+
+
+def test_integers_divide_towards_zero_and_by_zero_without_a_crash() -> None:
+    table = Table()
+    for kind in (TensorProto.INT32, TensorProto.INT64):
+        dtype = helper.tensor_dtype_to_np_dtype(kind)
+        left, right = _pairs(np.array([0, 1, -1, 7, -7, 2, np.iinfo(dtype).min, 13, -3], dtype))
+        for op in ("Div", "Mod"):
+            table.add(f"{op} {dtype}", _one(op, kind, kind), left, right)
+    for name, found in table.results().items():
+        left, right = table.feeds(name).values()
+        safe = (right != 0) & (right != -1)
+        pairs = zip(left[safe].tolist(), right[safe].tolist(), strict=True)
+        wanted = [int(math.copysign(abs(x) // abs(y), x * y)) if "Div" in name else x % y for x, y in pairs]
+        np.testing.assert_array_equal(found[safe], wanted, name)
+        assert (found[right == 0] == 0).all(), name
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [(HALF, np.float16), (BFLOAT, ml_dtypes.bfloat16)], ids=["half", "bfloat"])
+def test_every_narrow_number_is_read_and_written_exactly(kind: int, dtype: type) -> None:
+    every = np.arange(2**16, dtype=np.uint16).view(dtype)
+    table = Table()
+    table.add("neg", _one("Neg", kind), every)
+    table.add("widen", _one("Cast", kind, to=FLOAT), every)
+    results = table.results()
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(results["neg"].astype(np.float32), (-every).astype(np.float32))
+        np.testing.assert_array_equal(results["widen"], every.astype(np.float32))
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [(HALF, np.float16), (BFLOAT, ml_dtypes.bfloat16)], ids=["half", "bfloat"])
+def test_wide_numbers_are_rounded_to_the_nearest_narrow_one(kind: int, dtype: type) -> None:
+    rng = np.random.default_rng(0)
+    wide = rng.integers(0, 2**32, 2**15, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    ties = (np.arange(2**15, dtype=np.float32) / 2**14 + 1) * np.float32(1 + 2**-11)
+    small = rng.standard_normal(2**15).astype(np.float32) * np.float32(1e-7)
+    wide = np.concatenate([wide, ties, small, [65504.0, 65519.9, 65520.0, 1e9]]).astype(np.float32)
+    table = Table()
+    table.add("narrow", _one("Cast", FLOAT, to=kind), wide)
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.testing.assert_array_equal(
+            table.results()["narrow"].astype(np.float32), wide.astype(dtype).astype(np.float32)
+        )
+
+
+def test_sums_of_narrow_numbers_do_not_overflow() -> None:
+    x = np.full((3, 600), 200, np.float16)
+    nodes = [
+        helper.make_node("Add", ["x", "x"], ["a"]),
+        helper.make_node("LayerNormalization", ["a", "s"], ["b"]),
+        helper.make_node("ReduceMean", ["a", "axes"], ["c"]),
+    ]
+    model = model_of(nodes, {"x": (HALF, [3, 600]), "s": (HALF, [600])}, ["b", "c"], {"axes": np.array([0, 1])})
+    together = Together()
+    assert together.add("m", model) is None
+    together.build(quickly=True)
+    normal, mean = together.run("m", {"x": x, "s": np.ones(600, np.float16)})
+    assert np.abs(normal.astype(np.float32)).max() < 1e-2
+    assert mean.item() == 400
+
+
+def _bfloat_case(nodes: Sequence[onnx.NodeProto], **shapes: Sequence[int]) -> tuple[onnx.ModelProto, Feeds]:
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for name, shape in shapes.items()}
+    return model_of(nodes, {name: (BFLOAT, shape) for name, shape in shapes.items()}, ["y"]), feeds
+
+
+def test_bfloat_graphs_that_onnxruntime_lacks_run() -> None:
+    nodes = [
+        helper.make_node("Add", ["x", "r"], ["a"]),
+        helper.make_node("LayerNormalization", ["a", "g", "b"], ["n"]),
+        helper.make_node("Sigmoid", ["n"], ["s"]),
+        helper.make_node("Mul", ["n", "s"], ["y"]),
+    ]
+    model, feeds = _bfloat_case(nodes, x=[9, 77], r=[9, 77], g=[77], b=[77])
+    together = Together()
+    assert together.add("m", model) is None
+    together.build(quickly=True)
+    x, r, g, b = (feeds[name].astype(np.float64) for name in ("x", "r", "g", "b"))
+    a = x + r
+    n = (a - a.mean(1, keepdims=True)) / np.sqrt(a.var(1, keepdims=True) + 1e-5) * g + b
+    (found,) = together.run("m", feeds)
+    assert difference(found.astype(np.float64), n / (1 + np.exp(-n)), tolerance=2**-8) is None
