@@ -43,10 +43,12 @@ def _call(engine: str, case: Case) -> Call:
 
 
 def standing(results: Sequence[Measured]) -> Table:
-    """For each model the best engine, and how `auto` stands to it, to eager and to inductor."""
+    """For each model the best engine, and how `auto` stands to it, to eager and to inductor, by their fastest rounds:
+    what else runs on the machine only adds, and engines within a few percent of each other are to be told apart.
+    """
     made = Table("auto", ["model", "best engine", "auto ÷ best", "eager ÷ auto", "inductor ÷ auto"], text_columns=2)
     for model in dict.fromkeys(m.model for m in results):
-        seconds = {m.engine: m.seconds for m in results if m.model == model and m.seconds is not None}
+        seconds = {m.engine: min(m.round_seconds) for m in results if m.model == model and m.seconds is not None}
         engines = {name: seconds[name] for name in _OURS[:-1] if name in seconds}
         auto = seconds.get("auto")
         if auto is None or not engines:

@@ -36,6 +36,9 @@ def test_more_is_laid_over_what_is_given() -> None:
         ({"zzz": 1}, "known options"),
         ({"transforms": print}, "use a list"),
         ({"providers": "CPUExecutionProvider"}, "use a list"),
+        ({"engine": None}, r"sardonyx\.engines\(\)"),
+        ({"compile_options": 3}, "use text"),
+        ({"compile_options": "'-O3"}, "No closing quotation"),
     ],
 )
 def test_a_wrong_option_says_what_would_be_right(wrong: dict[str, object], hint: str) -> None:

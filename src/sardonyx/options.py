@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -127,6 +128,9 @@ class Options:
         _one_of("fallback", self.fallback, get_args(Fallback))
         _one_of("native", self.native, (True, False, "auto"))
         _one_of("translator", self.translator, get_args(Translator))
+        if not isinstance(self.engine, str):
+            raise OptionError(f"engine is {self.engine!r}", hint="use a name; sardonyx.engines() lists them")
+        _check_flags(self.compile_options)
         if self.optimize not in ("default", "none", True, False):
             _check_rules(self.optimize)
         if not isinstance(self.cache_size, int) or self.cache_size < 1:
@@ -187,6 +191,16 @@ def defaults(**given: Any) -> Iterator[None]:
 def _one_of(name: str, value: object, allowed: Sequence[object]) -> None:
     if value not in allowed:
         raise OptionError(f"{name} is {value!r}", hint="use one of " + ", ".join(map(repr, allowed)))
+
+
+def _check_flags(text: object) -> None:
+    try:
+        if isinstance(text, str):
+            shlex.split(text)
+            return
+    except ValueError as error:
+        raise OptionError(f"compile_options is {text!r}: {error}", hint="quote as in a shell") from error
+    raise OptionError(f"compile_options is {text!r}", hint="use text, as '-O3 --mcpu=native'")
 
 
 def _check_rules(chosen: str | bool | Sequence[str]) -> None:

@@ -122,6 +122,12 @@ def test_help_lists_the_commands() -> None:
         assert word in CliRunner().invoke(program, ["cache", "--help"]).output
 
 
+def test_python_can_run_the_program(cache: DiskCache) -> None:
+    words = ["cache", "--dir", str(cache.root), "size"]
+    done = subprocess.run([sys.executable, "-m", "sardonyx", *words], capture_output=True, text=True)
+    assert done.stdout.startswith("3.0 kB of")
+
+
 def test_without_click_the_program_says_what_to_install() -> None:
     code = "import sys; sys.modules['click'] = None; from sardonyx.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

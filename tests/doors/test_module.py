@@ -243,6 +243,32 @@ def test_strides_that_only_show_an_order_or_gaps_are_honoured() -> None:
         same(compiled(given), Sums()(given))
 
 
+def test_a_copy_without_gaps_is_not_taken_for_the_argument_itself() -> None:
+    class Packed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.contiguous()
+
+    compiled, x = sardonyx.compile(Packed().eval(), fallback="quiet"), torch.randn(4, 6)
+    assert compiled(x) is x
+    result = compiled(x[:, 1:4])
+    assert result.is_contiguous()
+    assert torch.equal(result, x[:, 1:4])
+    assert result.data_ptr() != x[:, 1:4].data_ptr()
+
+
+def test_sizes_among_the_results_are_torchs() -> None:
+    class Measured(nn.Module):
+        def forward(self, x: torch.Tensor, to: torch.Size) -> tuple[torch.Tensor, torch.Size]:
+            return x.reshape(to), x.shape
+
+    compiled = sardonyx.compile(Measured().eval(), fallback="error")
+    for rows in (2, 3, 5):
+        result, shape = compiled(torch.ones(rows, 4), torch.Size([4, rows]))
+        assert result.shape == (4, rows)
+        assert type(shape) is torch.Size
+        assert shape == (rows, 4)
+
+
 def test_what_cannot_be_understood_is_refused_or_goes_through_torch_compile(caplog: pytest.LogCaptureFixture) -> None:
     class Indexed(nn.Module):
         def forward(self, x: torch.Tensor, which: Any) -> torch.Tensor:
@@ -433,6 +459,14 @@ def test_a_size_that_changes_becomes_dynamic_and_serves_the_sizes_before() -> No
         same(compiled(torch.ones(rows, 4)), model(torch.ones(rows, 4)))
 
 
+def test_a_size_of_one_is_not_asked_to_be_dynamic(caplog: pytest.LogCaptureFixture) -> None:
+    compiled = sardonyx.compile(nn.Linear(4, 2).eval())
+    with caplog.at_level(logging.WARNING):
+        for rows in (3, 1):
+            assert compiled(torch.ones(rows, 4)).shape == (rows, 2)
+    assert caplog.records == []
+
+
 def test_every_size_can_be_dynamic_from_the_start() -> None:
     compiled = sardonyx.compile(nn.GELU().eval(), dynamic=True)
     for sizes in ((3, 4), (5, 6), (2, 9)):
@@ -545,6 +579,14 @@ def test_gradients_are_torchs_in_both_modes(training: bool) -> None:
     same(compiled.get_submodule("1").running_mean, model[1].running_mean)
 
 
+@pytest.mark.skipif("isolate_recompiles" not in inspect.signature(torch.compile).parameters, reason="an older torch")
+def test_modules_in_training_do_not_use_up_each_others_recompilations() -> None:
+    for width in range(2, 2 + 2 * torch._dynamo.config.recompile_limit):
+        compiled = sardonyx.compile(nn.Sequential(nn.Linear(width, 2), nn.Tanh()).train())
+        compiled(torch.ones(3, width))
+        assert compiled.report.graphs, width
+
+
 def test_second_derivatives_and_hooks_of_parameters_are_eagers() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh()).eval()
     compiled, x = sardonyx.compile(model), torch.randn(2, 3, requires_grad=True)
@@ -566,6 +608,15 @@ def test_gradients_of_a_module_that_was_changed_since_are_refused() -> None:
         result = compiled(torch.ones(2, 4, requires_grad=True)).sum()
     compiled.scale = 9
     with pytest.raises(sardonyx.AutogradError, match="changed since"):
+        result.backward()
+
+
+def test_gradients_are_refused_if_an_argument_without_one_was_edited_since() -> None:
+    compiled, x = sardonyx.compile(nn.Linear(4, 2).eval()), torch.ones(3, 4)
+    with torch.enable_grad():
+        result = compiled(x).sum()
+    x.zero_()
+    with pytest.raises(sardonyx.AutogradError, match="an argument was edited in place since"):
         result.backward()
 
 
@@ -606,3 +657,13 @@ def test_intercept_shows_each_call_once() -> None:
     model(torch.ones(3, 4))
     assert [call.number for call in seen] == [0, 1, 2]
     assert all(torch.equal(call.arguments["input"], torch.ones(3, 4)) for call in seen)
+
+
+def test_a_call_that_is_simply_wrong_is_the_callers_error(caplog: pytest.LogCaptureFixture) -> None:
+    model = sardonyx.compile(nn.Linear(4, 2).eval())
+    with pytest.raises(TypeError, match="missing a required argument: 'input'"):
+        model()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'other'"):
+        model(torch.ones(3, 4), other=1)
+    assert not caplog.messages
+    assert not model.report.fallbacks

@@ -122,3 +122,9 @@ class TestRegister:
 def test_an_unknown_name_is_an_error_with_a_suggestion() -> None:
     with pytest.raises(OptionError, match="did you mean 'openvino'"):
         find("open_vino")
+
+
+def test_onnxruntime_refuses_settings_that_it_does_not_have() -> None:
+    run = torch.compile(torch.sin, backend="sardonyx", options={"engine_options": {"nope": 1}})
+    with pytest.raises(OptionError, match="session_options and providers"):
+        run(torch.ones(3))

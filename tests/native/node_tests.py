@@ -1,9 +1,12 @@
-"""The node tests that come with onnx, as models whose parameters are constants."""
+"""The node tests that come with onnx, as models whose parameters are constants.
+
+`python -m tests.native.node_tests` compares all of them, with fixed sizes and with symbols.
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -12,7 +15,8 @@ import onnx
 from onnx import numpy_helper
 
 from sardonyx.native.lower import TABLE
-from tests.native.running import inferred
+from sardonyx.native.table import TYPES
+from tests.native.running import Together, difference, inferred, run, session_of
 
 _PARAMETERS = {
     **{f"Reduce{kind}": (1,) for kind in ("Sum", "Mean", "Max", "Min", "Prod", "SumSquare", "L1", "L2")},
@@ -62,10 +66,16 @@ def cases() -> tuple[Case, ...]:
 def _cases(found: list[onnx.backend.test.case.test_case.TestCase]) -> Iterator[Case]:
     for test in found:
         nodes = test.model.graph.node
-        if len(nodes) == 1 and (nodes[0].domain, nodes[0].op_type) in TABLE:
+        values = (*test.model.graph.input, *test.model.graph.output)
+        if len(nodes) == 1 and (nodes[0].domain, nodes[0].op_type) in TABLE and all(map(_is_claimed, values)):
             given, expected = (list(map(_array, side)) for side in test.data_sets[0])
             feeds = dict(zip((x.name for x in test.model.graph.input), given, strict=True))
             yield _with_parameters(test.name, test.model, feeds, expected)
+
+
+def _is_claimed(value: onnx.ValueInfoProto) -> bool:
+    """Whether kernels know the type."""
+    return value.type.HasField("tensor_type") and value.type.tensor_type.elem_type in TYPES
 
 
 def _array(value: object) -> np.ndarray:
@@ -99,3 +109,31 @@ def symbolic(case: Case) -> Case:
     for x in (*made.graph.output, *made.graph.value_info):
         x.type.tensor_type.ClearField("shape")
     return Case(case.name, inferred(made), case.feeds, case.expected)
+
+
+def compare(chosen: Sequence[Case], *, quickly: bool) -> list[str]:
+    """What is wrong with the results of the cases that can be kernels."""
+    together = Together()
+    taken = [case for case in chosen if together.add(case.name, case.model) is None]
+    together.build(quickly=quickly)
+    return [f"{case.name}: {why}" for case in taken if (why := _wrong(together, case)) is not None]
+
+
+def _wrong(together: Together, case: Case) -> str | None:
+    """How a result differs from what is expected, or, where that is rounded, from onnxruntime's."""
+    found = together.run(case.name, case.feeds)
+    for index, (a, b) in enumerate(zip(found, case.expected, strict=True)):
+        differs = difference(a, b)
+        if differs is not None and difference(a, run(session_of(case.model), case.feeds)[index]) is not None:
+            return differs
+    return None
+
+
+def main() -> None:
+    for what, chosen in {"fixed": list(cases()), "symbolic": list(map(symbolic, cases()))}.items():
+        failures = [line for at in range(0, len(chosen), 100) for line in compare(chosen[at : at + 100], quickly=False)]
+        print(f"{what}: {len(chosen)} cases, {len(failures)} wrong", *failures, sep="\n  ", flush=True)
+
+
+if __name__ == "__main__":
+    main()

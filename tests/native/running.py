@@ -37,11 +37,12 @@ def model_of(
     opset: int = 21,
 ) -> onnx.ModelProto:
     """A model with the sizes of everything inferred; outputs have the types that the operators give."""
+    known = {name: helper.make_tensor_value_info(name, kind, dims) for name, (kind, dims) in inputs.items()}
     graph = helper.make_graph(
         nodes,
         "g",
-        [helper.make_tensor_value_info(name, kind, dims) for name, (kind, dims) in inputs.items()],
-        [onnx.ValueInfoProto(name=name) for name in outputs],
+        list(known.values()),
+        [known.get(name, onnx.ValueInfoProto(name=name)) for name in outputs],
         [numpy_helper.from_array(array, name) for name, array in (initializers or {}).items()],
     )
     opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]

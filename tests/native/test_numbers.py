@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from contextlib import suppress
 
 import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper
+from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
 
 from tests.native.running import Feeds, Together, difference, model_of, run, session_of
 
@@ -53,10 +55,12 @@ class Table:
     def both(self) -> dict[str, tuple[list[np.ndarray], list[np.ndarray]]]:
         """For each model, what kernels give and what onnxruntime does."""
         self._together.build(quickly=True)
-        return {
-            name: (self._together.run(name, self._feeds[name]), run(session_of(model), self._feeds[name]))
-            for name, model in self._models.items()
-        }
+        results = {}
+        for name, model in self._models.items():
+            with suppress(NotImplemented):  # of some operators onnxruntime has no kernel in double precision
+                wanted = run(session_of(model), self._feeds[name])
+                results[name] = (self._together.run(name, self._feeds[name]), wanted)
+        return results
 
     def results(self) -> dict[str, np.ndarray]:
         """What the kernel of each model gives."""
@@ -86,7 +90,8 @@ def test_what_is_not_finite_goes_through_as_in_onnxruntime() -> None:
     failures = []
     for name, ((found,), (wanted,)) in table.both().items():
         a, b = found.astype(np.float64), wanted.astype(np.float64)
-        same = np.isclose(a, b, rtol=2e-6 if "11" not in name else 1e-12, atol=1e-37, equal_nan=True)
+        least = 1e-7 if "Sigmoid" in name else 1e-37  # onnxruntime's is the less exact
+        same = np.isclose(a, b, rtol=1e-12 if "11" in name else 2e-6, atol=least, equal_nan=True)
         if not same.all():
             given = [x[~same][:4] for x in table.feeds(name).values()]
             failures.append(f"{name}{given}: {a[~same][:4]} instead of {b[~same][:4]}")
@@ -106,24 +111,31 @@ def _rows(dtype: type) -> np.ndarray:
     return x
 
 
-def test_rows_of_what_is_not_finite_reduce_as_in_onnxruntime() -> None:
+ROWS = {
+    "Softmax": lambda x: torch.softmax(x, 1),
+    "LogSoftmax": lambda x: torch.log_softmax(x, 1),
+    "ReduceSum": lambda x: x.sum(1, keepdim=True),
+    "ReduceMax": lambda x: x.amax(1, keepdim=True),
+    "ReduceMin": lambda x: x.amin(1, keepdim=True),
+    "ReduceMean": lambda x: x.mean(1, keepdim=True),
+    "ReduceL1": lambda x: x.abs().sum(1, keepdim=True),
+    "ReduceL2": lambda x: torch.linalg.vector_norm(x, dim=1, keepdim=True),
+    "ReduceLogSumExp": lambda x: torch.logsumexp(x, 1, keepdim=True),
+}
+
+
+def test_rows_of_what_is_not_finite_reduce_as_in_torch() -> None:
+    """onnxruntime loses a NaN in a maximum, depending on its place."""
     table = Table()
-    axes = {"a": np.array([1])}
     for kind, dtype in ((FLOAT, np.float32), (DOUBLE, np.float64)):
-        for op in ("Softmax", "LogSoftmax"):
-            node = helper.make_node(op, ["x"], ["y"], axis=1)
-            table.add(f"{op} {kind}", model_of([node], {"x": (kind, [8, 37])}, ["y"]), _rows(dtype))
-        for op in ("Sum", "Max", "Min", "Mean", "L1", "L2", "LogSumExp"):
-            node = helper.make_node(f"Reduce{op}", ["x", "a"], ["y"])
+        for op in ROWS:
+            reduces = op.startswith("Reduce")
+            node = helper.make_node(op, ["x", "a"] if reduces else ["x"], ["y"], **({} if reduces else {"axis": 1}))
+            axes = {"a": np.array([1])} if reduces else {}
             table.add(f"{op} {kind}", model_of([node], {"x": (kind, ["n", 37])}, ["y"], axes), _rows(dtype))
-    failures = []
-    for name, ((found,), (wanted,)) in table.both().items():
-        same = np.isclose(found, wanted, rtol=1e-5, atol=1e-6, equal_nan=True)
-        if not same.all():
-            failures.append(
-                f"{name}, rows {sorted(set(np.argwhere(~same)[:, 0]))}: {found[~same][:3]} {wanted[~same][:3]}"
-            )
-    assert not failures, "\n".join(failures)
+    for name, found in table.results().items():
+        wanted = ROWS[name.split()[0]](torch.from_numpy(_rows(found.dtype.type))).numpy()
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def test_integers_wrap_around() -> None:
@@ -142,6 +154,21 @@ def test_integers_wrap_around() -> None:
             np.testing.assert_array_equal(found, wanted[name.split()[0]](*table.feeds(name).values()), name)
 
 
+def test_floats_become_integers_as_in_onnxruntime() -> None:
+    """Also those too large for it, for which ONNX leaves it open."""
+    table = Table()
+    large = np.array([127.0, 128.0, 255.0, 256.0, -129.0, 1e5, 2.0**31, -(2.0**31), 2.0**33, 2.0**63, 1e20, 0.9, -0.9])
+    for kind, dtype in ((FLOAT, np.float32), (DOUBLE, np.float64)):
+        for to in (*WHOLE, TensorProto.INT16, TensorProto.UINT16):
+            table.add(f"{kind} to {to}", _one("Cast", kind, to=to), np.concatenate([EDGES, large]).astype(dtype))
+    for name, ((found,), (wanted,)) in table.both().items():
+        np.testing.assert_array_equal(found, wanted, name)
+
+
+def _towards_zero(x: int, y: int) -> int:
+    return abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
+
+
 def test_integers_divide_towards_zero_and_by_zero_without_a_crash() -> None:
     table = Table()
     for kind in (TensorProto.INT32, TensorProto.INT64):
@@ -153,7 +180,7 @@ def test_integers_divide_towards_zero_and_by_zero_without_a_crash() -> None:
         left, right = table.feeds(name).values()
         safe = (right != 0) & (right != -1)
         pairs = zip(left[safe].tolist(), right[safe].tolist(), strict=True)
-        wanted = [int(math.copysign(abs(x) // abs(y), x * y)) if "Div" in name else x % y for x, y in pairs]
+        wanted = [_towards_zero(x, y) if "Div" in name else x % y for x, y in pairs]
         np.testing.assert_array_equal(found[safe], wanted, name)
         assert (found[right == 0] == 0).all(), name
 
@@ -176,7 +203,7 @@ def test_wide_numbers_are_rounded_to_the_nearest_narrow_one(kind: int, dtype: ty
     wide = rng.integers(0, 2**32, 2**15, dtype=np.uint64).astype(np.uint32).view(np.float32)
     ties = (np.arange(2**15, dtype=np.float32) / 2**14 + 1) * np.float32(1 + 2**-11)
     small = rng.standard_normal(2**15).astype(np.float32) * np.float32(1e-7)
-    wide = np.concatenate([wide, ties, small, [65504.0, 65519.9, 65520.0, 1e9]]).astype(np.float32)
+    wide = np.concatenate([wide, ties, small, np.array([65504.0, 65519.9, 65520.0, 1e9], np.float32)])
     table = Table()
     table.add("narrow", _one("Cast", FLOAT, to=kind), wide)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from tests.native.random import check
 
-_BATCH = 40
+_BATCH = 50
 
 
 @settings(
-    max_examples=3,
+    max_examples=2,
     deadline=None,
     derandomize=True,
     phases=[Phase.generate],

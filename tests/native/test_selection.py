@@ -167,13 +167,13 @@ def _tangle(seed: int) -> onnx.ModelProto:
     rng = random.Random(seed)
     names = ["x"]
     nodes = []
-    for i in range(rng.randint(8, 30)):
-        op = rng.choice(["Tanh", "Add", "Mul", "MatMul", "Sub"])
-        count = 1 if op == "Tanh" else 2
+    for i in range(rng.randint(8, 20)):
+        op = rng.choice(["Softsign", "Add", "Mul", "MatMul", "Sub"])
+        count = 1 if op == "Softsign" else 2
         nodes.append(N(op, [rng.choice(names[-6:]) for _ in range(count)], [f"v{i}"], name=f"n{i}"))
         names.append(f"v{i}")
         if op in ("Add", "Sub", "Mul", "MatMul"):
-            nodes.append(N("Tanh", [names[-1]], [f"t{i}"], name=f"m{i}"))
+            nodes.append(N("Softsign", [names[-1]], [f"t{i}"], name=f"m{i}"))
             names.append(f"t{i}")
     read = {name for node in nodes for name in node.input}
     outputs = [name for name in names[1:] if name not in read]
@@ -182,13 +182,13 @@ def _tangle(seed: int) -> onnx.ModelProto:
 
 def test_groups_never_wait_for_each_other() -> None:
     together, models = Together("auto"), {}
-    for seed in range(40):
+    for seed in range(12):
         models[f"{seed}"] = _tangle(seed)
         if together.add(f"{seed}", models[f"{seed}"]) is not None:
             del models[f"{seed}"]
     together.build(quickly=True)
-    assert len(models) > 30
-    assert sum(len(together.groups(name)) > 2 for name in models) > 10
+    assert len(models) > 8
+    assert sum(len(together.groups(name)) > 2 for name in models) > 4
     for name, model in models.items():
         onnx.checker.check_model(together.model(name))
         feeds = {"x": _x(3, 3)}

@@ -93,9 +93,10 @@ class _Walk:
             return
         self._found.tensors.append(x)
         order = None if x.is_contiguous() else layout_of(x)
-        if order is None and not x.is_contiguous():
+        has_gaps = order is None and not x.is_contiguous()
+        if has_gaps:
             self._found.gaps.append(at)
-        self._tokens += (x.dtype, x.device, x.dim(), order)
+        self._tokens += (x.dtype, x.device, x.dim(), "gaps" if has_gaps else order)
 
     def _container(self, x: Any) -> None:
         at = self._met.setdefault(id(x), -1 - len(self._found.containers))
@@ -170,7 +171,8 @@ def _names(slots: Any) -> Sequence[str]:
 def make(kind: type, items: Mapping[Any, Any], attributes: Mapping[str, Any]) -> Any:
     """A new object of a class, holding what `parts` told of another."""
     base: Any = layout_class(kind)
-    made = tuple.__new__(kind, tuple(items.values())) if base is tuple else base.__new__(kind)
+    new = torch.Size.__new__ if kind is torch.Size else base.__new__
+    made = new(kind, tuple(items.values())) if base is tuple else new(kind)
     fill(made, items, attributes)
     return made
 
@@ -260,8 +262,11 @@ class Results:
     the call changed is changed in the same way for the caller, whose tensors are not copied.
     """
 
-    def __init__(self, result: Any, copy: Copy, before: Sequence[Any], tensors: Sequence[Any], size: Any) -> None:
+    def __init__(
+        self, result: Any, copy: Copy, before: Sequence[Any], tensors: Sequence[Any], gaps: Sequence[int], size: Any
+    ) -> None:
         self._new: list[torch.Tensor] = []
+        self._gaps = gaps
         self._places: dict[int, int] = {}
         self._given = {id(tensor): index for index, tensor in enumerate(tensors)}
         self._containers = {id(container): index for index, container in enumerate(copy.containers)}
@@ -275,7 +280,7 @@ class Results:
         self._result = self._maker(result)
         self.count = len(self._new)
         """How many tensors the model has to compute."""
-        del self._given, self._alive, self._containers, self._size, self._places
+        del self._given, self._alive, self._containers, self._size, self._places, self._gaps
 
     def take(self) -> tuple[torch.Tensor, ...]:
         """The tensors that the module computed in the call that this was made from; they are not kept."""
@@ -308,6 +313,11 @@ class Results:
     def _tensor(self, x: torch.Tensor) -> Maker:
         if id(x) in self._given:
             given = self._given[id(x)]
+            if given in self._gaps:  # a copy without them was traced, which `contiguous()` gives back as it is
+                raise CaptureError(
+                    "forward returns an argument whose memory has gaps, or a copy of it without",
+                    hint='give it contiguous(); fallback="warn" lets torch.compile do it',
+                )
             return lambda call: call.arguments.tensors[given]
         at = self._places.setdefault(id(x), len(self._new))
         if at == len(self._new):

@@ -43,6 +43,7 @@ class Flat(torch.nn.Module):
         arguments = Arguments.of(given)
         self._forward, self._given = forward, given
         self._integers, self._count, self._dynamic = arguments.integers, len(arguments.tensors), sorted(dynamic)
+        self._gaps = arguments.gaps
 
     def forward(self, *flat: Any) -> tuple[torch.Tensor, ...]:
         """Call the module; `results` then tells how its results are put together."""
@@ -56,7 +57,7 @@ class Flat(torch.nn.Module):
         result = self._forward(*args, **kwargs)
         self._refuse_change(state, self._state())
         self.symbolic = []
-        self.results = Results(result, copy, before, tensors, self._size)
+        self.results = Results(result, copy, before, tensors, self._gaps, self._size)
         return self.results.take()
 
     def _refuse_change(self, before: tuple[Any, ...], after: tuple[Any, ...]) -> None:
@@ -117,7 +118,7 @@ def trace(
     specs: list[Any] = []
     at = 0
     for tensor in arguments.tensors:
-        specs.append({axis: auto for axis in range(tensor.dim()) if at + axis in varying})
+        specs.append({axis: auto for axis, size in enumerate(tensor.shape) if at + axis in varying and size > 1})
         at += tensor.dim()
     inputs = (*arguments.dense(), *(arguments.integers[index] for index in dynamic))
     with torch.inference_mode(False):

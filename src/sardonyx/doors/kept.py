@@ -2,7 +2,7 @@
 
 What is kept is the optimized model without weights, and a list of what its inputs and outputs are. It is found by the
 module's fingerprint, the call's signature and the options. The call that finds it is answered by the module itself;
-meanwhile the model is loaded and compared with that answer, and later calls use it only if it gave the same.
+then the model is loaded and compared with that answer, and later calls use it only if it gave the same.
 """
 
 from __future__ import annotations
@@ -259,10 +259,12 @@ class Restored:
         given: Sequence[Any],
         reject: Callable[[str], None],
     ) -> list[torch.Tensor]:
-        """What the module gives. The model is loaded meanwhile, and then compared with it while the caller goes on."""
+        """What the module gives. The model is loaded, and compared with it, while the caller goes on.
+
+        Not sooner: on the same cores, both would take as long as one after the other.
+        """
         args = [*weights, *(x.clone() if isinstance(x, torch.Tensor) else x for x in given)]
         beside = ThreadPoolExecutor(1)
-        beside.submit(self._load, args)  # an engine leaves Python alone meanwhile
         expected = list(module())
         self._verdict = beside.submit(self._agrees, args, [x.clone() for x in expected], reject)
         beside.shutdown(wait=False)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -30,6 +31,10 @@ log = logging.getLogger(__name__)
 
 _REMEMBERED = 256
 """Signatures whose sizes, or refusal, are remembered."""
+_ALONE: dict[str, Any] = {
+    name: True for name in ("isolate_recompiles",) if name in inspect.signature(torch.compile).parameters
+}
+"""Where torch can, it counts a module's recompilations apart: else by code, which all modules of a class share."""
 
 Dynamic: TypeAlias = Literal["auto"] | bool
 
@@ -278,6 +283,7 @@ class Signatures:
         known = self._refused.get((key, sizes))
         if known is not None:
             raise CaptureError(known.what, where=known.where, hint=known.hint)
+        inspect.signature(self.forward).bind(*given[0], **given[1])  # what is simply wrong is the caller's error
         started = time.perf_counter()
         reason, varying = self._reason(key, sizes, arguments)
         try:
@@ -400,7 +406,7 @@ class Signatures:
         if self._by_dynamo is None or self._by_dynamo[0] != forward:
             dynamic = None if self.dynamic == "auto" else self.dynamic
             options = Options.of(self.options, intercept=False)  # the call has been shown
-            compiled = torch.compile(forward, backend=partial(backend, options=options), dynamic=dynamic)
+            compiled = torch.compile(forward, backend=partial(backend, options=options), dynamic=dynamic, **_ALONE)
             self._by_dynamo = (forward, compiled)
         with collecting() as report:
             result = self._by_dynamo[1](*args, **kwargs)
@@ -418,6 +424,8 @@ class Signatures:
         parameters = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         givers = [i for i, tensor in enumerate(arguments.tensors) if tensor.requires_grad]
         versions = _versions(self.module)
+        others = [tensor for tensor in arguments.tensors if not tensor.requires_grad]  # autograd looks at those that do
+        edits = _edits(others)
         flat = Flat(self.module, self.forward, unchanged)
 
         def again(inputs: Sequence[torch.Tensor]) -> Sequence[Any]:
@@ -430,7 +438,9 @@ class Signatures:
 
         def hindrance() -> str | None:
             changed = not state.attributes.unchanged() or _versions(self.module) != versions
-            return "the module was changed since" if changed else None
+            if changed:
+                return "the module was changed since"
+            return "an argument was edited in place since" if _edits(others) != edits else None
 
         inputs = [*(arguments.tensors[i] for i in givers), *parameters.values()]
         return Recompute(again, hindrance).attach(session.outputs(arguments), inputs)
@@ -473,8 +483,11 @@ def _is_harmless(hook: Any) -> bool:
 
 def _versions(module: torch.nn.Module) -> list[int]:
     """Torch's counters of edits in place of everything the module holds."""
-    held = (*module.parameters(), *module.buffers())
-    return [tensor._version for tensor in held if not tensor.is_inference()]
+    return _edits((*module.parameters(), *module.buffers()))
+
+
+def _edits(tensors: Iterable[torch.Tensor]) -> list[int]:
+    return [tensor._version for tensor in tensors if not tensor.is_inference()]
 
 
 def _key(arguments: Arguments, state: _State) -> tuple[Any, ...]:

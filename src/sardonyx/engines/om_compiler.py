@@ -89,10 +89,7 @@ _CHECKS: Mapping[str, Callable[[Any], bool]] = {
 
 
 def _flags(text: str) -> tuple[str, ...]:
-    try:
-        flags = tuple(shlex.split(text))
-    except ValueError as error:
-        raise OptionError(f"compile_options is {text!r}: {error}", hint="quote as in a shell") from error
+    flags = tuple(shlex.split(text))
     for flag in flags:
         name = flag.lstrip("-").partition("=")[0]
         if flag.startswith("-") and (name in _OURS or name.startswith("Emit")):

@@ -108,6 +108,11 @@ class OnnxRuntimeRunner(Runner):
 
     def __init__(self, job: Job) -> None:
         ort = _onnxruntime()
+        if job.options.engine_options:
+            raise OptionError(
+                f"onnxruntime has no engine_options, and was given {dict(job.options.engine_options)}",
+                hint="its settings are session_options and providers",
+            )
         c = ortvalue.binding()
         options = _session_options(ort, job.options.session_options)
         for library in job.libraries:

@@ -21,8 +21,10 @@ _OLDEST = 13
 def lower(region: Lowering, node: ir.Node) -> None:
     """Lower one node; `CannotLower` says why not."""
     for value in (*node.inputs, *node.outputs):
-        if value is not None and value.dtype not in TYPES and (value.dtype is not None or value.uses()):
-            raise CannotLower(f"{value.name} has the type {value.dtype}")
+        if value is None or (value.type is None and not value.uses()):
+            continue
+        if value.dtype not in TYPES or not isinstance(value.type, ir.TensorType):
+            raise CannotLower(f"{value.name} has the type {value.type}")
     entry = TABLE.get((node.domain, node.op_type))
     if entry is None:
         raise CannotLower(f"{node.op_type} has no lowering")

@@ -25,6 +25,7 @@ INTEGERS = frozenset(
     }
 )
 TYPES = FLOATS | INTEGERS | {BOOL}
+_UNSIGNED = frozenset({ir.DataType.UINT32, ir.DataType.UINT64})
 
 
 def lowers(*names: str, domain: str = "") -> Callable[[Lower], Lower]:
@@ -122,6 +123,8 @@ def give_optional(r: Lowering, node: ir.Node, index: int, value: Value | None) -
 
 def to_type(r: Lowering, x: Value, dtype: ir.DataType) -> Value:
     """The same numbers in another type."""
+    if x.dtype in FLOATS and dtype in _UNSIGNED:
+        raise CannotLower(f"what {x.dtype} is as {dtype} depends on the processor's instruction")
     return x if x.dtype == dtype else r.apply("cast", x, dtype=dtype)
 
 

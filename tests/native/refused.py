@@ -1,0 +1,83 @@
+"""Node tests that are no kernels, by reason: whatever comes here anew was lost by a change."""
+
+from __future__ import annotations
+
+REFUSED: dict[str, set[str]] = {
+    "AveragePool over a large window": {
+        "averagepool_2d_precomputed_pads",
+        "averagepool_2d_precomputed_pads_count_include_pad",
+        "averagepool_2d_strides",
+        "averagepool_3d_dilations_large_count_include_pad_is_0_ceil_mode_is_False",
+        "averagepool_3d_dilations_large_count_include_pad_is_0_ceil_mode_is_True",
+        "averagepool_3d_dilations_large_count_include_pad_is_1_ceil_mode_is_False",
+        "averagepool_3d_dilations_large_count_include_pad_is_1_ceil_mode_is_True",
+    },
+    "BatchNormalization that trains": {"batchnorm_epsilon_training_mode", "batchnorm_example_training_mode"},
+    "numbers quantised in blocks": {
+        "dequantizelinear_blocked",
+        "quantizelinear_blocked_asymmetric",
+        "quantizelinear_blocked_symmetric",
+    },
+    "the mask of a Dropout": {"dropout_default_mask", "dropout_default_mask_ratio"},
+    "Dropout that trains": {
+        "training_dropout",
+        "training_dropout_default",
+        "training_dropout_default_mask",
+        "training_dropout_mask",
+        "training_dropout_zero_ratio",
+        "training_dropout_zero_ratio_mask",
+    },
+    "Dropout of opset 11, which is before 13": {"dropout_default_old", "dropout_random_old"},
+    "MaxPool of UINT8": {"maxpool_2d_uint8"},
+    "MaxPool over a large window": {
+        "maxpool_2d_precomputed_pads",
+        "maxpool_2d_strides",
+        "maxpool_3d_dilations_use_ref_impl_large",
+        "maxpool_with_argmax_2d_precomputed_pads",
+    },
+    "MaxPool that counts along columns": {"maxpool_with_argmax_2d_precomputed_strides"},
+    "Mod of floats without fmod": {
+        "mod_float16_mixed_sign_fmod_0",
+        "mod_float32_mixed_sign_fmod_0",
+        "mod_float64_mixed_sign_fmod_0",
+        "mod_float_edge_cases_fmod_0_float16",
+        "mod_float_edge_cases_fmod_0_float32",
+        "mod_float_edge_cases_fmod_0_float64",
+    },
+    "Pad by edge": {"edge_pad"},
+    "Pad by reflect": {"reflect_pad"},
+    "Pad by wrap": {"wrap_pad"},
+}
+
+REFUSED_WITH_SYMBOLS: dict[str, int] = {
+    "AveragePool over a large window": 7,
+    "no input of the region tells the size unk__0": 20,
+    "AveragePool with padding of symbolic sizes": 9,
+    "BatchNormalization that trains": 2,
+    "DepthToSpace of symbolic sizes": 2,
+    "numbers quantised in blocks": 3,
+    "the mask of a Dropout": 2,
+    "Dropout that trains": 6,
+    "Dropout of opset 11, which is before 13": 2,
+    "sizes (n3, 1) and (3, 4) that may or may not be equal": 1,
+    "GroupNormalization of channels that are no multiple of the groups": 2,
+    "MaxPool of UINT8": 1,
+    "MaxPool over a large window": 4,
+    "MaxPool that counts along columns": 1,
+    "MaxPool with padding of symbolic sizes": 6,
+    "the sizes of Y are unknown": 1,
+    "Mod of floats without fmod": 6,
+    "Pad by edge": 1,
+    "Pad by reflect": 1,
+    "Pad by wrap": 1,
+    "a reshape of what is written in pieces": 9,
+    "RotaryEmbedding of a symbolic size": 7,
+    "RotaryEmbedding without the number of heads": 1,
+    "a Slice backwards of a symbolic size": 1,
+    "SpaceToDepth of symbolic sizes": 4,
+    "a Split of n6 into [unk__0, unk__1, unk__2]": 4,
+    "a Split of n6 into [unk__0, unk__1]": 2,
+    "a Split of n7 into [unk__0, unk__1, unk__2, unk__3]": 1,
+    "a Split of n8 into [unk__0, unk__1, unk__2]": 1,
+}
+"""How many; onnx infers no size of a window, of half a split, or of what a product of symbols is taken apart to."""
