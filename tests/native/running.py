@@ -146,8 +146,10 @@ def _array(value: onnxruntime.OrtValue) -> np.ndarray:
     return value.numpy()
 
 
-def difference(found: np.ndarray, wanted: np.ndarray, *, tolerance: float | None = None) -> str | None:
-    """How two arrays differ; None if they do not. Real numbers by the largest of what is wanted."""
+def difference(
+    found: np.ndarray, wanted: np.ndarray, *, tolerance: float | None = None, least: float = 0.0
+) -> str | None:
+    """How two arrays differ; None if they do not. Real numbers by the largest of what is wanted, or `least`."""
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         return f"{found.dtype}{found.shape} instead of {wanted.dtype}{wanted.shape}"
     if found.dtype.kind not in "fV" or not found.size:
@@ -158,7 +160,7 @@ def difference(found: np.ndarray, wanted: np.ndarray, *, tolerance: float | None
     finite = np.isfinite(b)
     if not np.array_equal(np.where(finite, 0, a), np.where(finite, 0, b), equal_nan=True):
         return f"{a[~finite][:4]} instead of {b[~finite][:4]}"
-    largest = float(np.abs(b[finite]).max(initial=0.0))
+    largest = float(np.abs(b[finite]).max(initial=least))
     error = float(np.abs(a[finite] - b[finite]).max(initial=0.0))
     if not error <= tolerance * largest + np.finfo(np.float32).tiny:
         return f"error {error:.3g} where the largest is {largest:.3g}"

@@ -228,6 +228,19 @@ def test_sums_of_narrow_numbers_do_not_overflow() -> None:
     assert mean.item() == 400
 
 
+def test_sums_of_many_short_rows_stay_exact() -> None:
+    model = model_of(
+        [helper.make_node("Pad", ["x", "p"], ["a"]), helper.make_node("ReduceSum", ["a"], ["y"])],
+        {"x": (FLOAT, [60, 60, 10])},
+        ["y"],
+        {"p": np.array([1, 1, 1] * 2)},
+    )
+    table = Table()
+    table.add("sum", model, np.full((60, 60, 10), 1.4993, np.float32))
+    wanted = np.float64(np.float32(1.4993)) * 36000
+    assert abs(table.results()["sum"].item() - wanted) < 1e-6 * wanted
+
+
 def _bfloat_case(nodes: Sequence[onnx.NodeProto], **shapes: Sequence[int]) -> tuple[onnx.ModelProto, Feeds]:
     rng = np.random.default_rng(0)
     feeds = {name: rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for name, shape in shapes.items()}

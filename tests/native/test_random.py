@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.native.random import check
 
-_BATCH = 50
+_BATCH = 40
 
 
 @settings(

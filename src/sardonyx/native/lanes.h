@@ -542,9 +542,11 @@ template <class How, class T, int W>
 struct Along {  // over the lanes of a row
   Of<T, W> many = How::template start<Of<T, W>>();
   Of<T, kNative> some = How::template start<Of<T, kNative>>();
-  T one = How::template start<T>();
+  // Short rows go to a single sum, one by one: in double precision, so that it does not matter how many they are.
+  using Single = std::conditional_t<std::is_same_v<How, Sum> && std::is_same_v<T, float>, double, T>;
+  Single one = How::template start<Single>();
   template <class V> LANES_INLINE void operator()(V v) {
-    if constexpr (kWidth<V> == 1) one = How::join(one, v);
+    if constexpr (kWidth<V> == 1) one = How::template join<Single>(one, v);
     else if constexpr (kWidth<V> == W) many = How::join(many, v);
     else some = How::join(some, v);
   }
@@ -556,9 +558,9 @@ struct Along {  // over the lanes of a row
   }
   LANES_INLINE T total() const {
     const auto lane = joined(std::make_index_sequence<W / kNative>{});
-    T r = one;
-    for (int i = 0; i < kNative; ++i) r = How::template join<T>(r, lane[i]);
-    return r;
+    Single r = one;
+    for (int i = 0; i < kNative; ++i) r = How::template join<Single>(r, lane[i]);
+    return static_cast<T>(r);
   }
 };
 template <class How, class V>
