@@ -50,7 +50,7 @@ bench: $(PEERS)
 	$(BIN)/python -m benchmarks.inference --json build/inference.json
 
 bench-engines: $(PEERS)
-	$(BIN)/python -m benchmarks.engines_compared --json build/engines.json
+	$(BIN)/python -m benchmarks.engines_compared --rounds 21 --json build/engines.json
 	$(BIN)/python -m benchmarks.startup --json build/startup.json
 
 bench-export: $(PEERS)

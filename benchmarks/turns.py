@@ -159,7 +159,7 @@ class Worker:
 
 def _cold(folder: str) -> dict[str, str]:
     """The environment with empty caches, so that a first call compiles."""
-    return {**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+    return {**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "SARDONYX_CACHE_DIR": f"{folder}/sardonyx"}
 
 
 def measure(
