@@ -17,14 +17,6 @@ def clean_slate() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What tests compile is kept for other tests of the same process, and never in the user's own folder."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SARDONYX_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
 def one_thread_each() -> None:
     """Two test processes share two cores; pools larger than one thread would spin against each other."""
     torch.set_num_threads(1)
