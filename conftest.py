@@ -12,4 +12,5 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What tests compile is kept for other tests of the same process, and never in the user's own folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SARDONYX_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("home")))  # an Options object reads no variable
         yield
