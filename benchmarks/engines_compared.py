@@ -1,9 +1,13 @@
-"""How fast sardonyx is with each of its engines, and what `auto` chooses: `python -m benchmarks.engines_compared`."""
+"""How fast sardonyx is with each of its engines, and what `auto` chooses: `python -m benchmarks.engines_compared`.
+
+The engines of sardonyx share a process, so that `auto` differs from the engine it chose by nothing else.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from statistics import median
 
 import torch
 
@@ -19,7 +23,7 @@ _OTHERS = ("eager", "inductor")
 _OURS = ("onnxruntime", "openvino", "iree", "onnx-mlir", "auto")
 _MODELS = ("mlp", "bert-base", "resnet50", "llama-decode")
 
-SUITE = Suite("engines_compared", __doc__, _MODELS, (*_OTHERS, *_OURS))
+SUITE = Suite("engines_compared", __doc__, _MODELS, (*_OTHERS, *_OURS), together=_OURS)
 
 
 def prepare(model: str, engine: str) -> Prepared:
@@ -43,21 +47,23 @@ def _call(engine: str, case: Case) -> Call:
 
 
 def standing(results: Sequence[Measured]) -> Table:
-    """For each model the best engine, and how `auto` stands to it, to eager and to inductor, by their fastest rounds:
-    what else runs on the machine only adds, and engines within a few percent of each other are to be told apart.
-    """
+    """For each model the engine with the least median, and how `auto` stands to it, to eager and to inductor."""
     made = Table("auto", ["model", "best engine", "auto ÷ best", "eager ÷ auto", "inductor ÷ auto"], text_columns=2)
     for model in dict.fromkeys(m.model for m in results):
-        seconds = {m.engine: min(m.round_seconds) for m in results if m.model == model and m.seconds is not None}
-        engines = {name: seconds[name] for name in _OURS[:-1] if name in seconds}
-        auto = seconds.get("auto")
-        if auto is None or not engines:
+        ran = {m.engine: m for m in results if m.model == model and m.seconds is not None}
+        engines = [ran[name] for name in _OURS[:-1] if name in ran]
+        if "auto" not in ran or not engines:
             made.add(model, "", "", "", "")
             continue
-        best = min(engines, key=engines.__getitem__)
-        others = [f"{seconds[name] / auto:.2f}" if name in seconds else "" for name in _OTHERS]
-        made.add(model, best, f"{auto / engines[best]:.2f}", *others)
+        auto, best = ran["auto"], min(engines, key=lambda m: m.seconds or 0)
+        others = [f"{_paired(ran[name], auto):.2f}" if name in ran else "" for name in _OTHERS]
+        made.add(model, best.engine, f"{_paired(auto, best):.2f}", *others)
     return made
+
+
+def _paired(one: Measured, other: Measured) -> float:
+    """How many times as long one takes: the median over the rounds, each with what was measured beside it."""
+    return median(a / b for a, b in zip(one.round_seconds, other.round_seconds, strict=True))
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Engines that take turns on the same models: what measuring inference and training share.
 
-Every engine has a process of its own for each model. They take turns, round by round, so that whatever slows the
-machine for a while slows all of them; only one works at a time.
+Every engine has a process of its own for each model, unless the suite puts some together. They take turns, round by
+round, so that whatever slows the machine for a while slows all of them; only one works at a time.
 """
 
 from __future__ import annotations
@@ -45,13 +45,20 @@ class Prepared:
 class Suite:
     """What is measured in turns by the module `benchmarks.NAME`.
 
-    There a function `prepare(model, engine)` gives a `Prepared`; it is called in a process of its own.
+    There a function `prepare(model, engine)` gives a `Prepared`; it is called in a process of its own, or in one
+    process for all engines of `together`: the same engine differs by a tenth from one process to the next.
     """
 
     name: str
     doc: str
     models: Sequence[str]
     engines: Sequence[str]
+    together: Sequence[str] = ()
+
+    def processes(self, engines: Sequence[str]) -> list[list[str]]:
+        """Which of these engines share a process, in the order they take turns."""
+        shared = [engine for engine in engines if engine in self.together]
+        return [[engine] for engine in engines if engine not in self.together] + [shared] * bool(shared)
 
 
 @dataclass
@@ -83,15 +90,16 @@ class WorkerFailed(Exception):
 
 
 class Worker:
-    """The process that runs one engine, and what it has measured."""
+    """The process that runs some engines, and what they have measured."""
 
-    def __init__(self, suite: str, model: str, engine: str, timeout: float) -> None:
-        self.measured = Measured(model, engine)
+    def __init__(self, suite: str, model: str, engines: Sequence[str], timeout: float) -> None:
+        self.measured = [Measured(model, engine) for engine in engines]
+        self._estimates = [0.0] * len(engines)
         self._timeout = timeout
         self._folder = tempfile.TemporaryDirectory()
         self._messages = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed in __exit__
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.worker", suite, model, engine],
+            [sys.executable, "-m", "benchmarks.worker", suite, model, *engines],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._messages,
@@ -111,34 +119,39 @@ class Worker:
         self._folder.cleanup()
 
     def prepare(self) -> None:
-        """Wait until the first call is done."""
-        with self._noting_failure():
-            ready = self._answer()
-            self.measured.first_call_seconds = ready["first"]
-            self.measured.error_vs_eager = ready["error_vs_eager"]
-            self.measured.graphs = ready["graphs"]
-            self._estimate = ready["call"]
+        """Wait until the first calls are done."""
+        for index, measured in enumerate(self.measured):
+            with self._noting_failure(measured):
+                ready = self._answer()
+                measured.first_call_seconds = ready["first"]
+                measured.error_vs_eager = ready["error_vs_eager"]
+                measured.graphs = ready["graphs"]
+                self._estimates[index] = ready["call"]
 
-    def round(self) -> None:
-        """Measure one round, unless it failed before."""
-        if self.measured.failed is None:
-            with self._noting_failure():
-                self._round(max(_LEAST_CALLS, math.ceil(_ROUND_SECONDS / self._estimate)))
+    def round(self, number: int) -> None:
+        """Measure one round of each engine that has not failed; another one begins each time."""
+        for turn in range(len(self.measured)):
+            index = (number + turn) % len(self.measured)
+            if self.measured[index].failed is None:
+                time.sleep(_PAUSE_SECONDS)
+                with self._noting_failure(self.measured[index]):
+                    self._round(index)
 
-    def _round(self, calls: int) -> None:
+    def _round(self, index: int) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(f"round {calls}\n")
+        calls = max(_LEAST_CALLS, math.ceil(_ROUND_SECONDS / self._estimates[index]))
+        self._process.stdin.write(f"round {index} {calls}\n")
         self._process.stdin.flush()
-        self._estimate = self._answer()["seconds"]
-        self.measured.round_seconds.append(self._estimate)
-        self.measured.calls += calls
+        self._estimates[index] = self._answer()["seconds"]
+        self.measured[index].round_seconds.append(self._estimates[index])
+        self.measured[index].calls += calls
 
     @contextlib.contextmanager
-    def _noting_failure(self) -> Iterator[None]:
+    def _noting_failure(self, measured: Measured) -> Iterator[None]:
         try:
             yield
         except (WorkerFailed, OSError) as error:
-            self.measured.failed = str(error)
+            measured.failed = str(error)
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -163,7 +176,7 @@ def _cold(folder: str) -> dict[str, str]:
 
 
 def measure(
-    suite: str, model: str, engines: Sequence[str], rounds: int, timeout: float, shown: Progress
+    suite: Suite, model: str, engines: Sequence[str], rounds: int, timeout: float, shown: Progress
 ) -> list[Measured]:
     """Prepare the engines one after the other, then let them take turns.
 
@@ -171,23 +184,19 @@ def measure(
     """
     with contextlib.ExitStack() as stack:
         workers = []
-        for engine in engines:
-            shown.step(f"{model}: preparing {engine}")
-            workers.append(stack.enter_context(Worker(suite, model, engine, timeout)))
+        for group in suite.processes(engines):
+            shown.step(f"{model}: preparing {', '.join(group)}")
+            workers.append(stack.enter_context(Worker(suite.name, model, group, timeout)))
             workers[-1].prepare()
         busy = note_if_busy()
-        for worker in workers:
-            worker.measured.busy_cores = busy
         for number in range(rounds):
             shown.step(f"{model}: round {number + 1} of {rounds}")
-            _take_turns(workers)
-        return [worker.measured for worker in workers]
-
-
-def _take_turns(workers: Sequence[Worker]) -> None:
-    for worker in workers:
-        time.sleep(_PAUSE_SECONDS)
-        worker.round()
+            for worker in workers:
+                worker.round(number)
+        results = [measured for worker in workers for measured in worker.measured]
+        for measured in results:
+            measured.busy_cores = busy
+        return results
 
 
 def ratio(other: Measured, ours: Measured | None) -> float | None:
@@ -271,9 +280,9 @@ def parsed(suite: Suite, made: argparse.ArgumentParser) -> argparse.Namespace:
 def take_turns(suite: Suite, given: argparse.Namespace) -> list[Measured]:
     """Measure what the command line asks for, and show it."""
     machine, results = describe(), []
-    with progress(len(given.models) * (len(given.engines) + given.rounds)) as shown:
+    with progress(len(given.models) * (len(suite.processes(given.engines)) + given.rounds)) as shown:
         for model in given.models:
-            results += measure(suite.name, model, given.engines, given.rounds, given.timeout, shown)
+            results += measure(suite, model, given.engines, given.rounds, given.timeout, shown)
             if given.json:
                 _write(given.json, machine, results)
     _report(suite.name, results)

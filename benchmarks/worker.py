@@ -1,7 +1,7 @@
-"""One engine with one model, in a process of its own: told what to do on stdin, it answers in JSON on stdout.
+"""Some engines with one model, in a process of their own: told what to do on stdin, it answers in JSON on stdout.
 
-It says once that it is ready, with the seconds of its first call, and then answers each `round N` with the time of
-N calls. Between commands it waits on stdin and uses no processor.
+It says of each engine that it is ready, with the seconds of its first call, and then answers each `round INDEX N` with
+the time of N calls of that engine. Between commands it waits on stdin and uses no processor.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from statistics import median
 from typing import Any, TextIO
@@ -20,28 +21,35 @@ from benchmarks.turns import Prepared
 _WARM_CALLS = 3
 
 
-def main(suite: str, model: str, engine: str) -> None:
+def main(suite: str, model: str, *engines: str) -> None:
     """Prepare, then serve commands until stdin ends."""
     answers = _private_stdout()
+    prepare: Callable[[str, str], Prepared] = import_module(f"benchmarks.{suite}").prepare
+    calls = [_ready(partial(prepare, model, engine), answers) for engine in engines]
+    for line in sys.stdin:
+        index, times = map(int, line.split()[1:])
+        _answer(answers, _round(calls[index], times))
+
+
+def _ready(prepare: Callable[[], Prepared], answers: TextIO) -> Callable[[], Any]:
+    """The call of an engine that is prepared; one that cannot be is never called."""
     try:
-        prepared: Prepared = import_module(f"benchmarks.{suite}").prepare(model, engine)
+        prepared = prepare()
         if prepared.graphs == 0:
             raise RuntimeError("nothing was compiled: torch ran the model eagerly")
     except Exception as error:
         _answer(answers, {"error": f"{type(error).__name__}: {error}"})
-        return
-    seconds = _round(prepared.call, _WARM_CALLS)["seconds"]
+        return lambda: None
     _answer(
         answers,
         {
             "first": prepared.first_call_seconds,
             "error_vs_eager": prepared.error_vs_eager,
             "graphs": prepared.graphs,
-            "call": seconds,
+            "call": _round(prepared.call, _WARM_CALLS)["seconds"],
         },
     )
-    for line in sys.stdin:
-        _answer(answers, _round(prepared.call, int(line.split()[1])))
+    return prepared.call
 
 
 def _private_stdout() -> TextIO:
