@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -129,9 +130,8 @@ class Worker:
                 self._estimates[index] = ready["call"]
 
     def round(self, number: int) -> None:
-        """Measure one round of each engine that has not failed; another one begins each time."""
-        for turn in range(len(self.measured)):
-            index = (number + turn) % len(self.measured)
+        """Measure one round of each engine that has not failed, in another order each time: one may slow the next."""
+        for index in random.Random(number).sample(range(len(self.measured)), len(self.measured)):
             if self.measured[index].failed is None:
                 time.sleep(_PAUSE_SECONDS)
                 with self._noting_failure(self.measured[index]):

@@ -47,7 +47,7 @@ _MEASURING = 0.2
 """The share of the time that measuring may take: most of it is for compiling."""
 _HOPELESS = 2.0
 """Who takes so many times as long as the fastest is not measured any further."""
-_TIE = 1.03
+_TIE = 1.01
 """Who is faster by less than this does not win against an engine before it."""
 
 
