@@ -3,6 +3,8 @@
 # make ops    PyTorch's operator database      make setup  the environment that all of them share
 # make bench-export   exports against torch.onnx.export, and their models in ONNX Runtime and OpenVINO
 # make bench-engines  every installed engine, what auto chooses, eager and inductor; and how soon a second process starts
+# make customop-versions  packed custom operators in onnxruntime 1.18, 1.24 and 1.31, each in a process of its own
+# make bench-customop  what an operator declared once costs, beside one written by hand for torch
 # make bench-train    training steps against eager and inductor, and the memory held over a thousand of them
 # make train-sweep   a training step of every module and of whole architectures, against double precision
 # make ops-full   every sample of the database: about half an hour, and it goes on where it was interrupted
@@ -12,8 +14,9 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PEERS  := $(VENV)/.peers
 DTYPES := float32,int64,bool,float16
+ORTS   := build/onnxruntime-1.18 build/onnxruntime-1.24 build/onnxruntime-1.31
 
-.PHONY: setup demo test lint format bench bench-engines bench-export bench-train ops ops-full train-sweep clean
+.PHONY: setup demo test lint format bench bench-customop bench-engines bench-export bench-train customop-versions ops ops-full train-sweep clean
 
 setup: $(READY)
 
@@ -52,6 +55,19 @@ bench: $(PEERS)
 bench-engines: $(PEERS)
 	$(BIN)/python -m benchmarks.engines_compared --rounds 21 --json build/engines.json
 	$(BIN)/python -m benchmarks.startup --json build/startup.json
+
+build/onnxruntime-1.18: NUMPY := numpy<2
+build/onnxruntime-%: NUMPY := numpy
+build/onnxruntime-%: | $(READY)
+	$(BIN)/python -m venv $@
+	$@/bin/python -m pip install --quiet 'onnxruntime==$*.*' '$(NUMPY)' || { rm -rf $@; exit 1; }
+
+customop-versions: $(ORTS)
+	SARDONYX_ORT_PYTHONS=$$(echo $(ORTS:%=$(CURDIR)/%/bin/python) | tr ' ' :) \
+		$(BIN)/python -m pytest tests/customop/test_tooling.py -k only_onnxruntime
+
+bench-customop: setup
+	$(BIN)/python -m benchmarks.custom_op --json build/custom-op.json
 
 bench-export: $(PEERS)
 	$(BIN)/python -m benchmarks.export --json build/export.json

@@ -7,6 +7,7 @@
 torch.Size([2, 8])
 """
 
+from sardonyx.customop import CustomOp, custom_op
 from sardonyx.diagnose.explain import explain
 from sardonyx.diagnose.intercept import intercept
 from sardonyx.diagnose.report import Report
@@ -18,6 +19,7 @@ from sardonyx.engines import engines
 from sardonyx.errors import (
     AutogradError,
     CaptureError,
+    DeclarationError,
     EngineError,
     MissingDependency,
     OptionError,
@@ -31,6 +33,8 @@ __all__ = [
     "AutogradError",
     "CaptureError",
     "CompiledModule",
+    "CustomOp",
+    "DeclarationError",
     "EngineError",
     "MissingDependency",
     "OptionError",
@@ -41,6 +45,7 @@ __all__ = [
     "UnsupportedOperator",
     "VerificationError",
     "compile",
+    "custom_op",
     "engines",
     "explain",
     "export",

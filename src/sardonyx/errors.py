@@ -49,3 +49,7 @@ class AutogradError(SardonyxError, RuntimeError):
 
 class VerificationError(SardonyxError, AssertionError):
     """`verify=True` found a result that differs from PyTorch's."""
+
+
+class DeclarationError(SardonyxError, ValueError):
+    """The declaration of a custom operator cannot be used."""

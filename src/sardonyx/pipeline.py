@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from sardonyx.capture.regions import Region, copied, device_of, partition, region_of, torchs_own
 from sardonyx.capture.views import views_of_inputs
+from sardonyx.customop.registry import is_declared
 from sardonyx.diagnose import dump
 from sardonyx.diagnose.report import Fallback, GraphReport, RegionReport, new_graph_report
 from sardonyx.diagnose.source import source_of
@@ -60,7 +61,7 @@ class _GraphCompiler:
     ) -> None:
         self._kind, self._weights, self._options, self._report = kind, weights, options, report
         engine = find_engine(options.engine)
-        self._device, self._operators = device, operators
+        self._engine, self._device, self._operators = engine, device, operators
         self._opset, self._kernels = self._suiting(engine)
         self._freeze = options.freeze and engine.freezes(device)
 
@@ -116,7 +117,7 @@ class _GraphCompiler:
                 opset=self._opset,
                 outputs=(),
                 stays=stays,
-                lack=self._lack,
+                lack=lambda node: _lack(node, self._engine, self._opset, self._kernels),
                 translator=self._options.translator,
             )
         except NotExpressible as error:
@@ -151,7 +152,8 @@ class _GraphCompiler:
         engine: Engine | None = None,
     ) -> Translation:
         """Translate a region, for another engine than the options name if one is given."""
-        opset, kernels = (self._opset, self._kernels) if engine is None else self._suiting(engine)
+        engine = engine or self._engine
+        opset, kernels = self._suiting(engine)
         translation = translate(
             region.graph,
             opset=opset,
@@ -159,14 +161,17 @@ class _GraphCompiler:
             numbers=numbers or {},
             outputs=region.outputs,
             orders=region.orders,
-            lack=lambda node: lack(node, opset, kernels),
+            lack=lambda node: _lack(node, engine, opset, kernels),
             translator=self._options.translator,
         )
         self._report.note_own(translation.own)
         return translation
 
-    def _lack(self, node: ir.Node) -> str | None:
-        return lack(node, self._opset, self._kernels)
+
+def _lack(node: ir.Node, engine: Engine, opset: int, kernels: Any) -> str | None:
+    if is_declared(node.domain, node.op_type) and not engine.custom_operators:
+        return f"the engine {engine.name!r} does not load custom operators"
+    return lack(node, opset, kernels)
 
 
 def rewrite(model: ir.Model, options: Options, domains: Sequence[str] | None, report: GraphReport) -> None:

@@ -52,5 +52,9 @@ def key_of(**parts: str) -> str:
     >>> key_of(a="1", b="23") == key_of(a="12", b="3")
     False
     """
-    everything = {**parts, "": repr((cpu(), sorted(versions().items()), own_code()))}
-    return hashlib.sha256(repr(sorted(everything.items())).encode()).hexdigest()
+    return key_of_source(**parts, versions=repr(sorted(versions().items())), code=own_code())
+
+
+def key_of_source(**parts: str) -> str:
+    """A key for what follows from its parts alone, on this processor: what a compiler makes of a source."""
+    return hashlib.sha256(repr((cpu(), sorted(parts.items()))).encode()).hexdigest()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import torch
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)\n\s*(.*)')
 
+_OURS = str(Path(__file__).parents[1])
+"""What comes before a custom operator, which is called through an object of this package."""
 
 _ROOT = re.compile(r"^L\['\w+'\]\.?")
 """How dynamo writes the model itself at the start of a module's path."""
@@ -16,7 +19,7 @@ _ROOT = re.compile(r"^L\['\w+'\]\.?")
 def source_of(node: torch.fx.Node | None) -> str:
     """The innermost line of the user's code, as `file:line in function, code: …`; empty where torch kept none."""
     trace = (node.meta.get("stack_trace") or "") if node is not None else ""
-    frames = _FRAME.findall(trace)
+    frames = [frame for frame in _FRAME.findall(trace) if not frame[0].startswith(_OURS)]
     if not frames:
         return ""
     file, line, function, code = frames[-1]

@@ -63,6 +63,7 @@ class Auto(Engine):
     """Chooses among the other engines. A graph is cut, and its weights are held, as the first of them wants it."""
 
     name = "auto"
+    custom_operators = True  # those that cannot load them are discarded
 
     def probe(self) -> Availability:
         """Whether there is any engine to choose."""

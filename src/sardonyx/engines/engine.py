@@ -94,6 +94,8 @@ class Engine(ABC):
     name: str
     domains: frozenset[str] = frozenset()
     """Operator domains it knows beside ONNX's own."""
+    custom_operators = False
+    """Whether it loads the libraries of operators that `sardonyx.custom_op` declared."""
 
     @abstractmethod
     def probe(self) -> Availability:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from sardonyx.customop import registry as customop
 from sardonyx.engines import blocked
 from sardonyx.engines.engine import Availability, Engine, Job, Runner
 from sardonyx.errors import EngineError, MissingDependency, OptionError
@@ -33,6 +34,7 @@ class OnnxRuntime(Engine):
 
     name = "onnxruntime"
     domains = frozenset({"com.microsoft"})
+    custom_operators = True
 
     def probe(self) -> Availability:
         """Whether a working onnxruntime is installed."""
@@ -115,8 +117,8 @@ class OnnxRuntimeRunner(Runner):
             )
         c = ortvalue.binding()
         options = _session_options(ort, job.options.session_options)
-        for library in job.libraries:
-            options.register_custom_ops_library(library)
+        for library in (*job.libraries, *customop.libraries_of(job.model)):
+            options.register_custom_ops_library(str(library))
         self._weights = {name: from_torch(t) for name, t in job.weights.items()}
         _share(ort, options, self._weights)
         providers = _providers(ort, job)

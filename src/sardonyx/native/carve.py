@@ -6,7 +6,6 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 
 import onnx_ir as ir
 
@@ -14,6 +13,7 @@ from sardonyx.native.cpp import Kernel
 from sardonyx.native.lower import lower
 from sardonyx.native.region import CannotLower, Lowering
 from sardonyx.native.select import Choice, is_worth_it, select
+from sardonyx.toolchain.headers import header
 
 log = logging.getLogger(__name__)
 
@@ -200,8 +200,8 @@ extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps
 
 def library_source(kernels: Sequence[Kernel], domain: str) -> str:
     """C++ of a library with these kernels as operators of a domain."""
-    parts = [_header("sardonyx.toolchain", "ort.h"), _header("sardonyx.native", "lanes.h")]
-    parts.append(_header("sardonyx.native", "kernels.h"))
+    parts = [header("sardonyx.toolchain", name) for name in ("ort.h", "narrow.h")]
+    parts += [header("sardonyx.native", name) for name in ("lanes.h", "kernels.h")]
     names = [f"Kernel{i}" for i in range(len(kernels))]
     parts.append("namespace {")
     for name, kernel in zip(names, kernels, strict=True):
@@ -220,7 +220,3 @@ def library_source(kernels: Sequence[Kernel], domain: str) -> str:
     operators = ", ".join(f"&{name}_operator" for name in names)
     parts.append(_REGISTER.format(domain=domain, operators=operators))
     return "\n".join(parts)
-
-
-def _header(package: str, name: str) -> str:
-    return resources.files(package).joinpath(name).read_text().replace("#pragma once\n", "")

@@ -185,29 +185,8 @@ LANES_INLINE auto to_mask(V v) { return compare(v, V{}, [](auto x, auto y) { ret
 
 // Memory
 
-LANES_INLINE float widen(half h) {
-  const uint32_t sign = (h.bits & 0x8000u) << 16, magnitude = h.bits & 0x7fffu;
-  if (magnitude >= 0x7c00u) return bits<float>(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
-  return bits<float>(sign | bits<uint32_t>(bits<float>(magnitude << 13) * bits<float>(0x77800000u)));
-}
-LANES_INLINE float widen(bfloat b) { return bits<float>(static_cast<uint32_t>(b.bits) << 16); }
-LANES_INLINE uint16_t narrow_half(float x) {
-  const uint32_t u = bits<uint32_t>(x), sign = (u >> 16) & 0x8000u;
-  uint32_t magnitude = u & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
-  if (magnitude >= 0x47800000u) return static_cast<uint16_t>(sign | 0x7c00u);
-  if (magnitude < 0x38800000u) {  // a denormal: let the float adder round to its last place
-    const float sum = bits<float>(magnitude) + 0.5f;
-    return static_cast<uint16_t>(sign | (bits<uint32_t>(sum) - 0x3f000000u));
-  }
-  magnitude += 0xfffu + ((magnitude >> 13) & 1u);
-  return static_cast<uint16_t>(sign | ((magnitude - 0x38000000u) >> 13));
-}
-LANES_INLINE uint16_t narrow_bfloat(float x) {
-  const uint32_t u = bits<uint32_t>(x);
-  if ((u & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((u >> 16) | 0x40u);
-  return static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
-}
+LANES_INLINE float widen(half h) { return narrow::float_of_half(h.bits); }
+LANES_INLINE float widen(bfloat b) { return narrow::float_of_bfloat16(b.bits); }
 
 template <class T> struct Computed { using type = T; };
 template <> struct Computed<half> { using type = float; };
@@ -283,8 +262,8 @@ LANES_INLINE auto ramp(int64_t first, int64_t step) {
 
 template <class T, class V>
 LANES_INLINE T stored(V x) {
-  if constexpr (std::is_same_v<T, half>) return half{narrow_half(x)};
-  else if constexpr (std::is_same_v<T, bfloat>) return bfloat{narrow_bfloat(x)};
+  if constexpr (std::is_same_v<T, half>) return half{narrow::half_of_float(x)};
+  else if constexpr (std::is_same_v<T, bfloat>) return bfloat{narrow::bfloat16_of_float(x)};
   else if constexpr (std::is_same_v<T, boolean>) return boolean{static_cast<uint8_t>(x != 0)};
   else return x;
 }

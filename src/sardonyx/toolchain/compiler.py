@@ -7,24 +7,34 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import torch
+
 from sardonyx.cache.disk import default_cache
-from sardonyx.cache.machine import key_of
+from sardonyx.cache.machine import key_of_source
 from sardonyx.errors import MissingDependency, SardonyxError
 from sardonyx.options import Options
 
-FLAGS = (
-    *("-std=c++17", "-O3", "-fwrapv", "-fno-math-errno", "-fno-trapping-math"),
-    *("-fvisibility=hidden", "-fPIC", "-shared"),
-)
+FLAGS = ("-std=c++17", "-O3", "-fwrapv", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-fPIC")
 """No -ffast-math: a library built with it changes how the thread that loads it rounds denormals."""
 
 
 class CompilerError(SardonyxError, RuntimeError):
     """The C++ compiler refused a source; the error carries what it said."""
+
+    def __init__(self, what: str, log: str, *, hint: str | None = None) -> None:
+        self.log = log
+        super().__init__(f"{what}:\n{log[:_LONGEST_LOG]}", hint=hint)
+
+
+_LONGEST_LOG = 4000
 
 
 @dataclass(frozen=True)
@@ -34,14 +44,22 @@ class Compiler:
     path: str
     version: str
 
-    def build(self, source: str, library: Path, *, flags: tuple[str, ...] = ("-march=native",)) -> None:
-        """Compile a source to a shared library; the source stays beside it."""
-        text = library.with_suffix(".cpp")
+    def compile(self, source: str, made: Path, *, flags: tuple[str, ...] = ()) -> Path:
+        """Compile a source to an object; the source stays beside it."""
+        text = made.with_suffix(".cpp")
         text.write_text(source)
-        command = [self.path, *FLAGS, *flags, str(text), "-o", str(library)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise CompilerError(f"{self.path} failed with status {done.returncode}:\n{done.stderr[:4000]}")
+        _call(self.path, *FLAGS, *flags, "-c", str(text), "-o", str(made))
+        return made
+
+    def link(self, objects: Sequence[Path], library: Path) -> None:
+        """Make a shared library of objects."""
+        _call(self.path, "-shared", *map(str, objects), "-o", str(library))
+
+
+def _call(program: str, *arguments: str) -> None:
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CompilerError(f"{program} failed with status {done.returncode}", done.stderr or done.stdout)
 
 
 @cache
@@ -59,27 +77,101 @@ def find() -> Compiler:
     )
 
 
-def built(source: str, options: Options) -> Path:
-    """The library of a source: built before, or now. Its folder has the source too."""
+@dataclass(frozen=True)
+class Nvcc:
+    """NVIDIA's compiler, for the GPU that is there."""
+
+    path: str
+    architecture: str
+
+    def compile(self, source: str, made: Path) -> Path:
+        """Compile CUDA C++ to an object; the source stays beside it."""
+        text = made.with_suffix(".cu")
+        text.write_text(source)
+        _call(self.path, "-std=c++17", "-O3", f"-arch={self.architecture}", *_TO_HOST, "-c", str(text), "-o", str(made))
+        return made
+
+    def link(self, objects: Sequence[Path], library: Path) -> None:
+        """Make a shared library of objects, with CUDA's runtime inside."""
+        _call(self.path, "-shared", *map(str, objects), "-o", str(library))
+
+
+_TO_HOST = ("-Xcompiler", "-fPIC,-fvisibility=hidden")
+
+
+@cache
+def nvcc() -> Nvcc:
+    """The compiler that CUDA's toolkit has, for the GPU that torch sees."""
+    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    path = shutil.which("nvcc") or shutil.which("nvcc", path=f"{home}/bin")
+    if path is None:
+        raise MissingDependency(
+            "kernels for the GPU need nvcc", hint="install CUDA's toolkit, or let CUDA_HOME name it"
+        )
+    major, minor = torch.cuda.get_device_capability()
+    return Nvcc(path, f"sm_{major}{minor}")
+
+
+def built(source: str, options: Options, *, flags: tuple[str, ...] = (), common: str = "", cuda: str = "") -> Path:
+    """The library of a source, for this processor: built before, or now. Its folder has the source too.
+
+    `common` is the source of what many libraries have in common: it is compiled once, at the same time as the first.
+    `cuda` is CUDA C++ that belongs to it.
+    """
     compiler = find()
-    cache = default_cache(options)
+    flags = ("-march=native", *flags)
+    gpu = nvcc() if cuda else None
 
     def make(folder: Path) -> None:
-        compiler.build(source, folder / _LIBRARY)
+        with ThreadPoolExecutor(2) as pool:
+            beside = [pool.submit(_object, compiler, common, options)] if common else []
+            beside += [pool.submit(gpu.compile, cuda, folder / "gpu.o")] if gpu else []
+            own = compiler.compile(source, folder / "kernels.o", flags=flags)
+            (gpu or compiler).link([own, *(made.result() for made in beside)], folder / _LIBRARY)
+        for made in folder.glob("*.o"):
+            made.unlink()
 
-    if cache is None:
-        return _in_process(compiler, source)
-    key = key_of(compiler=compiler.path, version=compiler.version, flags=" ".join(FLAGS), source=source)
-    return cache.get_or_make(key, make, {"what": "kernels", "compiler": compiler.version}) / _LIBRARY
+    return _kept(compiler, options, make, {"what": "kernels"}, flags, source, common, cuda, repr(gpu)) / _LIBRARY
 
 
 _LIBRARY = "kernels.so"
 
 
-@cache
-def _in_process(compiler: Compiler, source: str) -> Path:
-    """The library of a source, for as long as the process runs."""
-    folder = tempfile.mkdtemp(prefix="sardonyx-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    compiler.build(source, Path(folder) / _LIBRARY)
-    return Path(folder) / _LIBRARY
+def _object(compiler: Compiler, source: str, options: Options) -> Path:
+    flags = ("-march=native", "-O2")
+
+    def make(folder: Path) -> None:
+        compiler.compile(source, folder / _OBJECT, flags=flags)
+
+    return _kept(compiler, options, make, {"what": "object"}, flags, source) / _OBJECT
+
+
+_OBJECT = "common.o"
+
+
+def _kept(
+    compiler: Compiler,
+    options: Options,
+    make: Callable[[Path], None],
+    about: Mapping[str, str],
+    flags: tuple[str, ...],
+    *sources: str,
+) -> Path:
+    """A folder with what `make` makes: kept on disk, or for as long as the process runs."""
+    key = key_of_source(
+        compiler=compiler.path, version=compiler.version, flags=" ".join((*FLAGS, *flags)), sources=repr(sources)
+    )
+    cache = default_cache(options)
+    if cache is not None:
+        return cache.get_or_make(key, make, {**about, "compiler": compiler.version})
+    with _LOCKS[key]:
+        if key not in _MADE:
+            folder = Path(tempfile.mkdtemp(prefix="sardonyx-"))
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            make(folder)
+            _MADE[key] = folder
+        return _MADE[key]
+
+
+_MADE: dict[str, Path] = {}
+_LOCKS: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)

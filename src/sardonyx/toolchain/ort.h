@@ -34,11 +34,25 @@ enum Slot : int {
   kGetTensorElementType = 60,
   kGetDimensionsCount = 61,
   kGetDimensions = 62,
+  kGetSymbolicDimensions = 63,
   kGetTensorTypeAndShape = 65,
+  kInfoFloat = 85,
+  kInfoInt = 86,
+  kInfoString = 87,
+  kKernelContextGetInputCount = 88,
   kKernelContextGetInput = 90,
   kKernelContextGetOutput = 91,
   kReleaseStatus = 93,
   kReleaseTensorTypeAndShapeInfo = 99,
+  kInfoFloats = 162,
+  kInfoInts = 163,
+  kKernelContextGetStream = 193,
+  kShapeInputCount = 267,
+  kShapeInput = 268,
+  kShapeAttribute = 269,
+  kShapeSetOutput = 270,
+  kSetSymbolicDimensions = 271,
+  kReadAttribute = 272,
   kKernelContextParallelFor = 274,
 };
 
@@ -125,9 +139,11 @@ inline Status* read(const Value* value, Tensor& tensor) {
   return call<Status*(Value*, void**)>(kGetTensorMutableData)(const_cast<Value*>(value), &tensor.data);
 }
 
-inline Status* input(const Context* context, size_t index, Tensor& tensor) {
+// An optional input that is absent leaves the tensor as it is.
+inline Status* input(const Context* context, size_t index, Tensor& tensor, bool* absent = nullptr) {
   const Value* value = nullptr;
   if (auto s = call<Status*(const Context*, size_t, const Value**)>(kKernelContextGetInput)(context, index, &value)) return s;
+  if (absent && (*absent = !value)) return nullptr;
   return read(value, tensor);
 }
 

@@ -83,10 +83,27 @@ class Builder:
             attributes["to"], dtype = int(dtype), None
         attrs = [ir.convenience.convert_attribute(k, v) for k, v in attributes.items() if v is not None]
         node = ir.Node(domain, op_type, inputs, attrs, num_outputs=outputs)
-        node.meta["fx"] = self._origin
         inference.annotate(node, dtype)
+        return self._add(node)
+
+    def foreign(
+        self,
+        domain: str,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        attributes: Sequence[ir.Attr],
+        dtypes: Sequence[ir.DataType],
+    ) -> tuple[ir.Value, ...]:
+        """Append a node that ONNX does not know, whose outputs have these types."""
+        node = ir.Node(domain, op_type, inputs, attributes, num_outputs=len(dtypes))
+        for value, dtype in zip(node.outputs, dtypes, strict=True):
+            value.type = ir.TensorType(dtype)
+        return self._add(node)
+
+    def _add(self, node: ir.Node) -> tuple[ir.Value, ...]:
+        node.meta["fx"] = self._origin
         for value in node.outputs:
-            value.name = self.fresh(op_type.lower())
+            value.name = self.fresh(node.op_type.lower())
         self.nodes.append(node)
         return tuple(node.outputs)
 

@@ -19,7 +19,8 @@ Call: TypeAlias = tuple[str, str]
 def make_functions(model: ir.Model, classes: Sequence[type | str]) -> None:
     """Replace every call of a module of these classes by a node that calls a function; equal bodies are one function.
 
-    Weights are the function's inputs. A module inside another that becomes a function stays a part of it.
+    Weights are the function's inputs. A module inside another that becomes a function stays a part of it. So are nodes
+    that are marked as a function's, with a call and a qualified name.
     """
     names = frozenset(c if isinstance(c, str) else f"{c.__module__}.{c.__qualname__}" for c in classes)
     known: dict[Hashable, ir.Function] = {}
@@ -29,6 +30,9 @@ def make_functions(model: ir.Model, classes: Sequence[type | str]) -> None:
 
 
 def _call(node: ir.Node, names: frozenset[str]) -> Call | None:
+    if "function" in node.meta:
+        marked: Call = node.meta["function"]
+        return marked
     origin = node.meta.get("fx")
     stack: dict[str, Any] = (origin.meta.get("nn_module_stack") or {}) if origin is not None else {}
     for path, kind in stack.values():

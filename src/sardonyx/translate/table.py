@@ -31,6 +31,16 @@ def operator(*names: str) -> Callable[[F], F]:
     return register
 
 
+def register(name: str, translation: Translation) -> None:
+    """Register the translation of an operator that is declared while the process runs, by its qualified name."""
+    operator(name)(translation)
+
+
+def remove(name: str) -> None:
+    """Forget the translation of an operator that `register` registered."""
+    _TABLE.pop(name, None)
+
+
 def aten(*names: str) -> Callable[[F], F]:
     """Register a translation for ATen overloads, written `"add.Tensor"` or, for the default one, `"relu"`."""
     return operator(*(f"aten::{name}" for name in names))

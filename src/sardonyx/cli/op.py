@@ -1,0 +1,168 @@
+"""`sardonyx op`: projects of custom operators written, built, tested and packed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from sardonyx.customop import pack as packing
+from sardonyx.customop import project
+from sardonyx.customop.declaration import CustomOp
+from sardonyx.customop.trial import Outcome, Result, trials
+
+path_argument = click.argument("path", default=".")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, with sizes in bytes.")
+
+
+@click.group()
+def command() -> None:
+    """Write, build, test and pack custom operators.
+
+    PATH is a project's folder, a .py file or a module by its name; by default the folder one is in.
+
+    \b
+      sardonyx op new GroupNorm
+      cd group_norm
+      sardonyx op build
+      sardonyx op test
+      sardonyx op pack --output dist --wheel
+    """
+
+
+@command.command()
+@click.argument("name")
+@click.option("--domain", help="The operator's domain in ONNX and namespace in torch; by default the project's name.")
+@click.option("--folder", type=click.Path(path_type=Path), help="Where to write; by default a folder of its name here.")
+def new(name: str, domain: str | None, folder: Path | None) -> None:
+    """Write a small project for an operator.
+
+    It has a declaration, a kernel, a test and a README; it works, and is meant to be changed. Nothing is overwritten.
+
+    \b
+      sardonyx op new GroupNorm --domain mydomain
+    """
+    for path in project.create(name, domain=domain, folder=folder):
+        click.echo(path)
+
+
+@command.command()
+@path_argument
+@as_json
+def build(path: str, as_json: bool) -> None:
+    """Compile the kernels.
+
+    Says where the libraries are and what they have. A mistake in a kernel is shown at its line.
+
+    \b
+      sardonyx op build
+      sardonyx op build my_operators.py
+    """
+    built = [_described(op) for op in project.load(path).operators]
+    if as_json:
+        click.echo(json.dumps(built, indent=1))
+        return
+    for told in built:
+        click.echo(f"{told['operator']}  {'; '.join(told['types'])}")
+        click.echo(f"  {told['library']}  {decimal(told['bytes'])}" if told["library"] else "  needs no library")
+
+
+def _described(op: CustomOp) -> dict[str, Any]:
+    types = [", ".join(chosen.values()) for chosen in op.signature.instances()]
+    library = op.library if op.has_kernels else None
+    return {
+        "operator": op.signature.qualified,
+        "domain": op.domain,
+        "types": [name for name in types if name],
+        "library": library and str(library),
+        "bytes": library.stat().st_size if library else 0,
+    }
+
+
+@command.command()
+@path_argument
+@as_json
+@click.pass_context
+def test(ctx: click.Context, path: str, as_json: bool) -> None:
+    """Compare torch, ONNX Runtime and a reference.
+
+    For every type; and checks gradients, other sizes, strides, and the rules of torch.
+
+    \b
+    Functions of the module say what to try, and what to compare with:
+      examples()          a list of calls: [((x, weight), {"groups": 2})]
+      reference(...)      takes what the operator takes, floating-point tensors in double precision
+    Where a module has several operators their names follow: examples_group_norm, reference_group_norm.
+    Without examples, inputs are made up from the signature.
+
+    \b
+      sardonyx op test
+      sardonyx op test my_operators.py --json
+    """
+    outcomes = list(trials(project.load(path)))
+    if as_json:
+        click.echo(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
+    else:
+        for operator, made in itertools.groupby(outcomes, lambda outcome: outcome.operator):
+            Console().print(operator, _table(made), "", sep="\n")
+        click.echo(_counted(outcomes))
+    ctx.exit(any(outcome.result == "failed" for outcome in outcomes))
+
+
+_COLOURS: Mapping[Result, str] = {"passed": "green", "failed": "red", "skipped": "yellow"}
+
+
+def _table(outcomes: Iterable[Outcome]) -> Table:
+    table = Table("check", "example", "types", "result", "", box=None)
+    for x in outcomes:
+        result = Text(x.result, _COLOURS[x.result])
+        table.add_row(x.check, str(x.example or ""), x.types, result, Text(x.detail))
+    return table
+
+
+def _counted(outcomes: Sequence[Outcome]) -> str:
+    counts = Counter(outcome.result for outcome in outcomes)
+    return ", ".join(f"{counts[word]} {word}" for word in _COLOURS if counts[word])
+
+
+@command.command()
+@path_argument
+@click.option("--output", type=click.Path(path_type=Path), required=True, help="The folder that is written to.")
+@click.option("--wheel", is_flag=True, help="Write a wheel too.")
+@click.option("--march", help="The processors it is for, as compilers name them; by default x86-64-v3 on x86-64.")
+@as_json
+def pack(path: str, output: Path, wheel: bool, march: str | None, as_json: bool) -> None:
+    """Pack the operators for onnxruntime alone.
+
+    They run on machines that have onnxruntime and numpy, and nothing of torch or sardonyx.
+
+    The result is a folder that can be imported: the library, manifest.json, and a few lines of Python. With --wheel
+    there is a wheel of the same beside it. A processor that lacks what --march names is told so.
+
+    \b
+      sardonyx op pack --output dist --wheel
+      python -c 'import group_norm_ort; group_norm_ort.session("model.onnx")'
+    """
+    loaded = project.load(path)
+    for op in loaded.operators:
+        if not op.has_kernels:
+            click.echo(f"{op.signature.qualified} is in the models that use it, and needs no library", err=True)
+        elif op.part.cuda is not None:
+            click.echo(f"{op.signature.qualified} is packed for the CPU, without its CUDA kernel", err=True)
+    packed = packing.pack(loaded, output, march=march)
+    written = {"folder": str(packed)} | ({"wheel": str(packing.wheel(packed))} if wheel else {})
+    if as_json:
+        click.echo(json.dumps(written, indent=1))
+    else:
+        for place in written.values():
+            click.echo(place)

@@ -1,0 +1,7 @@
+"""Custom operators, written once: torch's operator, ONNX's, and ONNX Runtime's from one declaration."""
+
+from sardonyx.customop.declaration import CustomOp, custom_op
+from sardonyx.customop.registry import library
+from sardonyx.customop.shapes import broadcast
+
+__all__ = ["CustomOp", "broadcast", "custom_op", "library"]

@@ -1,0 +1,257 @@
+"""`sardonyx.custom_op`: one declaration, and the operator is in torch, in ONNX and in ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sardonyx.customop import registry
+from sardonyx.customop.composition import Composition
+from sardonyx.customop.in_onnx import InOnnx, for_torch_onnx, translation
+from sardonyx.customop.in_torch import InTorch, known_to_backward
+from sardonyx.customop.python_kernel import PythonKernel
+from sardonyx.customop.shapes import ShapeRule, wanted
+from sardonyx.customop.signature import Signature, parse
+from sardonyx.customop.source import Kernel, Part
+from sardonyx.errors import DeclarationError
+from sardonyx.translate import table
+
+
+def custom_op(
+    signature: str | Any,
+    *,
+    cpp: str | Path | None = None,
+    python: Callable[..., Any] | None = None,
+    onnx: Callable[..., Any] | None = None,
+    cuda: str | Path | None = None,
+    shape: Callable[..., Any] | None = None,
+    dtypes: Sequence[Any] | Mapping[str, Sequence[Any]] | None = None,
+    backward: Callable[..., Any] | CustomOp | None = None,
+    domain: str | None = None,
+    doc: str = "",
+    flags: Sequence[str] = (),
+    inline: bool = True,
+) -> CustomOp:
+    """Declare an operator once: it is `torch.ops.<domain>.<name>`, an operator of ONNX, and one of ONNX Runtime.
+
+    `signature` is a schema as torch writes it, in which a tensor may have a type and a rank: `Tensor<int64>`,
+    `Tensor<T, 4>`. Types that are not dtypes are variables, and `dtypes` says what they stand for; without a type a
+    tensor has the type T. In place of a signature, an operator that torch has already, `torch.ops.mylib.op`, is given
+    its sides in ONNX and in ONNX Runtime.
+
+    It is computed by one of: `cpp`, the source of a C++ function of the operator's name, or the file it is in;
+    `python`, a function of tensors; `onnx`, a function that composes operators of ONNX, of which a model has the parts,
+    or with `inline=False` an ONNX function. Beside `cpp`, `cuda` is CUDA C++ for the GPU: the same, with a
+    `cudaStream_t` in place of the last parameter; it is built where there is a GPU. `flags` are for the C++ compiler,
+    as to say where headers are.
+
+    `shape` is a function of sizes, and of attributes, by their names, that gives the sizes of the results; None stands
+    for one that only the kernel will know. Without it the result is like the first tensor. `backward` is a function, or
+    another declaration, of what it names: `grad`, tensors, results and attributes; it gives a gradient for each tensor.
+
+    >>> double = custom_op("example::Double(Tensor x) -> Tensor", python=lambda x: x * 2)
+    >>> double(torch.ones(2))
+    tensor([2., 2.])
+    """
+    existing = None if isinstance(signature, str) else _overload(signature)
+    text = signature if existing is None else str(existing._schema)
+    parsed = parse(text, dtypes)
+    if sum(x is not None for x in (cpp, python, onnx)) != 1:
+        raise DeclarationError(f"{parsed.qualified} needs one of cpp, python and onnx: what computes it")
+    if cuda is not None and cpp is None:
+        raise DeclarationError(f"{parsed.qualified} has a kernel for the GPU and none for the CPU", hint="give cpp too")
+    shapes = ShapeRule(parsed, shape)
+    if existing is not None and backward is not None:
+        raise DeclarationError(f"{parsed.qualified} is an operator of torch already, which has its own gradient")
+    given = _Given(
+        parsed,
+        domain or parsed.namespace,
+        shapes,
+        None if cpp is None else Kernel.of(cpp, parsed.qualified, 1),
+        None if cuda is None else Kernel.of(cuda, parsed.qualified, 1),
+        python,
+        None if onnx is None else _composition(parsed, onnx, inline),
+        _gradient(parsed, backward),
+        doc,
+        tuple(flags),
+    )
+    return CustomOp(given, existing)
+
+
+def _overload(operator: Any) -> Any:
+    if isinstance(operator, torch._ops.OpOverloadPacket):
+        return operator.default
+    if isinstance(operator, torch._ops.OpOverload):
+        return operator
+    raise DeclarationError(
+        f"an operator is declared by {type(operator).__name__}", hint="use a signature, or an operator of torch.ops"
+    )
+
+
+def _composition(signature: Signature, function: Callable[..., Any], inline: bool) -> Composition:
+    names = wanted(
+        function, {"op", *(p.name for p in signature.parameters)}, f"the composition of {signature.qualified}"
+    )
+    if names[:1] != ["op"]:
+        raise DeclarationError(
+            f"the composition of {signature.qualified} does not take op first", hint="onnx=lambda op, x: op.Mul(x, x)"
+        )
+    return Composition(signature, function, names[1:], inline)
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """A function that computes gradients, and the names of what it takes."""
+
+    function: Callable[..., Any]
+    wanted: Sequence[str]
+
+
+def _gradient(signature: Signature, backward: Callable[..., Any] | CustomOp | None) -> _Backward | None:
+    if backward is None:
+        return None
+    known = set(known_to_backward(signature))
+    what = f"the backward of {signature.qualified}"
+    if not isinstance(backward, CustomOp):
+        return _Backward(backward, wanted(backward, known, what))
+    names = [p.name for p in backward.signature.parameters]
+    unknown = next((name for name in names if name not in known), None)
+    if unknown is not None:
+        raise DeclarationError(f"{what} takes {unknown!r}", hint=f"it can take {', '.join(sorted(known))}")
+    gives = [t.name.removeprefix("grad_") for t in backward.signature.outputs]
+    by_name = set(gives) <= {t.name for t in signature.inputs}
+
+    def function(**given: Any) -> Any:
+        results = backward(**given)
+        results = results if isinstance(results, tuple) else (results,)
+        return dict(zip(gives, results, strict=True)) if by_name else results
+
+    return _Backward(function, names)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What an operator was declared with."""
+
+    signature: Signature
+    domain: str
+    shapes: ShapeRule
+    kernel: Kernel | None
+    cuda: Kernel | None
+    python: Callable[..., Any] | None
+    composition: Composition | None
+    backward: _Backward | None
+    doc: str
+    flags: tuple[str, ...]
+
+
+class CustomOp:
+    """An operator that was declared by `sardonyx.custom_op`; called, it is torch's."""
+
+    def __init__(self, given: _Given, existing: Any = None) -> None:
+        self._given = given
+        self._python = None if given.python is None else PythonKernel(given.signature, given.shapes, given.python)
+        if given.kernel is not None:
+            self.library  # noqa: B018  # built before anything is registered, so that nothing is where it fails
+        registry.replace(self)
+        self._torch = None if existing is not None else self._in_torch()
+        self.operator = existing if self._torch is None else self._torch.operator.default
+        """`torch.ops.<domain>.<name>.default`."""
+        self._onnx = InOnnx(given.signature, given.domain, given.shapes, given.doc)
+        composition = given.composition
+        table.register(
+            self.signature.qualified,
+            translation(given.signature, given.domain) if composition is None else composition.translate,
+        )
+
+    @property
+    def signature(self) -> Signature:
+        """What it takes and gives."""
+        return self._given.signature
+
+    @property
+    def domain(self) -> str:
+        """Its domain in ONNX."""
+        return self._given.domain
+
+    @property
+    def schema(self) -> Any:
+        """Its `onnx.defs.OpSchema`."""
+        return self._onnx.schema
+
+    @property
+    def part(self) -> Part:
+        """What a library needs of it."""
+        return Part(self.signature, self.domain, self._given.shapes, self._given.kernel, self._given.cuda)
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether a gradient was declared."""
+        return self._given.backward is not None
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether models with it need a library."""
+        return self._given.composition is None
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What the compiler is told beside what it is always told."""
+        return self._given.flags
+
+    @cached_property
+    def library(self) -> Path:
+        """The library that has its kernels, for `onnxruntime.SessionOptions.register_custom_ops_library`."""
+        if self._given.composition is not None:
+            raise DeclarationError(
+                f"{self.signature.qualified} is a composition of ONNX's operators and needs no library"
+            )
+        return registry.built(self)
+
+    @property
+    def translations(self) -> dict[Any, Callable[..., Any]]:
+        """For `torch.onnx.export(..., custom_translation_table=op.translations)`."""
+        return {self.operator: for_torch_onnx(self.signature, self.schema)}
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call it in torch."""
+        return self.operator(*args, **kwargs)
+
+    def serve(self, library: Path) -> None:
+        """Be at the service of its library, if its kernel is a Python function."""
+        if self._python is not None:
+            self._python.serve(library)
+
+    def close(self) -> None:
+        """Take it out of torch and onnx again."""
+        registry.remove(self)
+
+    def withdraw(self) -> None:
+        """Take away what it registered."""
+        table.remove(self.signature.qualified)
+        self._onnx.close()
+        if self._torch is not None:
+            self._torch.close()
+
+    def _in_torch(self) -> InTorch:
+        made = InTorch(self.signature, self._given.shapes)
+        if self._given.kernel is not None:
+            made.add_library(self.library)
+        elif self._python is not None:
+            made.add_function(self._python)
+        elif self._given.composition is not None:
+            made.add_function(self._given.composition, "CPU")
+        if self._given.backward is not None:
+            made.add_gradient(self._given.backward.function, self._given.backward.wanted)
+        return made
+
+    def __deepcopy__(self, memo: Any) -> CustomOp:
+        return self  # a copy of a module calls the same operator
+
+    def __repr__(self) -> str:
+        return f"CustomOp({self.signature.qualified})"

@@ -1,0 +1,198 @@
+"""Operators packed for machines with nothing but onnxruntime and numpy: a folder that can be imported, and a wheel."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import platform
+import re
+import shutil
+import sysconfig
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from sardonyx.cache.machine import versions
+from sardonyx.customop import source
+from sardonyx.customop.declaration import CustomOp
+from sardonyx.customop.project import Project, filled
+from sardonyx.customop.signature import Attribute, Signature, Tensor
+from sardonyx.errors import DeclarationError
+from sardonyx.toolchain import compiler
+
+OLDEST_ONNXRUNTIME = "1.18"
+_LIBRARY, _MANIFEST = "operators.so", "manifest.json"
+
+
+def pack(project: Project, output: Path, *, march: str | None = None) -> Path:
+    """Write a folder with one library for all of a project's operators; its path, `<output>/<project>_ort`."""
+    operators = [op for op in project.operators if op.has_kernels]
+    if not operators:
+        raise DeclarationError(f"{project.name} has no kernels to pack: models carry its operators themselves")
+    for op in operators:
+        if op.part.kernel is None:
+            raise DeclarationError(
+                f"{op.signature.qualified} is computed by a Python function, which cannot be packed",
+                hint="give it a kernel in C++, or declare it in another module",
+            )
+    march = march or ("x86-64-v3" if platform.machine() in ("x86_64", "AMD64") else None)
+    folder = output / f"{project.name}_ort"
+    if folder.exists() and not (folder / _MANIFEST).is_file():
+        raise DeclarationError(f"{folder} exists already and is no pack", hint="name another folder with --output")
+    output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output) as beside:
+        made = Path(beside, folder.name)
+        made.mkdir()
+        _fill(made, folder.name, project.version, operators, march)
+        shutil.rmtree(folder, ignore_errors=True)
+        made.rename(folder)
+    return folder
+
+
+def _fill(made: Path, package: str, version: str, operators: Sequence[CustomOp], march: str | None) -> None:
+    _build(operators, made / _LIBRARY, march)
+    about = {"name": package, "version": version, "operators": [_described(op) for op in operators]}
+    manifest = {**about, **_built(made / _LIBRARY, march)}
+    names = [f"{op.domain}::{op.signature.name}" for op in operators]
+    words = {
+        "package": package,
+        "operators": ", ".join(names),
+        "platform": manifest["library"]["platform"],
+        "processor": march or platform.machine(),
+        "table": "\n".join(map(_row, manifest["operators"])),
+        **manifest["built_with"],
+    }
+    (made / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+    (made / "__init__.py").write_text(filled("packed.py.in", words))
+    (made / "README.md").write_text(filled("packed.md.in", words))
+
+
+def _build(operators: Sequence[CustomOp], library: Path, march: str | None) -> None:
+    """Kernels for the processors that are asked for; what checks that this is one of them, for any."""
+    flags = tuple(dict.fromkeys(flag for op in operators for flag in op.flags))
+    wanted = () if march is None else (f"-march={march}",)
+    found = compiler.find()
+    with tempfile.TemporaryDirectory() as folder:
+        kernels, common = Path(folder, "kernels.o"), Path(folder, "common.o")
+        try:
+            found.compile(source.library([op.part for op in operators]), kernels, flags=(*flags, *wanted))
+        except compiler.CompilerError as error:  # alone they did compile, when they were declared
+            hint = "they are in one library: a function that two of them define needs two names"
+            raise compiler.CompilerError(
+                "the kernels do not compile together", error.log, hint=hint if "redefinition" in error.log else None
+            ) from None
+        found.compile(source.common(), common, flags=("-O2",))
+        found.link([kernels, common], library)
+
+
+# What is told about it
+
+
+def _built(library: Path, march: str | None) -> dict[str, Any]:
+    content = library.read_bytes()
+    return {
+        "library": {
+            "file": library.name,
+            "sha256": hashlib.sha256(content).hexdigest(),
+            "bytes": len(content),
+            "platform": sysconfig.get_platform(),
+            "march": march,
+            "glibc": _glibc(content),
+        },
+        "needs": {"onnxruntime": f">={OLDEST_ONNXRUNTIME}"},
+        "built_with": {"sardonyx": versions()["sardonyx"], "compiler": compiler.find().version},
+    }
+
+
+def _described(op: CustomOp) -> dict[str, Any]:
+    signature = op.signature
+    return {
+        "domain": op.domain,
+        "name": signature.name,
+        "signature": f"{signature.namespace}::{signature.schema()}",
+        "doc": str(op.schema.doc or ""),
+        "inputs": [_tensor(signature, t) for t in signature.inputs],
+        "outputs": [_tensor(signature, t) for t in signature.outputs],
+        "attributes": [_attribute(a) for a in signature.attributes],
+        "types": [dict(chosen) for chosen in signature.instances()],
+    }
+
+
+def _tensor(signature: Signature, tensor: Tensor) -> dict[str, Any]:
+    types = signature.types.get(tensor.type, (tensor.type,))
+    return {"name": tensor.name, "kind": tensor.kind, "type": tensor.type, "types": [*types], "rank": tensor.rank}
+
+
+def _attribute(attribute: Attribute) -> dict[str, Any]:
+    told = {"name": attribute.name, "type": attribute.type, "required": attribute.required}
+    return told if attribute.required else {**told, "default": attribute.default}
+
+
+def _row(told: dict[str, Any]) -> str:
+    tensors = [
+        ", ".join(f"{t['name']}{_MARKS[t['kind']]}: {'/'.join(t['types'])}" for t in told[side])
+        for side in ("inputs", "outputs")
+    ]
+    attributes = ", ".join(f"{a['name']}" + ("" if a["required"] else f"={a['default']!r}") for a in told["attributes"])
+    return f"| {told['domain']}::{told['name']} | {tensors[0]} | {tensors[1]} | {attributes} |"
+
+
+_MARKS = {"required": "", "optional": "?", "variadic": "[]"}
+
+
+def _glibc(library: bytes) -> str | None:
+    """The newest version of the C library that a library asks for."""
+    found = [(int(major), int(minor)) for major, minor in re.findall(rb"GLIBC_(\d+)\.(\d+)", library)]
+    return ".".join(map(str, max(found))) if found else None
+
+
+# As a wheel
+
+
+def wheel(folder: Path) -> Path:
+    """Write a wheel of a packed folder beside it; its path."""
+    manifest = json.loads((folder / _MANIFEST).read_text())
+    stem = f"{manifest['name']}-{manifest['version']}"
+    tag = f"py3-none-{_platform_tag(manifest['library'])}"
+    files = {f"{folder.name}/{path.name}": path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+    about = f"{stem}.dist-info"
+    files[f"{about}/METADATA"] = _metadata(manifest, (folder / "README.md").read_text()).encode()
+    files[f"{about}/WHEEL"] = (
+        f"Wheel-Version: 1.0\nGenerator: sardonyx {manifest['built_with']['sardonyx']}\n"
+        f"Root-Is-Purelib: false\nTag: {tag}\n"
+    ).encode()
+    record = f"{about}/RECORD"
+    files[record] = "".join(f"{line}\n" for line in (*_record(files), f"{record},,")).encode()
+    made = folder.parent / f"{stem}-{tag}.whl"
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            entry = zipfile.ZipInfo(name)  # without a date: the same operators are the same wheel
+            entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
+            archive.writestr(entry, content)
+    return made
+
+
+def _platform_tag(library: dict[str, Any]) -> str:
+    """The platform as pip compares it; on Linux with the C library, so that an older one refuses the wheel."""
+    system, _, machine = library["platform"].partition("-")
+    if system == "linux" and library["glibc"]:
+        return f"manylinux_{library['glibc'].replace('.', '_')}_{machine}"
+    return re.sub(r"[-.]", "_", library["platform"])
+
+
+def _metadata(manifest: dict[str, Any], readme: str) -> str:
+    names = ", ".join(f"{op['domain']}::{op['name']}" for op in manifest["operators"])
+    return (
+        f"Metadata-Version: 2.1\nName: {manifest['name']}\nVersion: {manifest['version']}\n"
+        f"Summary: {names} in ONNX Runtime\nRequires-Dist: onnxruntime{manifest['needs']['onnxruntime']}\n"
+        f"Requires-Dist: numpy\nDescription-Content-Type: text/markdown\n\n{readme}"
+    )
+
+
+def _record(files: dict[str, bytes]) -> Iterator[str]:
+    for name, content in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+        yield f"{name},sha256={digest},{len(content)}"

@@ -1,0 +1,101 @@
+"""Operators that are declared in this process, and the libraries that models with them need."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx
+import torch
+
+from sardonyx.customop import source
+from sardonyx.options import Options
+from sardonyx.toolchain import compiler
+
+if TYPE_CHECKING:
+    from sardonyx.customop.declaration import CustomOp
+
+log = logging.getLogger(__name__)
+
+_DECLARED: dict[tuple[str, str], CustomOp] = {}
+"""By domain and name in ONNX."""
+
+
+def replace(op: CustomOp) -> None:
+    """Note an operator that is being declared; one of its name is withdrawn."""
+    key = (op.domain, op.signature.name)
+    before = _DECLARED.pop(key, None)
+    if before is not None:
+        log.info("%s is declared anew", op.signature.qualified)
+        before.withdraw()
+    _DECLARED[key] = op
+
+
+def remove(op: CustomOp) -> None:
+    """Forget an operator."""
+    if _DECLARED.get((op.domain, op.signature.name)) is op:
+        del _DECLARED[op.domain, op.signature.name]
+        op.withdraw()
+
+
+def declared() -> list[CustomOp]:
+    """Every operator that is declared."""
+    return list(_DECLARED.values())
+
+
+def is_declared(domain: str, name: str) -> bool:
+    """Whether this is an operator of ONNX that was declared here, and has kernels."""
+    return (domain, name) in _DECLARED and _DECLARED[domain, name].has_kernels
+
+
+def libraries(operators: Iterable[tuple[str, str]]) -> list[Path]:
+    """The libraries that a model with these operators, by domain and name, needs: one for each domain."""
+    used = sorted({key for key in operators if is_declared(*key)})
+    domains = dict.fromkeys(domain for domain, _ in used)
+    return [library(*(_DECLARED[key] for key in used if key[0] == domain)) for domain in domains]
+
+
+def libraries_of(model: bytes) -> list[Path]:
+    """The libraries that a serialised model needs."""
+    if not _DECLARED:
+        return []
+    read = onnx.load_from_string(model)
+    nodes = [*read.graph.node, *(node for function in read.functions for node in function.node)]
+    return libraries(_used(nodes))
+
+
+def _used(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, str]]:
+    for node in nodes:
+        yield node.domain, node.op_type
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                yield from _used(graph.node)
+
+
+def library(*ops: CustomOp) -> Path:
+    """One library with all of these operators: ONNX Runtime takes no two for operators of one domain.
+
+    Each stays in its own, where names that kernels share do not meet.
+    """
+    paths = [op.library for op in ops]
+    if len(paths) == 1:
+        return paths[0]
+    return compiler.built(source.joint(paths), Options.of({}), common=source.common())
+
+
+def built(op: CustomOp) -> Path:
+    """The library of an operator."""
+    cuda = source.cuda([op.part]) if op.part.cuda and torch.cuda.is_available() else ""
+    try:
+        made = compiler.built(
+            source.library([op.part]), Options.of({}), flags=op.flags, common=source.common(), cuda=cuda
+        )
+    except compiler.CompilerError as error:
+        hint = f"the kernel is declared as: {source.calling(op.signature)}" if source.GLUE in error.log else None
+        raise compiler.CompilerError(
+            f"{op.signature.qualified}: the kernel does not compile", error.log, hint=hint
+        ) from None
+    op.serve(made)
+    return made
