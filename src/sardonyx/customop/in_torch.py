@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,10 @@ def _check_rank(signature: Signature, tensor: Tensor, value: Any) -> None:
             )
 
 
+_HERE = os.path.normcase(os.path.abspath(__file__))
+"""torch asks inspect from where a fake kernel is registered, which looks through every module unless it knows."""
+
+
 class InTorch:
     """What is registered in torch's dispatcher for one operator, until `close`."""
 
@@ -83,6 +89,7 @@ class InTorch:
             self._library.define(signature.schema(), tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             raise DeclarationError(f"torch does not take {signature.qualified}: {error}") from error
+        inspect.modulesbyfile.setdefault(_HERE, __name__)
         torch.library.register_fake(signature.qualified, self._fake, lib=self._library)
 
     @property

@@ -84,7 +84,7 @@ def _build(operators: Sequence[CustomOp], library: Path, march: str | None) -> N
             raise compiler.CompilerError(
                 "the kernels do not compile together", error.log, hint=hint if "redefinition" in error.log else None
             ) from None
-        found.compile(source.common(), common, flags=("-O2",))
+        found.compile(source.common(), common, flags=("-O1",))
         found.link([kernels, common], library)
 
 
