@@ -42,12 +42,12 @@ def two() -> CustomOp:
 @pytest.fixture(scope="module")
 def gate() -> CustomOp:
     def backward(grad: torch.Tensor, x: torch.Tensor, slope: float) -> torch.Tensor:
-        s = torch.sigmoid(slope * x)
-        return grad * (s + slope * x * s * (1 - s))
+        t = torch.tanh(slope * x)
+        return grad * (t + slope * x * (1 - t * t))
 
     return sardonyx.custom_op(
         "declared::Gate(Tensor x, *, float slope=1.5) -> Tensor",
-        onnx=lambda op, x, slope: op.Mul(x, op.Sigmoid(op.Mul(x, slope))),
+        onnx=lambda op, x, slope: op.Mul(x, op.Tanh(op.Mul(x, slope))),
         backward=backward,
     )
 
@@ -62,7 +62,7 @@ def compiled(function: Callable[..., Any], **options: Any) -> Any:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 def test_a_composition_computes_in_torch(gate: CustomOp, dtype: torch.dtype) -> None:
     x = torch.randn(3, 8).to(dtype)[:, ::2]
-    expected = x.double() * torch.sigmoid(x.double() * 1.3)
+    expected = x.double() * torch.tanh(x.double() * 1.3)
     torch.testing.assert_close(gate(x, slope=1.3).double(), expected, atol=torch.finfo(dtype).eps * 4, rtol=0)
 
 
@@ -76,7 +76,7 @@ def test_a_composition_passes_opcheck_and_gradcheck(gate: CustomOp) -> None:
 def test_a_model_has_the_parts_of_a_composition(gate: CustomOp) -> None:
     x = torch.randn(2, 3)
     program = sardonyx.export(lambda x: gate(x), (x,), optimize="none", domains=())
-    assert [node.op_type for node in program.model.graph] == ["Mul", "Sigmoid", "Mul"]
+    assert [node.op_type for node in program.model.graph] == ["Mul", "Tanh", "Mul"]
     torch.testing.assert_close(program(x), gate(x))
     torch.testing.assert_close(compiled(lambda x: gate(x) + 1)(x), gate(x) + 1)
 
