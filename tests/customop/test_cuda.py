@@ -70,6 +70,12 @@ def test_what_is_not_contiguous_is_made_so(shifted: CustomOp) -> None:
     torch.testing.assert_close(shifted(x, by).double(), reference(x, by), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize(("x", "by", "named"), [("cuda", "cpu", "by"), ("cpu", "cuda", "x")])
+def test_a_tensor_on_another_device_is_refused_by_name(shifted: CustomOp, x: str, by: str, named: str) -> None:
+    with pytest.raises(RuntimeError, match=f"ongpu::Shifted: {named} is not on the GPU"):
+        shifted(torch.ones(2, 3, device=x), torch.ones(3, device=by))
+
+
 def test_it_runs_on_the_current_stream(shifted: CustomOp) -> None:
     x, by = torch.randn(1000, 1000, device="cuda"), torch.randn(1000, device="cuda")
     stream = torch.cuda.Stream()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import onnx
@@ -213,3 +216,124 @@ def test_what_a_declaration_lacks_is_said(given: dict[str, Any], said: str) -> N
 def test_an_operator_that_is_no_signature_is_refused() -> None:
     with pytest.raises(sardonyx.DeclarationError, match="declared by function"):
         sardonyx.custom_op(lambda x: x, python=lambda x: x)
+
+
+# Names that are taken
+
+
+def test_a_name_that_other_code_has_in_torch_is_refused_each_time_and_then_free() -> None:
+    theirs = torch.library.Library("taken", "FRAGMENT")
+    theirs.define("Op(Tensor x) -> Tensor")
+    for _ in range(2):
+        with pytest.raises(sardonyx.SardonyxError, match="torch does not take taken::Op"):
+            sardonyx.custom_op("taken::Op(Tensor x) -> Tensor", python=lambda x: x + 1)
+    assert not onnx.defs.has("Op", "taken")
+    theirs._destroy()
+    op = sardonyx.custom_op("taken::Op(Tensor x) -> Tensor", python=lambda x: x + 1)
+    assert op(torch.ones(1)) == 2
+    op.close()
+
+
+def test_in_another_domain_it_replaces_the_one_of_its_name_in_torch() -> None:
+    sardonyx.custom_op("taken::Moved(Tensor x) -> Tensor", python=lambda x: x + 1)
+    op = sardonyx.custom_op("taken::Moved(Tensor x) -> Tensor", python=lambda x: x + 2, domain="elsewhere")
+    assert torch.ops.taken.Moved(torch.ones(1)) == 3
+    assert not onnx.defs.has("Moved", "taken")
+    assert onnx.defs.has("Moved", "elsewhere")
+    op.close()
+
+
+def test_threads_that_declare_the_same_at_once_all_succeed() -> None:
+    def declare(number: int) -> CustomOp:
+        return sardonyx.custom_op("taken::Raced(Tensor x) -> Tensor", python=lambda x: x + number)
+
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(declare, range(12)))
+    assert float(torch.ops.taken.Raced(torch.zeros(1))) in range(12)
+    for op in made:
+        op.close()
+    assert not hasattr(torch.ops.taken, "Raced")
+
+
+@pytest.mark.parametrize("domain", ["дом", "house😀", 'a"b\\c'])
+def test_a_domain_may_have_any_letters(domain: str) -> None:
+    op = sardonyx.custom_op(
+        "taken::Spelled(Tensor x) -> Tensor",
+        cpp=PLUS.format(name="Spelled", shift=1),
+        dtypes=["float32"],
+        domain=domain,
+    )
+    program = sardonyx.export(lambda x: op(x), (torch.ones(2),))
+    assert {node.domain for node in program.model.graph} == {domain}
+    assert program(torch.ones(2)).tolist() == [2, 2]
+    op.close()
+
+
+# Modules that hold it
+
+
+class _Holding(torch.nn.Module):
+    def __init__(self, op: CustomOp) -> None:
+        super().__init__()
+        self.op = op
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.op(x)
+
+
+def test_a_module_that_holds_it_can_be_pickled_where_it_is_declared(one: CustomOp) -> None:
+    again = pickle.loads(pickle.dumps(_Holding(one)))
+    assert again.op is one
+    assert again(torch.ones(1)) == 2
+
+
+def test_elsewhere_it_is_named() -> None:
+    op = sardonyx.custom_op("taken::Gone(Tensor x) -> Tensor", python=lambda x: x)
+    written = pickle.dumps(op)
+    op.close()
+    with pytest.raises(sardonyx.SardonyxError, match=r"taken::Gone is not declared in this process\n.*import what"):
+        pickle.loads(written)
+
+
+# How long it takes
+
+
+def test_a_rule_over_lists_and_ranks_is_built_in_seconds() -> None:
+    def joined(xs: Any) -> Any:
+        rows = 0
+        for x in xs:
+            rows = rows + x[0]
+        return (rows, *xs[0][1:])
+
+    begin = time.perf_counter()
+    op = sardonyx.custom_op(
+        "taken::Joined(Tensor[] xs) -> Tensor",
+        cpp="""
+        template <class T>
+        void Joined(Ins<T> xs, Out<T> y, Parallel) {
+          T* to = y.data();
+          for (int64_t k = 0; k < xs.size(); ++k) to = std::copy(xs[k].begin(), xs[k].end(), to);
+        }
+        """,
+        dtypes=["float32"],
+        shape=joined,
+    )
+    assert time.perf_counter() - begin < 20  # it took 47 where every size was written out wherever it was used
+    xs = [torch.randn(n, 2, 3) for n in (1, 4, 2)]
+    torch.testing.assert_close(op(xs), torch.cat(xs), rtol=0, atol=0)
+    op.close()
+
+
+def test_without_a_rule_tensors_that_may_be_absent_are_not_asked_for() -> None:
+    op = sardonyx.custom_op(
+        f"taken::Many(Tensor x, {', '.join(f'Tensor? x{i}' for i in range(14))}) -> Tensor",
+        cpp=f"""
+        template <class T>
+        void Many(In<T> x, {", ".join(f"In<T> x{i}" for i in range(14))}, Out<T> y, Parallel) {{
+          std::copy(x.begin(), x.end(), y.begin());
+        }}
+        """,
+        dtypes=["float32"],
+    )
+    assert op(torch.ones(2)).tolist() == [1, 1]
+    op.close()

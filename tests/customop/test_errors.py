@@ -163,6 +163,23 @@ def test_a_kernel_that_fails_in_onnx_runtime(how: str) -> None:
     assert run(faults("not"), torch.ones(3))[0].tolist() == [1.0] * 3
 
 
+def test_every_dtype_that_would_do_is_listed() -> None:
+    op = sardonyx.custom_op(
+        "faulty::Whole(Tensor x) -> Tensor",
+        cpp="template <class T> void Whole(In<T> x, Out<T> y, Parallel) { y[0] = x[0]; }",
+        dtypes=["uint8", "int8", "bfloat16", "float16"],
+    )
+    with pytest.raises(RuntimeError, match="x is int64, and can be uint8, int8, bfloat16, float16"):
+        op(torch.ones(1, dtype=torch.int64))
+    op.close()
+
+
+def test_a_kernel_in_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "kernel.cpp").write_bytes(b"// \xff\n")
+    with pytest.raises(sardonyx.SardonyxError, match="faulty::File: the kernel's source cannot be read"):
+        sardonyx.custom_op("faulty::File(Tensor x) -> Tensor", cpp=tmp_path / "kernel.cpp")
+
+
 def test_a_shape_rule_that_gives_a_negative_size() -> None:
     message = "tried::Faulty: its shape rule gives y the size -1 in dimension 0"
     with pytest.raises(RuntimeError, match=message):

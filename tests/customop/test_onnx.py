@@ -264,6 +264,8 @@ def test_declared_anew_the_new_one_counts_in_torch_in_onnx_and_in_sessions_made_
     assert session(proto).run(None, {"x": one})[0] == 11
     assert second(torch.ones(1)) == torch.ops.anew.Op(torch.ones(1)) == 11
     assert onnx.defs.get_schema("Op", 1, "anew").attributes.keys() == {"by"}
+    with pytest.raises(RuntimeError, match="anew::Op was closed, or declared anew"):
+        first(torch.ones(1))
     assert torch.compile(lambda x: second(x, by=4), backend="sardonyx")(torch.ones(1)) == 5
     second.close()
     assert not hasattr(torch.ops.anew, "Op")

@@ -36,11 +36,11 @@ inline const Instance& select(const Operator& op, const int* types) {
       any |= fits(op.instances[k], i + 1);
       if (!fits(op.instances[k], i)) continue;
       const std::string name = type_name(op.instances[k].input_types[i]);
-      if (can_be.find(name) == std::string::npos) can_be += (can_be.empty() ? "" : ", ") + name;
+      if ((can_be + ",").find(" " + name + ",") == std::string::npos) can_be += (can_be.empty() ? " " : ", ") + name;
     }
     if (!any) {
       fail(std::string(op.inputs[i].name) + " is " + type_name(types[i]) + ", and " + (i ? "with what comes before it " : "") +
-           "can be " + can_be);
+           "can be" + can_be);
     }
   }
   fail("it has no kernels");

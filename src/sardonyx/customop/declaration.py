@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -158,16 +159,14 @@ class CustomOp:
         self._python = None if given.python is None else PythonKernel(given.signature, given.shapes, given.python)
         if given.kernel is not None:
             self.library  # noqa: B018  # built before anything is registered, so that nothing is where it fails
-        registry.replace(self)
-        self._torch = None if existing is not None else self._in_torch()
-        self.operator = existing if self._torch is None else self._torch.operator.default
-        """`torch.ops.<domain>.<name>.default`."""
-        self._onnx = InOnnx(given.signature, given.domain, given.shapes, given.doc)
-        composition = given.composition
-        table.register(
-            self.signature.qualified,
-            translation(given.signature, given.domain) if composition is None else composition.translate,
-        )
+        self._registered = ExitStack()
+        with registry.replacing(self):
+            self.operator = self._in_torch() if existing is None else existing
+            """`torch.ops.<domain>.<name>.default`."""
+            self._onnx = InOnnx(given.signature, given.domain, given.shapes, given.doc)
+            self._registered.callback(self._onnx.close)
+            table.register(self.signature.qualified, self._translation())
+            self._registered.callback(table.remove, self.signature.qualified)
 
     @property
     def signature(self) -> Signature:
@@ -233,13 +232,16 @@ class CustomOp:
 
     def withdraw(self) -> None:
         """Take away what it registered."""
-        table.remove(self.signature.qualified)
-        self._onnx.close()
-        if self._torch is not None:
-            self._torch.close()
+        self._registered.close()
 
-    def _in_torch(self) -> InTorch:
+    def _translation(self) -> Callable[..., Any]:
+        composition = self._given.composition
+        return translation(self.signature, self.domain) if composition is None else composition.translate
+
+    def _in_torch(self) -> Any:
         made = InTorch(self.signature, self._given.shapes)
+        self._registered.callback(made.close)
+        self._registered.callback(self._retire)
         if self._given.kernel is not None:
             made.add_library(self.library)
         elif self._python is not None:
@@ -248,10 +250,21 @@ class CustomOp:
             made.add_function(self._given.composition, "CPU")
         if self._given.backward is not None:
             made.add_gradient(self._given.backward.function, self._given.backward.wanted)
-        return made
+        return made.operator.default
+
+    def _retire(self) -> None:
+        """Say what has become of it where it is called nevertheless, which torch answers by an internal assertion."""
+
+        def gone(*_: Any, **__: Any) -> Any:
+            raise RuntimeError(f"{self.signature.qualified} was closed, or declared anew: call the newer one")
+
+        self.operator = gone
 
     def __deepcopy__(self, memo: Any) -> CustomOp:
         return self  # a copy of a module calls the same operator
+
+    def __reduce__(self) -> tuple[Callable[..., CustomOp], tuple[str, str]]:
+        return registry.find, (self.domain, self.signature.name)
 
     def __repr__(self) -> str:
         return f"CustomOp({self.signature.qualified})"

@@ -190,7 +190,7 @@ struct List {
 
 // Runs `body(begin, end)` for ranges that make up 0…count, on the threads of whoever calls the kernel.
 //
-// A range has `grain` elements or more. What a body throws is thrown on the kernel's own thread.
+// There are no more ranges than `grain` goes into `count`, rounded up. What a body throws is thrown on the kernel's own thread.
 class Parallel {
  public:
   using Range = void (*)(void* body, int64_t begin, int64_t end);

@@ -1,6 +1,12 @@
 // An operator as both sides see it: a table of its tensors, attributes, types and kernels; and what shape rules are written with.
 #pragma once
 
+#ifdef __clang__
+#define SARDONYX_UNOPTIMISED __attribute__((optnone, noinline))
+#else
+#define SARDONYX_UNOPTIMISED __attribute__((optimize("O0"), noinline))
+#endif
+
 namespace sardonyx::detail {
 
 // A size as a shape rule computes with it: a number, or unknown while a model is only being looked at.

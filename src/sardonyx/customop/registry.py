@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,7 @@ import onnx
 import torch
 
 from sardonyx.customop import source
+from sardonyx.errors import DeclarationError
 from sardonyx.options import Options
 from sardonyx.toolchain import compiler
 
@@ -21,23 +24,45 @@ log = logging.getLogger(__name__)
 
 _DECLARED: dict[tuple[str, str], CustomOp] = {}
 """By domain and name in ONNX."""
+_CHANGING = threading.RLock()
 
 
-def replace(op: CustomOp) -> None:
-    """Note an operator that is being declared; one of its name is withdrawn."""
+@contextmanager
+def replacing(op: CustomOp) -> Iterator[None]:
+    """Around what registers an operator: those of its name, in ONNX or in torch, are withdrawn before.
+
+    Where it fails, what was registered so far is withdrawn too, and the name is free.
+    """
     key = (op.domain, op.signature.name)
-    before = _DECLARED.pop(key, None)
-    if before is not None:
-        log.info("%s is declared anew", op.signature.qualified)
-        before.withdraw()
-    _DECLARED[key] = op
+    with _CHANGING:
+        for other, before in list(_DECLARED.items()):
+            if other == key or before.signature.qualified == op.signature.qualified:
+                log.info("%s is declared anew", op.signature.qualified)
+                remove(before)
+        try:
+            yield
+        except BaseException:
+            op.withdraw()
+            raise
+        _DECLARED[key] = op
 
 
 def remove(op: CustomOp) -> None:
     """Forget an operator."""
-    if _DECLARED.get((op.domain, op.signature.name)) is op:
-        del _DECLARED[op.domain, op.signature.name]
-        op.withdraw()
+    with _CHANGING:
+        if _DECLARED.get((op.domain, op.signature.name)) is op:
+            del _DECLARED[op.domain, op.signature.name]
+            op.withdraw()
+
+
+def find(domain: str, name: str) -> CustomOp:
+    """The operator of this domain and name."""
+    try:
+        return _DECLARED[domain, name]
+    except KeyError:
+        raise DeclarationError(
+            f"{domain}::{name} is not declared in this process", hint="import what declares it before what uses it"
+        ) from None
 
 
 def declared() -> list[CustomOp]:

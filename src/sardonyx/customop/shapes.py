@@ -177,6 +177,8 @@ def _like_the_first(signature: Signature) -> Rule:
     def rule(**given: Any) -> Any:
         return given[first]
 
+    only = inspect.Parameter(first, inspect.Parameter.KEYWORD_ONLY)
+    rule.__signature__ = inspect.Signature([only])  # type: ignore[attr-defined]
     return rule
 
 

@@ -31,8 +31,8 @@ ATTRIBUTES: Mapping[str, type] = {"int": int, "float": float, "bool": bool, "str
 """The types of attributes, as torch's schemas write them."""
 
 _NAME = r"[A-Za-z_]\w*"
-_TENSOR = re.compile(rf"Tensor(?:<\s*({_NAME})?\s*(?:,\s*(\d+)\s*)?>)?(\?|\[\])?")
-_QUALIFIED = re.compile(rf"\s*({_NAME})::({_NAME})(\.{_NAME})?\s*")
+_TENSOR = re.compile(rf"Tensor(?:<\s*({_NAME})?\s*(?:,\s*(\d+)\s*)?>)?(\?|\[\])?", re.ASCII)
+_QUALIFIED = re.compile(rf"\s*({_NAME})::({_NAME})(\.{_NAME})?\s*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,11 @@ def _written(parameter: Tensor | Attribute, may_be_left_out: bool) -> str:
     return f"{kind} {parameter.name}={shown}"
 
 
+def _is_name(text: str) -> bool:
+    """Whether torch, ONNX and C++ all take it for a name."""
+    return re.fullmatch(_NAME, text, re.ASCII) is not None
+
+
 def _is_anonymous(name: str) -> bool:
     return re.fullmatch(r"output\d*", name) is not None
 
@@ -210,7 +215,7 @@ def _parameter(part: str) -> Tensor | Attribute:
     declared, equals, default = part.partition("=")
     kind, _, name = declared.strip().rpartition(" ")
     kind = kind.strip()
-    if not re.fullmatch(_NAME, name) or not kind:
+    if not _is_name(name) or not kind:
         raise DeclarationError(f"{part!r} is not a type and a name")
     if kind.startswith("Tensor"):
         tensor = _tensor(kind, name)
@@ -272,6 +277,8 @@ def _outputs(text: str) -> tuple[Tensor, ...]:
     for index, part in enumerate(_split(text[1:-1] if several else text)):
         kind, _, name = part.rpartition(" ") if re.search(r"\s\w+$", part) else (part, "", f"output{index}")
         tensor = _tensor(kind.strip(), "output" if not several and name == "output0" else name)
+        if not _is_name(tensor.name):
+            raise DeclarationError(f"its result {part!r} is not a type and a name")
         if tensor.kind != "required":
             raise DeclarationError(f"its result {part!r} is optional or a list, which is not supported")
         made.append(tensor)

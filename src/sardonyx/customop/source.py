@@ -53,7 +53,7 @@ class Kernel:
         if isinstance(given, Path) or ("\n" not in given and given.endswith((".cpp", ".cc", ".cu", ".h"))):
             try:
                 return cls(Path(given).read_text(), str(Path(given).resolve()), 1)
-            except OSError as error:
+            except (OSError, UnicodeDecodeError) as error:
                 raise DeclarationError(f"{what}: the kernel's source cannot be read: {error}") from None
         file = sys._getframe(depth + 1).f_code.co_filename
         before, found, _ = "".join(linecache.getlines(file)).partition(given)
@@ -63,7 +63,7 @@ class Kernel:
 
     def cpp(self) -> str:
         """With its place, so that a compiler's complaints are about what the user wrote."""
-        return f"#line {self.line} {json.dumps(self.file)}\n{self.text}\n"
+        return f"#line {self.line} {json.dumps(self.file, ensure_ascii=False)}\n{self.text}\n"
 
 
 @dataclass(frozen=True)
@@ -164,6 +164,10 @@ def _declared(signature: Signature) -> list[str]:
     ]
 
 
+_LONG_RULE = 8000
+"""Characters of C++ from which on a shape rule is not optimised: one over lists and ranks takes seconds less."""
+
+
 def _operator(part: Part, index: int, on_gpu: bool) -> str:
     signature = part.signature
     order = [
@@ -172,10 +176,12 @@ def _operator(part: Part, index: int, on_gpu: bool) -> str:
     ]
     instances = [_instance(part, index, number, chosen, on_gpu) for number, chosen in enumerate(signature.instances())]
     names = [f"{{inputs{index}_{k}, outputs{index}_{k}, run{index}_{k}}}" for k in range(len(instances))]
+    rule = part.shapes.cpp()
+    kind = "SARDONYX_UNOPTIMISED void" if len(rule) > _LONG_RULE else "void"
     return f"""
-void shapes{index}(const d::Sizes* inputs, int64_t variadic, const d::Attribute* attributes, d::Sizes* outputs) {{
+{kind} shapes{index}(const d::Sizes* inputs, int64_t variadic, const d::Attribute* attributes, d::Sizes* outputs) {{
   using namespace d;
-{part.shapes.cpp()}}}
+{rule}}}
 {_table("d::Parameter", f"inputs{index}", [_parameter(t) for t in signature.inputs])}
 {_table("d::Parameter", f"outputs{index}", [_parameter(t) for t in signature.outputs])}
 {"".join(_values(a, index) for a in signature.attributes)}\
@@ -183,7 +189,7 @@ void shapes{index}(const d::Sizes* inputs, int64_t variadic, const d::Attribute*
 {_table("int", f"order{index}", list(map(str, order)))}
 {"".join(instances)}\
 {_table("d::Instance", f"instances{index}", names)}
-const d::Operator operator{index} = {{{json.dumps(signature.qualified)}, {json.dumps(part.domain)},
+const d::Operator operator{index} = {{{json.dumps(signature.qualified)}, {quoted(part.domain)},
     {json.dumps(signature.name)}, inputs{index}, {len(signature.inputs)}, outputs{index}, {len(signature.outputs)},
     fields{index}, {len(signature.attributes)}, order{index}, instances{index}, {len(instances)}, shapes{index},
     {str(on_gpu).lower()}}};

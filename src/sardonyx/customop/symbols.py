@@ -20,6 +20,8 @@ class Path:
         self._prefix = prefix
         self.taken: list[tuple[str, Any, Sequence[Any]]] = []
         self._known: dict[str, Any] = {}
+        self._named: dict[str, str] = {}
+        self._lines: list[tuple[int, str]] = []
 
     def decide(self, question: str, answers: Sequence[T] = (True, False)) -> T:  # type: ignore[assignment]
         """One of the answers; the same whenever the question is the same."""
@@ -35,6 +37,17 @@ class Path:
         """The answer, if it was decided."""
         return self._known.get(question)
 
+    def named(self, kind: str, text: str) -> str:
+        """The variable that holds what C++ computes here: what is used often is written once."""
+        if text not in self._named:
+            self._named[text] = f"v{len(self._named)}"
+            self._lines.append((len(self.taken), f"const {kind} {self._named[text]} = {text};"))
+        return self._named[text]
+
+    def lines(self, depth: int) -> Iterator[str]:
+        """What is computed after so many decisions."""
+        return (line for at, line in self._lines if at == depth)
+
     def others(self) -> Iterator[Path]:
         """The ways that part from this one, after what led here."""
         for at in range(len(self._prefix), len(self.taken)):
@@ -47,14 +60,15 @@ class Path:
 def conditions(paths: Sequence[tuple[Path, str]], depth: int, indent: str) -> str:
     """Ways as nested conditions."""
     first, ending = paths[0]
+    text = "".join(f"{indent}{line}\n" for line in first.lines(depth))  # the same for all: they part only here
     if len(first.taken) <= depth:
-        return f"{indent}{ending}\n"
+        return f"{text}{indent}{ending}\n"
     question, _, answers = first.taken[depth]
-    text = ""
+    text += indent
     for answer in answers:
         chosen = [(path, end) for path, end in paths if path.taken[depth][1] == answer]
         condition = f"({question}) == {str(answer).lower()}"
-        text += f"{indent}if ({condition}) {{\n{conditions(chosen, depth + 1, indent + '  ')}{indent}}} else "
+        text += f"if ({condition}) {{\n{conditions(chosen, depth + 1, indent + '  ')}{indent}}} else "
     return f'{text}{{\n{indent}  fail("its shape rule does not know so many of them");\n{indent}}}\n'
 
 
@@ -91,7 +105,7 @@ class _Number(Symbol):
     """An integer."""
 
     def _with(self, function: str, *operands: Any) -> _Number:
-        return _Number(f"{function}({', '.join(map(_number, operands))})", self.path)
+        return _Number(self.path.named("Number", f"{function}({', '.join(map(_number, operands))})"), self.path)
 
     def __add__(self, other: Any) -> _Number:
         return self._with("add", self, other)
@@ -182,14 +196,14 @@ class Sizes(Symbol):
 
     def __getitem__(self, index: Any) -> Any:
         if not isinstance(index, slice):
-            return _Number(f"at({self.text}, {_number(index)})", self.path)
+            return _Number(self.path.named("Number", f"at({self.text}, {_number(index)})"), self.path)
         if index.step not in (None, 1):
             return self.kind(self)[index]
         begin = _number(0 if index.start is None else index.start)
         end = "int64_t{kMostDims}" if index.stop is None else _number(index.stop)
         constant = all(bound is None or isinstance(bound, int) for bound in (index.start, index.stop))
         rank = None if self.known_rank is None or not constant else len(range(self.known_rank)[index])
-        return Sizes(f"slice({self.text}, {begin}, {end})", self.path, rank, self.kind)
+        return Sizes(self.path.named("Sizes", f"slice({self.text}, {begin}, {end})"), self.path, rank, self.kind)
 
     def __add__(self, other: Any) -> Sizes:
         return self._joined(self, other)

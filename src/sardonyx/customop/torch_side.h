@@ -7,11 +7,15 @@ using namespace detail;
 using Handle = void*;   // of a tensor, a list, a string or a library
 using Word = uint64_t;  // an argument or a result on torch's stack
 
+// The version of torch whose stack is read here: later ones put on it what that one did.
+constexpr uint64_t kAbi = uint64_t{2} << 56 | uint64_t{11} << 48;
+
 // The functions, by what their names have after `aoti_torch_` and `torch_`.
 struct Api {
   int32_t (*get_dim)(Handle, int64_t*);
   int32_t (*get_sizes)(Handle, int64_t**);
   int32_t (*get_dtype)(Handle, int32_t*);
+  int32_t (*get_device_type)(Handle, int32_t*);
   int32_t (*get_device_index)(Handle, int32_t*);
   int32_t (*is_contiguous)(Handle, bool*);
   int32_t (*get_data_ptr)(Handle, void**);
@@ -20,7 +24,6 @@ struct Api {
   int32_t (*delete_tensor_object)(Handle);
   int32_t (*library_init_impl)(const char*, const char*, const char*, uint32_t, Handle*);
   int32_t (*delete_library_object)(Handle);
-  uint64_t (*abi_version)();
   int32_t (*library_impl)(Handle, const char*, void (*)(Word*, uint64_t, uint64_t), uint64_t);
   int32_t (*list_size)(Handle, size_t*);
   int32_t (*list_get_item)(Handle, size_t, Word*);
@@ -53,7 +56,7 @@ inline const char* load(const char* path) {
   if (!look_up(library, "torch_", #name, g_torch.name)) return "torch_" #name;
   AOTI(get_dim) AOTI(get_sizes) AOTI(get_dtype) AOTI(get_device_index) AOTI(is_contiguous) AOTI(get_data_ptr)
   AOTI(empty_strided) AOTI(copy_) AOTI(delete_tensor_object) AOTI(library_init_impl) AOTI(delete_library_object)
-  AOTI(abi_version)
+  AOTI(get_device_type)
   STABLE(library_impl) STABLE(list_size) STABLE(list_get_item) STABLE(delete_list) STABLE(string_length)
   STABLE(string_c_str) STABLE(delete_string) STABLE(parallel_for)
 #undef AOTI
@@ -135,6 +138,7 @@ class Arguments {
     }
     const Instance& instance = select(op_, types);
     for (int i = 0; i < count_; ++i) {
+      if (tensors_[i]) check_device(i);
       if (tensors_[i]) view(tensors_[i], types[std::min(i, op_.input_count - 1)], inputs_[i]);
     }
     return instance;
@@ -147,7 +151,8 @@ class Arguments {
   }
   int32_t device_index() const {
     int32_t index = -1;
-    if (count_ && tensors_[0]) pass(g_torch.get_device_index(tensors_[0], &index));
+    const auto* first = std::find_if(tensors_, tensors_ + count_, [](Handle tensor) { return tensor != nullptr; });
+    if (first != tensors_ + count_) pass(g_torch.get_device_index(*first, &index));
     return index;
   }
 
@@ -205,6 +210,16 @@ class Arguments {
     }
     g_torch.delete_list(list);
     return static_cast<int64_t>(size);
+  }
+  // torch chooses the GPU's kernel where one tensor is there, wherever the others are.
+  void check_device(int i) const {
+    if (!op_.on_gpu) return;
+    int32_t type = 0, index = 0;
+    pass(g_torch.get_device_type(tensors_[i], &type));
+    pass(g_torch.get_device_index(tensors_[i], &index));
+    if (type != g_torch.devices[1] || index != device_index()) {
+      fail(std::string(op_.inputs[std::min(i, op_.input_count - 1)].name) + " is not on the GPU that the others are on");
+    }
   }
   void view(Handle& tensor, int type, Array& to) const {
     int64_t rank = 0, *sizes = nullptr;
@@ -302,7 +317,8 @@ inline void leave() {
 
 // Gives operators that torch knows by their schemas these kernels; what went wrong, or null.
 inline const char* enter(const char* path, const char* path_of_cuda) {
-  if (const char* lacking = load(path)) return lacking;
+  static const char* const lacking = load(path);  // once: other threads may be calling what was found
+  if (lacking) return lacking;
   void* cuda = path_of_cuda ? dlopen(path_of_cuda, RTLD_LAZY | RTLD_NOLOAD) : nullptr;
   if (cuda) look_up(cuda, "aoti_torch_", "get_current_cuda_stream", g_torch.get_current_cuda_stream);
   for (const Entry* entry : enlisted()) {
@@ -311,7 +327,7 @@ inline const char* enter(const char* path, const char* path_of_cuda) {
     Handle library = nullptr;
     if (g_torch.library_init_impl(entry->space, op.on_gpu ? "CUDA" : "CPU", op.qualified, 0, &library)) return op.name;
     g_libraries.push_back(library);
-    if (g_torch.library_impl(library, op.name, entry->boxed, g_torch.abi_version())) return op.name;
+    if (g_torch.library_impl(library, op.name, entry->boxed, kAbi)) return op.name;
   }
   return nullptr;
 }
