@@ -129,6 +129,7 @@ class OnnxRuntimeRunner(Runner):
         self._vector, self._run = c.OrtValueVector, self._session._sess.run_with_ortvaluevector
         self._inputs, self._outputs = list(job.inputs), list(job.outputs)
         self._devices = [ortvalue.device_of(job.device)] * len(self._outputs)
+        self.output_types = job.output_types
         self._readers = [ortvalue.reader(dtype, job.device) for dtype in job.output_types]
         self._run_options = c.RunOptions()
         self._quietly = Quiet()
@@ -152,6 +153,17 @@ class OnnxRuntimeRunner(Runner):
         for output in outputs:
             fetches.push_back(from_torch(output))
         return self._run_to(inputs, fetches)
+
+    def fetch(self, feeds: Sequence[Any]) -> Any:
+        """Run once with ONNX Runtime's own values; a vector of them."""
+        given, fetches = self._vector(), self._vector()
+        for value in feeds:
+            given.push_back(value)
+        try:
+            self._quietly(self._run, self._run_options, self._inputs, given, self._outputs, fetches, self._devices)
+        except Exception as error:
+            raise _run_error(error) from error
+        return fetches
 
     def _run_to(self, inputs: Sequence[torch.Tensor | int], fetches: Any) -> None:
         feeds = self._vector()

@@ -129,6 +129,13 @@ class CompiledRegion(torch.nn.Module):
 
     run_boxed._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's convention
 
+    def plain_session(self) -> _Session | None:
+        """The session of the last call, if a call is nothing but a run of it."""
+        session = self._current
+        if session is None or session.complex or session.draws or session.shapes or session.numbers.values:
+            return None
+        return session if self._as_they_are else None
+
     def _finish(self, outputs: Sequence[torch.Tensor], args: Sequence[Any]) -> list[Any]:
         """The region's results, from the engine's outputs and the arguments that are handed back."""
         return [_result(result, outputs, args) for result in self._region.results]

@@ -44,6 +44,7 @@ class SizeTable:
         self._multiples: dict[sympy.Symbol, tuple[ir.Value, int, int]] = {}
         self._values: dict[sympy.Expr, ir.Value] = {}
         self._vectors: dict[tuple[Dim, ...], ir.Value] = {}
+        self._reals: dict[sympy.Expr, ir.Value] = {}
 
     def learn(self, value: ir.Value, dims: Dims) -> None:
         """Each dimension that is a bare symbol tells that symbol from now on; a multiple does if nothing else does."""
@@ -62,6 +63,10 @@ class SizeTable:
         else:
             self._values.setdefault(expr, value)
 
+    def learn_real(self, symbol: sympy.Expr, value: ir.Value) -> None:
+        """A real number that is the value of a tensor without dimensions, a double."""
+        self._reals[symbol] = value
+
     def is_given(self, expr: sympy.Expr) -> bool:
         """Whether the graph's inputs tell the expression before anything is computed."""
         known = {symbol: source[0] for symbol, source in self._multiples.items()}
@@ -71,13 +76,13 @@ class SizeTable:
     @contextmanager
     def scope(self) -> Iterator[None]:
         """While active, what is learnt and computed holds inside alone."""
-        around = self._sources, self._multiples, self._values, self._vectors
+        around = self._sources, self._multiples, self._values, self._vectors, self._reals
         self._sources, self._multiples = self._sources.copy(), self._multiples.copy()
-        self._values, self._vectors = self._values.copy(), self._vectors.copy()
+        self._values, self._vectors, self._reals = self._values.copy(), self._vectors.copy(), self._reals.copy()
         try:
             yield
         finally:
-            self._sources, self._multiples, self._values, self._vectors = around
+            self._sources, self._multiples, self._values, self._vectors, self._reals = around
 
     def bind(self, symbol: sympy.Symbol, value: ir.Value, axis: int | None = None) -> None:
         """Let the symbol stand for a dimension of the value, or for the one integer it holds, from now on."""
@@ -99,6 +104,7 @@ class SizeTable:
 
         self._values = {expr: value for expr, value in self._values.items() if stays(value)}
         self._vectors = {dims: value for dims, value in self._vectors.items() if stays(value)}
+        self._reals = {symbol: value for symbol, value in self._reals.items() if stays(value)}
 
     def value(self, dim: Dim) -> ir.Value:
         """The size as an int64 tensor of shape [1]."""
@@ -109,7 +115,9 @@ class SizeTable:
         return self._values[dim]
 
     def real(self, expr: sympy.Expr) -> ir.Value:
-        """A number computed from sizes, as torch has it: a double without dimensions."""
+        """A number computed from sizes and numbers, as torch has it: a double without dimensions."""
+        if expr in self._reals:
+            return self._reals[expr]
         if expr.is_number:
             return self._g.scalar(float(expr), torch.float64)
         if expr.is_integer:

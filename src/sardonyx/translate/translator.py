@@ -190,6 +190,10 @@ def _add_call(run: _Run, node: torch.fx.Node) -> None:
 def _read_number(run: _Run, node: torch.fx.Node) -> None:
     """Learn a number that is the value of a tensor, as `.item()` gives; a boolean is a number that equals one."""
     val, x = node.meta.get("val"), run.values.get(node.all_input_nodes[0])
+    if isinstance(val, torch.SymFloat) and isinstance(x, ir.Value):
+        with run.g.translating(node):
+            run.g.sizes.learn_real(val.node.expr, run.g.reshape(run.g.cast(x, torch.float64), ()))
+        return
     if not isinstance(val, (torch.SymInt, torch.SymBool)) or not isinstance(x, ir.Value):
         return
     number = val.node.expr.args[0] if isinstance(val, torch.SymBool) and val.node.expr.args else val.node.expr

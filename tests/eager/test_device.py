@@ -1,0 +1,180 @@
+"""What a device has to be: tensors made on it and moved, shown, saved, copied; storages; generators; errors."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from sardonyx import eager
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda d: torch.ones(3, device=d),
+        lambda d: torch.zeros(2, 3, dtype=torch.int64, device=d),
+        lambda d: torch.full((2,), 3.5, device=d),
+        lambda d: torch.arange(5, device=d),
+        lambda d: torch.arange(0.0, 1.0, 0.25, device=d),
+        lambda d: torch.linspace(0, 1, 7, device=d),
+        lambda d: torch.eye(3, device=d),
+        lambda d: torch.tensor([[1, 2.0], [3, 4]], device=d),
+        lambda d: torch.tensor(True, device=d),
+        lambda d: torch.zeros(0, 3, device=d),
+        lambda d: torch.ones(2, dtype=torch.complex64, device=d) * 1j,
+        lambda d: torch.ones_like(torch.zeros(2, 2, device=d)),
+        lambda d: torch.ones(2, device=d).new_full((3,), 2.0),
+    ],
+)
+def test_tensors_are_made_on_it(make: Callable[[str], torch.Tensor]) -> None:
+    made = make("ort")
+    assert made.device == torch.device("ort", 0)
+    torch.testing.assert_close(made.cpu(), make("cpu"))
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda d: torch.randn(5, device=d),
+        lambda d: torch.rand(5, device=d),
+        lambda d: torch.randint(0, 9, (5,), device=d),
+        lambda d: torch.randperm(9, device=d),
+        lambda d: torch.empty(5, device=d).normal_(),
+        lambda d: torch.nn.functional.dropout(torch.ones(9, device=d), 0.5),
+        lambda d: torch.bernoulli(torch.full((9,), 0.5, device=d)),
+    ],
+)
+def test_torchs_seed_governs_random_numbers(draw: Callable[[str], torch.Tensor]) -> None:
+    torch.manual_seed(3)
+    expected = draw("cpu")
+    torch.manual_seed(3)
+    torch.testing.assert_close(draw("ort").cpu(), expected)
+
+
+def test_the_generators_state_is_put_back() -> None:
+    with torch.random.fork_rng(device_type="ort"):
+        torch.manual_seed(5)
+        first = torch.rand(3, device="ort").tolist()
+    torch.manual_seed(5)
+    assert torch.rand(3, device="ort").tolist() == first
+
+
+def test_tensors_come_and_go() -> None:
+    x = torch.randn(3, 4)
+    for moved in (x.to("ort"), x.ort(), x.t().to("ort").t(), x.to("ort", torch.float64).float()):  # type: ignore[attr-defined]
+        assert moved.is_ort  # type: ignore[attr-defined]
+        torch.testing.assert_close(moved.cpu(), x)
+        assert moved.tolist() == x.tolist()
+
+
+def test_it_is_shown_with_its_device() -> None:
+    assert repr(torch.ones(2, device="ort")) == "tensor([1., 1.], device='ort:0')"
+    assert str(torch.device("ort")) == "ort"
+
+
+def test_it_is_the_default_device_where_asked_for() -> None:
+    with torch.device("ort"):
+        assert torch.ones(2).device.type == "ort"
+    assert torch.ones(2).device.type == "cpu"
+
+
+def test_the_module_of_the_device() -> None:
+    module: Any = torch.ort  # type: ignore[attr-defined]
+    assert module.is_available()
+    assert module.device_count() == 1
+    assert module.current_device() == 0
+    module.synchronize()
+
+
+def test_copies_share_what_the_originals_share() -> None:
+    x = torch.arange(6.0, device="ort")
+    pair = copy.deepcopy({"whole": x, "part": x[2:4]})
+    pair["part"].fill_(9)
+    assert pair["whole"].tolist() == [0, 1, 9, 9, 4, 5]
+    assert x.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_it_can_be_pickled() -> None:
+    x = torch.randn(3, device="ort")
+    again = pickle.loads(pickle.dumps(x))
+    assert again.device.type == "ort"
+    assert torch.equal(again, x)
+
+
+@pytest.mark.parametrize("place", [None, "cpu", "ort"])
+def test_it_is_saved_and_loaded(place: str | None) -> None:
+    file = io.BytesIO()
+    torch.save({"x": torch.arange(3.0, device="ort")}, file)
+    file.seek(0)
+    loaded = torch.load(file, map_location=place)["x"]
+    assert loaded.device.type == (place or "ort")
+    assert loaded.tolist() == [0, 1, 2]
+
+
+def test_a_module_moves_and_loads_a_state() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    moved = copy.deepcopy(model).to("ort")
+    assert {p.device.type for p in (*moved.parameters(), *moved.buffers())} == {"ort"}
+    moved.load_state_dict(model.state_dict())
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(moved(x.to("ort")).cpu(), model(x))
+
+
+def test_storages_of_the_device() -> None:
+    assert torch.UntypedStorage(4, device="ort").nbytes() == 4
+    storage = torch.UntypedStorage([1, 2, 3], device="ort")
+    x = torch.empty(0, dtype=torch.uint8, device="ort").set_(storage)
+    x[1] = 7
+    assert torch.empty(0, dtype=torch.uint8, device="ort").set_(storage).tolist() == [1, 7, 3]
+    assert x.clone().resize_(2).tolist() == [1, 7]
+
+
+def test_tensors_of_two_devices_do_not_mix() -> None:
+    with pytest.raises(RuntimeError, match="a tensor is on cpu, and others are on ort"):
+        torch.ones(3, device="ort") + torch.ones(3)
+    assert (torch.ones(3, device="ort") + torch.tensor(1.0)).tolist() == [2, 2, 2]
+
+
+def test_autocast_chooses_dtypes() -> None:
+    x = torch.randn(3, 3, device="ort")
+    with torch.autocast("ort", dtype=torch.bfloat16):
+        assert (x @ x).dtype == torch.bfloat16
+        assert torch.nn.functional.linear(x, x).dtype == torch.bfloat16
+        assert (x @ x).exp().dtype == torch.float32
+    assert (x @ x).dtype == torch.float32
+
+
+def test_functional_transforms_work() -> None:
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(torch.vmap(lambda row: row * 2)(x.to("ort")).cpu(), x * 2)
+
+
+# What has no ONNX model
+
+
+def test_without_a_fallback_it_is_an_error_that_names_the_operator() -> None:
+    with pytest.raises(eager.NotMapped, match=r"aten::_linalg_eigh\S* cannot run on ort"):
+        torch.linalg.eigh(torch.eye(3, device="ort"))
+
+
+def test_with_one_it_runs_on_the_cpu_is_said_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    eager.enable(fallback="warn")
+    before = sum(eager.stats().fallbacks.values())
+    x = torch.diag(torch.tensor([2.0, 1.0]))
+    for _ in range(2):
+        values = torch.linalg.eigh(x.to("ort")).eigenvalues
+        torch.testing.assert_close(values.cpu(), torch.tensor([1.0, 2.0]))
+        assert values.device.type == "ort"
+    assert sum(eager.stats().fallbacks.values()) == before + 2
+    assert caplog.text.count("on the CPU: aten::_linalg_eigh") == 1
+
+
+def test_an_unknown_fallback_is_refused() -> None:
+    with pytest.raises(ValueError, match="fallback is 'maybe'"):
+        eager.enable(fallback="maybe")  # type: ignore[arg-type]
