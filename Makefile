@@ -5,6 +5,7 @@
 # make bench-engines  every installed engine, what auto chooses, eager and inductor; and how soon a second process starts
 # make customop-versions  packed custom operators in onnxruntime 1.18, 1.24 and 1.31, each in a process of its own
 # make bench-customop  what an operator declared once costs, beside one written by hand for torch
+# make bench-eager   the device ort against the CPU
 # make bench-train    training steps against eager and inductor, and the memory held over a thousand of them
 # make train-sweep   a training step of every module and of whole architectures, against double precision
 # make ops-full   every sample of the database: about half an hour, and it goes on where it was interrupted
@@ -18,7 +19,7 @@ DTYPES := float32,int64,bool,float16
 EAGER  := tests/eager src/sardonyx/eager
 ORTS   := build/onnxruntime-1.18 build/onnxruntime-1.24 build/onnxruntime-1.31
 
-.PHONY: setup demo test lint format bench bench-customop bench-engines bench-export bench-train customop-versions ops ops-full train-sweep clean
+.PHONY: setup demo test lint format bench bench-customop bench-eager bench-engines bench-export bench-train customop-versions ops ops-full train-sweep clean
 
 setup: $(READY)
 
@@ -54,6 +55,9 @@ $(PEERS): $(READY)
 
 bench: $(PEERS)
 	$(BIN)/python -m benchmarks.inference --json build/inference.json
+
+bench-eager: setup
+	$(BIN)/python -m benchmarks.eager --json build/eager.json
 
 bench-engines: $(PEERS)
 	$(BIN)/python -m benchmarks.engines_compared --rounds 21 --json build/engines.json

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,9 +12,9 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from sardonyx.eager import autocast, storage
 from sardonyx.eager import bodies as _bodies  # noqa: F401  # registers them
-from sardonyx.eager.dispatch import BODIES, Fallback, State, called
+from sardonyx.eager.dispatch import BODIES, Fallback, Kernel, State, called
 from sardonyx.eager.memory import DEVICE
-from sardonyx.eager.variants import is_view
+from sardonyx.eager.variants import is_view, variant_of
 from sardonyx.errors import SardonyxError
 from sardonyx.translate import table
 
@@ -56,8 +56,17 @@ def _register() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of kernels that say there is none for such devices
         for operator in _operators():
-            own.impl(operator.name().removeprefix("aten::"), functools.partial(called, operator), "PrivateUse1")
+            own.impl(operator.name().removeprefix("aten::"), _kernel(operator), "PrivateUse1")
     _registered.extend((rest, own, *autocast.install()))
+
+
+def _kernel(operator: Any) -> Callable[..., Any]:
+    """What torch calls: with a table of its own for an operator that only computes."""
+    variant = variant_of(operator)
+    written = operator.name() in BODIES or torch.Tag.nondeterministic_seeded in operator.tags
+    if written or variant is None or variant.kind != "functional":
+        return functools.partial(called, operator)
+    return Kernel(operator).__call__
 
 
 def _operators() -> Iterator[Any]:

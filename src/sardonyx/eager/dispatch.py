@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
@@ -13,7 +13,7 @@ from torch._C import DispatchKey, DispatchKeySet
 from torch.utils import _pytree as pytree
 
 from sardonyx.eager.memory import DEVICE, is_on_device, on_device, on_host
-from sardonyx.eager.plans import Results, run, tensors_of
+from sardonyx.eager.plans import Direct, Results, direct_of, run, tensors_of
 from sardonyx.eager.variants import Variant, is_view, variant_of
 from sardonyx.errors import SardonyxError, UnsupportedOperator
 
@@ -65,6 +65,61 @@ def called(operator: Any, *args: Any, **kwargs: Any) -> Any:
         return computed(variant, args, kwargs)
     except UnsupportedOperator as error:
         return _by_torch(operator, args, kwargs, error.what)
+
+
+class Kernel:
+    """A functional operator as it is registered: a call that looks like one before goes straight to its session."""
+
+    def __init__(self, operator: Any) -> None:
+        self._operator, self._name = operator, operator.name()
+        returns = operator._schema.returns
+        self._single = len(returns) == 1 and str(returns[0].type) == "Tensor"
+        self._parameters = tuple(a.name for a in operator._schema.arguments)
+        self._known: dict[Hashable, Direct] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it."""
+        look = _look(args, kwargs)
+        direct = self._known.get(look) if look is not None else None
+        if direct is None:
+            results = called(self._operator, *args, **kwargs)
+            if look is not None:
+                self._learn(look, args, kwargs)
+            return results
+        State.calls[self._name] += 1
+        found = direct([x for x in args if isinstance(x, torch.Tensor)])
+        return found[0] if self._single else tuple(found)
+
+    def _learn(self, look: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        direct = direct_of(self._operator, dict(zip(self._parameters, args, strict=False)) | dict(kwargs))
+        if direct is not None and (self._single or len(self._operator._schema.returns) > 1):
+            if len(self._known) >= _MOST_LOOKS:
+                self._known.clear()
+            self._known[look] = direct
+
+
+_MOST_LOOKS = 1024
+
+
+def _look(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable | None:
+    """What a call looks like; None where a tensor is in a list, elsewhere, or not in order in memory."""
+    look: list[Any] = []
+    for x in args:
+        if isinstance(x, torch.Tensor):
+            if not x.is_contiguous() or x.device.type != DEVICE or x.is_complex() or x.is_neg():
+                return None
+            look += (x.dtype, x.shape)
+        elif isinstance(x, (list, tuple)):
+            if any(isinstance(y, torch.Tensor) or y is None for y in x):
+                return None
+            look += (list, tuple(x))
+        else:
+            look += (type(x), x)
+    for name, x in kwargs.items():
+        if isinstance(x, (torch.Tensor, list, tuple, torch.device)):
+            return None
+        look += (name, type(x), x)
+    return tuple(look)
 
 
 # By ONNX Runtime

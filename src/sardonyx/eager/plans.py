@@ -76,6 +76,12 @@ def made_so_far() -> int:
     return len(_Kept.exact) + len(_Kept.loose)
 
 
+def direct_of(operator: Any, given: dict[str, Any]) -> Direct | None:
+    """The session of a call that has been, if running it is all there is to do."""
+    plan = _Kept.exact.get(key_of(operator, given))
+    return plan.direct if isinstance(plan, _Plan) else None
+
+
 def key_of(operator: Any, given: dict[str, Any]) -> Hashable:
     """What a plan is for: the operator, dtypes and sizes of tensors, and everything else as it is."""
     return operator, tuple([(name, _kind(value)) for name, value in given.items()])
@@ -164,20 +170,27 @@ class _Plan:
 
     def __init__(self, run: Callable[[list[Any]], Sequence[Any]]) -> None:
         self._run = run
-        self._direct: _Direct | None = None
+        self.direct: Direct | None = None
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Results:
-        if self._direct is not None:
-            return self._direct(tensors)
+        if self.direct is not None:
+            return self.direct(tensors)
         whole = all(x.numel() for x in tensors)  # without elements, a tensor cannot be handed over
-        results = [None if x is None else on_device(x) for x in self._run([on_host(x) for x in tensors])]
+        given = [on_host(x) for x in tensors]
+        memory = {x.untyped_storage().data_ptr() for x in given if x.numel()}
+        results = [None if x is None else on_device(_apart(x, memory)) for x in self._run(list(given))]
         region = getattr(self._run, "__self__", None)
         if whole and isinstance(region, CompiledRegion):
-            self._direct = _Direct.of(region)
+            self.direct = Direct.of(region)
         return results
 
 
-class _Direct:
+def _apart(result: torch.Tensor, memory: set[int]) -> torch.Tensor:
+    """A result in memory of its own: a graph may hand an operand back, and an operator that is no view does not."""
+    return result.clone() if result.numel() and result.untyped_storage().data_ptr() in memory else result
+
+
+class Direct:
     """A session that is given the device's tensors."""
 
     def __init__(self, runner: OnnxRuntimeRunner, inputs: Sequence[int]) -> None:
@@ -185,7 +198,7 @@ class _Direct:
         self._booleans = [dtype == torch.bool for dtype in runner.output_types]
 
     @classmethod
-    def of(cls, region: CompiledRegion) -> _Direct | None:
+    def of(cls, region: CompiledRegion) -> Direct | None:
         """That of a region, if it does nothing beside running a session."""
         session = region.plain_session()
         if session is None or not isinstance(session.runner, OnnxRuntimeRunner):
@@ -193,6 +206,7 @@ class _Direct:
         return cls(session.runner, session.inputs)
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Results:
+        """Run it; the tensors lie in order in memory."""
         feeds = [to_runtime(tensors[i]) for i in self._inputs]
         fetched = self._runner.fetch(feeds)
         return [self._read(fetched, i) for i in range(len(self._booleans))]
