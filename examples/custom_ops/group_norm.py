@@ -2,12 +2,15 @@
 
 The declaration makes `torch.ops.mydomain.GroupNorm`. A model that uses it is exported with `mydomain::GroupNorm`, which
 a plain onnxruntime runs with the library that was built here, and with ONNX's own GroupNormalization, which needs none.
+
+What is normalised may be whole numbers, as pixels are; the result has the type of the weight and the bias.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import onnx
 import onnxruntime
 import torch
 from torch import Tensor, nn
@@ -15,13 +18,13 @@ from torch import Tensor, nn
 import sardonyx
 
 KERNEL = """
-template <class T>
-void GroupNorm(In<T> x, In<T> weight, In<T> bias, Out<T> y, int64_t groups, double epsilon, Parallel parallel) {
+template <class X, class T>
+void GroupNorm(In<X> x, In<T> weight, In<T> bias, Out<T> y, int64_t groups, double epsilon, Parallel parallel) {
   const int64_t channels = x.dim(1) / groups, area = x.size() / std::max<int64_t>(1, x.dim(0) * x.dim(1));
   const int64_t count = channels * area;  // a group of one sample is that many numbers in a row
   parallel(x.dim(0) * groups, [&](int64_t begin, int64_t end) {
     for (int64_t g = begin; g < end; ++g) {
-      const T* from = x.data() + g * count;
+      const X* from = x.data() + g * count;
       T* to = y.data() + g * count;
       double sum = 0, squares = 0;
       for (int64_t i = 0; i < count; ++i) sum += double(from[i]);
@@ -46,23 +49,28 @@ def shape(x: Any, weight: Any, bias: Any, num_groups: Any) -> Any:
     return x
 
 
-def gradients(grad: Tensor, x: Tensor, weight: Tensor, num_groups: int, epsilon: float) -> tuple[Tensor, ...]:
-    """The backward, in torch's operators; narrow types are computed in float32."""
-    wide = torch.promote_types(x.dtype, torch.float32)
+def gradients(
+    grad: Tensor, x: Tensor, weight: Tensor, num_groups: int, epsilon: float
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """The backward, in torch's operators: narrow types in float32, whole numbers, which have none, in double."""
+    wide = torch.promote_types(x.dtype, torch.float32) if x.is_floating_point() else torch.float64
     others = [i for i in range(x.dim()) if i != 1]
     given, shares = grad.to(wide), torch.unflatten(x.to(wide), 1, (num_groups, -1)).flatten(2)
     variance, mean = torch.var_mean(shares, -1, correction=0, keepdim=True)
     scale = (variance + epsilon).rsqrt()
     normal = (shares - mean) * scale
+    to_weight, to_bias = (given * normal.reshape(x.shape)).sum(others), given.sum(others)
+    if not x.is_floating_point():
+        return None, to_weight.to(weight.dtype), to_bias.to(weight.dtype)
     scaled = (given.transpose(1, -1) * weight.to(wide)).transpose(1, -1).reshape(shares.shape)
     to_x = scale * (scaled - scaled.mean(-1, keepdim=True) - normal * (scaled * normal).mean(-1, keepdim=True))
-    to_weight = (given * normal.reshape(x.shape)).sum(others)
-    return to_x.reshape(x.shape).to(x.dtype), to_weight.to(x.dtype), given.sum(others).to(x.dtype)
+    return to_x.reshape(x.shape).to(x.dtype), to_weight.to(weight.dtype), to_bias.to(weight.dtype)
 
 
 group_norm = sardonyx.custom_op(
-    "mydomain::GroupNorm(Tensor x, Tensor<T, 1> weight, Tensor<T, 1> bias, *, int num_groups, float epsilon=1e-5)"
+    "mydomain::GroupNorm(Tensor<X> x, Tensor<T, 1> weight, Tensor<T, 1> bias, *, int num_groups, float epsilon=1e-5)"
     " -> Tensor",
+    dtypes=[{"X": x, "T": t} for t in ("float32", "float64", "float16", "bfloat16") for x in (t, "int64")],
     cpp=KERNEL,
     shape=shape,
     backward=gradients,
@@ -80,8 +88,12 @@ class GroupNorm(nn.GroupNorm):
 
 
 def standard(g: Any, x: Any, weight: Any, bias: Any, *, num_groups: int, epsilon: float = 1e-5) -> Any:
-    """The translation to ONNX's own operator."""
-    return g.GroupNormalization(x, weight, bias, num_groups=num_groups, epsilon=epsilon)
+    """The translation to ONNX's own operator, which has one type for all: whole numbers are computed in double."""
+    if x.dtype == weight.dtype:
+        return g.GroupNormalization(x, weight, bias, num_groups=num_groups, epsilon=epsilon)
+    wide = [g.cast(t, torch.float64) for t in (x, weight, bias)]
+    y = g.GroupNormalization(*wide, num_groups=num_groups, epsilon=epsilon, stash_type=onnx.TensorProto.DOUBLE)
+    return g.cast(y, g.out.dtype)
 
 
 def run(program: sardonyx.Program, x: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
-"""A matrix product of int8 numbers: activations × weights, summed as int32, scaled to floating point at the end.
+"""A matrix product of whole numbers: activations × weights, summed exactly, scaled to floating point at the end.
 
-The activations have one scale and zero point, the weights one for each column. The dtype of the scales is the result's.
+The activations have one scale and zero point, the weights one for each column. The scales have a gradient, and their
+dtype is the result's. Sums of int8 are int32, of up to 131071 products; one of int64 that does not fit is an error.
 """
 
 from __future__ import annotations
@@ -15,29 +16,40 @@ import sardonyx
 KERNEL = """
 #include <vector>
 
-template <class T>
-void MatMul(In<int8_t> a, In<int8_t> b, In<T> a_scale, In<T> b_scale, In<int8_t> a_zero, In<int8_t> b_zero, Out<T> y,
-            Parallel parallel) {
+template <class Sum>
+Sum add(Sum sum, Sum a, Sum b) {  // sum + a · b
+  if (sizeof(Sum) == 4) return sum + a * b;
+  const bool overflows = __builtin_mul_overflow(a, b, &a) || __builtin_add_overflow(sum, a, &sum);
+  check(!overflows, "a sum of products does not fit into 64 bits");
+  return sum;
+}
+
+template <class Q, class T>
+void MatMul(In<Q> a, In<Q> b, In<T> a_scale, In<T> b_scale, In<Q> a_zero, In<Q> b_zero, Out<T> y, Parallel parallel) {
+  using Sum = std::conditional_t<sizeof(Q) == 1, int32_t, int64_t>;
   const int64_t depth = b.dim(0), columns = b.dim(1), rows = y.size() / std::max<int64_t>(1, columns);
-  check(depth < 1 << 17, "sums of more than 131071 products can overflow int32");
+  check(sizeof(Sum) == 8 || depth < 1 << 17, "sums of more than 131071 products can overflow int32");
   const int64_t za = a_zero ? a_zero[0] : 0;
-  std::vector<int64_t> of_column(columns);  // Σ (b − zero): what the zero point of a is multiplied with
+  std::vector<int64_t> of_column(columns);  // Σ (zero − b): what the zero point of a is multiplied with
   for (int64_t k = 0; za && k < depth; ++k) {
-    for (int64_t n = 0; n < columns; ++n) of_column[n] += b[k * columns + n] - (b_zero ? b_zero[n] : 0);
+    for (int64_t n = 0; n < columns; ++n) {
+      of_column[n] = add<int64_t>(add<int64_t>(of_column[n], 1, b_zero ? b_zero[n] : 0), -1, b[k * columns + n]);
+    }
   }
   parallel(rows, [&](int64_t begin, int64_t end) {
-    std::vector<int32_t> products(columns);
+    std::vector<Sum> products(columns);
     for (int64_t m = begin; m < end; ++m) {
       std::fill(products.begin(), products.end(), 0);
-      int64_t of_row = 0;
+      int64_t of_row = 0;  // −Σ a
       for (int64_t k = 0; k < depth; ++k) {
-        const int32_t x = a[m * depth + k];
-        const int8_t* row = b.data() + k * columns;
-        for (int64_t n = 0; n < columns; ++n) products[n] += x * row[n];
-        of_row += x;
+        const Q x = a[m * depth + k];
+        const Q* row = b.data() + k * columns;
+        for (int64_t n = 0; n < columns; ++n) products[n] = add<Sum>(products[n], x, row[n]);
+        of_row = b_zero ? add<int64_t>(of_row, -1, x) : 0;
       }
       for (int64_t n = 0; n < columns; ++n) {
-        const int64_t sum = products[n] - (b_zero ? b_zero[n] * of_row : 0) - za * of_column[n];
+        int64_t sum = add<int64_t>(products[n], za, of_column[n]);
+        if (b_zero) sum = add<int64_t>(sum, b_zero[n], of_row);
         y[m * columns + n] = static_cast<double>(sum) * double(a_scale[0]) * double(b_scale[n]);
       }
     }
@@ -55,12 +67,23 @@ def shape(a: Any, b: Any, b_scale: Any, b_zero: Any) -> Any:
     return (*a[:-1], b[1])
 
 
+def gradients(
+    grad: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_zero: Tensor | None, b_zero: Tensor | None
+) -> dict[str, Tensor]:
+    """Those of the scales, in double precision; the operator itself gives the sums that they scale."""
+    one, ones = (torch.ones_like(scale, dtype=torch.float64) for scale in (a_scale, b_scale))
+    of_columns = (grad * matmul(a, b, one, ones, a_zero, b_zero)).sum_to_size(b_scale.shape)
+    to_a, to_b = (of_columns * b_scale).sum(), of_columns * a_scale
+    return {"a_scale": to_a.to(a_scale.dtype), "b_scale": to_b.to(b_scale.dtype)}
+
+
 matmul = sardonyx.custom_op(
-    "quantised::MatMul(Tensor<int8> a, Tensor<int8, 2> b, Tensor<T, 0> a_scale, Tensor<T, 1> b_scale,"
-    " Tensor<int8, 0>? a_zero=None, Tensor<int8, 1>? b_zero=None) -> Tensor",
-    dtypes=["float32", "float16", "bfloat16"],
+    "quantised::MatMul(Tensor<Q> a, Tensor<Q, 2> b, Tensor<T, 0> a_scale, Tensor<T, 1> b_scale,"
+    " Tensor<Q, 0>? a_zero=None, Tensor<Q, 1>? b_zero=None) -> Tensor",
+    dtypes={"Q": ["int8", "int64"], "T": ["float32", "float64", "float16", "bfloat16"]},
     cpp=KERNEL,
     shape=shape,
+    backward=gradients,
     doc="(a − a_zero) · a_scale, times (b − b_zero) · b_scale.",
 )
 

@@ -1,7 +1,8 @@
 """A rotary embedding whose backward is another declaration, so that training runs in C++ both ways.
 
 Pairs of numbers are turned by the angle of their position. The pairs are the two halves of a vector, or, interleaved,
-its neighbours.
+its neighbours. `positions` says which row of the tables each vector has, in packed sequences or after a cache; without
+it they are counted. What is turned may be whole numbers; the result has the type of the tables.
 """
 
 from __future__ import annotations
@@ -22,73 +23,94 @@ struct Pair {  // where the two numbers of pair i of a row are
       : first(row * 2 * half + (interleaved ? 2 * i : i)), second(first + (interleaved ? 1 : half)) {}
 };
 
-template <class T>
-void Rotary(In<T> x, In<T> cos, In<T> sin, Out<T> y, bool interleaved, Parallel parallel) {
-  const int64_t length = x.dim(2), half = x.dim(3) / 2;
-  parallel(x.dim(0) * x.dim(1) * length, 64, [&](int64_t begin, int64_t end) {
+template <class X, class T>
+int64_t place_of(int64_t row, In<X> x, In<int64_t> positions, In<T> table) {  // its row in the tables
+  const int64_t length = x.dim(2), at = row % length;
+  if (!positions) return at;
+  const int64_t place = positions[row / (x.dim(1) * length) * length + at];
+  check(0 <= place && place < table.dim(0), "a position is outside of cos and sin");
+  return place;
+}
+
+template <class X, class T>
+void Rotary(In<X> x, In<T> cos, In<T> sin, In<int64_t> positions, Out<T> y, bool interleaved, Parallel parallel) {
+  const int64_t half = x.dim(3) / 2;
+  parallel(x.dim(0) * x.dim(1) * x.dim(2), 64, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
+      const int64_t place = place_of(row, x, positions, cos);
       for (int64_t i = 0; i < half; ++i) {
         const Pair at(row, i, half, interleaved);
-        const int64_t angle = row % length * half + i;
-        const Wide<T> a = x[at.first], b = x[at.second];
-        y[at.first] = a * cos[angle] - b * sin[angle];
-        y[at.second] = b * cos[angle] + a * sin[angle];
+        const Wide<T> a = x[at.first], b = x[at.second], c = cos[place * half + i], s = sin[place * half + i];
+        y[at.first] = a * c - b * s;
+        y[at.second] = b * c + a * s;
       }
     }
   });
 }
 
-template <class T>
-void RotaryGrad(In<T> grad, In<T> x, In<T> cos, In<T> sin, Out<T> to_x, Out<T> to_cos, Out<T> to_sin, bool interleaved,
-                Parallel parallel) {
-  const int64_t length = x.dim(2), half = x.dim(3) / 2;
-  parallel(length, [&](int64_t begin, int64_t end) {  // a thread has all rows of its positions, and so their sums
-    for (int64_t place = begin; place < end; ++place) {
-      std::vector<double> by_cos(half), by_sin(half);
-      for (int64_t row = place; row < x.dim(0) * x.dim(1) * length; row += length) {
-        for (int64_t i = 0; i < half; ++i) {
-          const Pair at(row, i, half, interleaved);
-          const int64_t angle = place * half + i;
-          const Wide<T> a = x[at.first], b = x[at.second], p = grad[at.first], q = grad[at.second];
-          to_x[at.first] = p * cos[angle] + q * sin[angle];
-          to_x[at.second] = q * cos[angle] - p * sin[angle];
-          by_cos[i] += double(p) * a + double(q) * b;
-          by_sin[i] += double(q) * a - double(p) * b;
-        }
+template <class T, class X>
+void RotaryGrad(In<T> grad, In<X> x, In<T> cos, In<T> sin, In<int64_t> positions, Out<T> to_x, Out<T> to_cos,
+                Out<T> to_sin, bool interleaved, Parallel parallel) {
+  const int64_t half = x.dim(3) / 2;
+  parallel(half, [&](int64_t begin, int64_t end) {  // a thread has some columns of the tables, and so their sums
+    const int64_t columns = end - begin;
+    std::vector<double> by_cos(cos.dim(0) * columns), by_sin(cos.dim(0) * columns);
+    for (int64_t row = 0; row < x.dim(0) * x.dim(1) * x.dim(2); ++row) {
+      const int64_t place = place_of(row, x, positions, cos);
+      for (int64_t i = begin; i < end; ++i) {
+        const Pair at(row, i, half, interleaved);
+        const Wide<T> a = x[at.first], b = x[at.second], c = cos[place * half + i], s = sin[place * half + i];
+        const Wide<T> p = grad[at.first], q = grad[at.second];
+        to_x[at.first] = p * c + q * s;
+        to_x[at.second] = q * c - p * s;
+        by_cos[place * columns + i - begin] += double(p) * a + double(q) * b;
+        by_sin[place * columns + i - begin] += double(q) * a - double(p) * b;
       }
-      std::copy(by_cos.begin(), by_cos.end(), to_cos.data() + place * half);
-      std::copy(by_sin.begin(), by_sin.end(), to_sin.data() + place * half);
+    }
+    for (int64_t place = 0; place < cos.dim(0); ++place) {
+      for (int64_t i = begin; i < end; ++i) {
+        to_cos[place * half + i] = by_cos[place * columns + i - begin];
+        to_sin[place * half + i] = by_sin[place * columns + i - begin];
+      }
     }
   });
 }
 """
+DTYPES = [{"X": x, "T": t} for t in ("float32", "float64", "float16", "bfloat16") for x in (t, "int64")]
 
 
-def shape(x: Any, cos: Any, sin: Any) -> Any:
+def shape(x: Any, cos: Any, sin: Any, positions: Any) -> Any:
     """As x; there is an angle for each position and pair."""
     if x[3] % 2:
         raise ValueError("the last size of x must be even")
-    for table in (cos, sin):
-        if table[0] != x[2] or table[1] * 2 != x[3]:
-            raise ValueError("cos and sin must be (length, dim / 2) where x is (batch, heads, length, dim)")
+    if cos[1] * 2 != x[3] or cos[0] != sin[0] or cos[1] != sin[1]:
+        raise ValueError("cos and sin must be (…, dim / 2) where x is (batch, heads, length, dim)")
+    if positions is None:
+        if cos[0] != x[2]:
+            raise ValueError("without positions, cos and sin must be (length, dim / 2)")
+    elif positions[0] != x[0] or positions[1] != x[2]:
+        raise ValueError("positions must be (batch, length)")
     return x
 
 
-def shapes(grad: Any, x: Any, cos: Any, sin: Any) -> Any:
+def shapes(grad: Any, x: Any, cos: Any, sin: Any, positions: Any) -> Any:
     """Those of the gradients."""
     if grad != x:
         raise ValueError("the gradient must have the sizes of x")
-    return shape(x, cos, sin), cos, sin
+    return shape(x, cos, sin, positions), cos, sin
 
 
 rotary_grad = sardonyx.custom_op(
-    "rotary::RotaryGrad(Tensor<T, 4> grad, Tensor<T, 4> x, Tensor<T, 2> cos, Tensor<T, 2> sin, *, bool interleaved)"
-    " -> (Tensor grad_x, Tensor grad_cos, Tensor grad_sin)",
+    "rotary::RotaryGrad(Tensor<T, 4> grad, Tensor<X, 4> x, Tensor<T, 2> cos, Tensor<T, 2> sin,"
+    " Tensor<int64, 2>? positions, *, bool interleaved) -> (Tensor grad_x, Tensor grad_cos, Tensor grad_sin)",
+    dtypes=DTYPES,
     cpp=KERNELS,
     shape=shapes,
 )
 rotary = sardonyx.custom_op(
-    "rotary::Rotary(Tensor<T, 4> x, Tensor<T, 2> cos, Tensor<T, 2> sin, *, bool interleaved=False) -> Tensor",
+    "rotary::Rotary(Tensor<X, 4> x, Tensor<T, 2> cos, Tensor<T, 2> sin, Tensor<int64, 2>? positions=None,"
+    " *, bool interleaved=False) -> Tensor",
+    dtypes=DTYPES,
     cpp=KERNELS,
     shape=shape,
     backward=rotary_grad,
@@ -96,8 +118,12 @@ rotary = sardonyx.custom_op(
 )
 
 
-def reference_rotary(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
+def reference_rotary(
+    x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None, *, interleaved: bool = False
+) -> Tensor:
     """The same in torch's operators."""
+    if positions is not None:
+        cos, sin = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
     a, b = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
     turned = a * cos - b * sin, b * cos + a * sin
     return torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)
@@ -111,7 +137,8 @@ def angles(length: int, dim: int) -> tuple[Tensor, Tensor]:
 
 def examples_rotary() -> list[Any]:
     """Calls that `sardonyx op test` tries."""
-    calls = (torch.randn(2, 3, 5, 8), *angles(5, 8)), (torch.randn(1, 1, 4, 2), *angles(4, 2))
+    packed = torch.tensor([[0, 1, 2, 0, 1], [4, 0, 1, 2, 3]])
+    calls = (torch.randn(2, 3, 5, 8), *angles(5, 8), None), (torch.randn(2, 2, 5, 4), *angles(6, 4), packed)
     return [(call, {"interleaved": interleaved}) for call in calls for interleaved in (False, True)]
 
 

@@ -2,6 +2,8 @@
 
 The shape rule says None for such a size, and the kernel calls `resize` when it knows. torch.export and torch.compile
 carry on with a symbol for it, and ONNX Runtime allocates what the kernel asks for.
+
+Floating point has a gradient: a run's value is its first number.
 """
 
 from __future__ import annotations
@@ -29,11 +31,19 @@ void RunLengths(In<T> x, Out<T> values, Out<int64_t> lengths, Parallel) {
 }
 """
 
+
+def gradient(grad_values: Tensor, x: Tensor) -> Tensor:
+    """That of the values, which goes to where the runs begin."""
+    begins = torch.cat([torch.ones_like(x[:1], dtype=torch.bool), x[1:] != x[:-1]])
+    return torch.where(begins, grad_values[begins.cumsum(0) - 1], 0)
+
+
 run_lengths = sardonyx.custom_op(
     "runs::RunLengths(Tensor<T, 1> x) -> (Tensor values, Tensor<int64> lengths)",
-    dtypes=["float32", "float16", "bfloat16", "int64"],
+    dtypes=["float32", "float64", "float16", "bfloat16", "int64"],
     cpp=KERNEL,
     shape=lambda x: ((None,), (None,)),
+    backward=gradient,
     doc="Every run of equal numbers as one of them, and how many there are.",
 )
 

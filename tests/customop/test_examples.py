@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 import sardonyx
+from sardonyx.customop import trial
+from sardonyx.customop.project import Project
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "custom_ops"
 HALF_A_UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
@@ -35,7 +37,6 @@ class Case:
     dynamic: tuple[Any, ...]
     """The sizes that may change."""
     attributes: dict[str, Any] = field(default_factory=dict)
-    differentiable: bool = True
 
     def __call__(self, *given: Tensor) -> Any:
         return self.op(*given, **self.attributes)
@@ -49,32 +50,46 @@ def example(name: str) -> Any:
 
 def random(*sizes: int, dtype: torch.dtype) -> Tensor:
     """Normal, or small integers."""
-    return torch.randint(-3, 4, sizes, dtype=dtype) if dtype == torch.int64 else torch.randn(sizes).to(dtype)
+    return torch.randint(-3, 4, sizes) if dtype == torch.int64 else torch.randn(sizes).to(dtype)
+
+
+def floating(dtype: torch.dtype) -> torch.dtype:
+    """What is floating point beside numbers of a dtype."""
+    return dtype if dtype.is_floating_point else torch.float32
 
 
 def bytes_of(*sizes: int) -> Tensor:
     return torch.randint(-128, 128, sizes, dtype=torch.int8)
 
 
+def random_of_20_bits(*sizes: int) -> Tensor:
+    return torch.randint(-(2**20), 2**20, sizes)
+
+
 def group_norm() -> Case:
     def given(dtype: torch.dtype, size: int) -> tuple[Tensor, ...]:
-        return tuple(random(*sizes, dtype=dtype) for sizes in ((size, 6, 5, 2 * size), (6,), (6,)))
+        affine = (random(6, dtype=floating(dtype)) for _ in range(2))
+        return random(size, 6, 5, 2 * size, dtype=dtype), *affine
 
     def reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return torch.nn.functional.group_norm(x, 2, weight, bias, EPSILON)
+        return torch.nn.functional.group_norm(x.to(weight.dtype), 2, weight, bias, EPSILON)
 
     dynamic = ({0: "batch", 3: "width"}, None, None)
     how = {"num_groups": 2, "epsilon": EPSILON}
     return Case(example("group_norm").group_norm, given, reference, dynamic, how)
 
 
-def rotary(interleaved: bool) -> Case:
+def rotary(interleaved: bool, positions: bool) -> Case:
     module = example("rotary")
 
     def given(dtype: torch.dtype, size: int) -> tuple[Tensor, ...]:
-        return tuple(random(*sizes, dtype=dtype) for sizes in ((size, 5, 3 * size, 8), (3 * size, 4), (3 * size, 4)))
+        rows = 3 * size + positions
+        tables = (random(rows, 4, dtype=floating(dtype)) for _ in range(2))
+        places = [torch.randint(rows, (size, 3 * size))] if positions else []
+        return random(size, 5, 3 * size, 8, dtype=dtype), *tables, *places
 
-    dynamic = ({0: "batch", 2: "length"}, {0: "length"}, {0: "length"})
+    rows = {0: "rows" if positions else "length"}
+    dynamic = ({0: "batch", 2: "length"}, rows, rows, *([{0: "batch", 1: "length"}] if positions else []))
     how = {"interleaved": interleaved}
     return Case(module.rotary, given, partial(module.reference_rotary, **how), dynamic, how)
 
@@ -83,35 +98,37 @@ def quantised_matmul() -> Case:
     module = example("quantised_matmul")
 
     def given(dtype: torch.dtype, size: int) -> tuple[Tensor, ...]:
-        scales = random(dtype=dtype) / 64, random(7, dtype=dtype) / 64
-        return bytes_of(size, 2 * size, 40), bytes_of(40, 7), *(s.to(dtype) for s in scales), bytes_of(), bytes_of(7)
+        whole = random_of_20_bits if dtype == torch.int64 else bytes_of
+        scales = (random(*sizes, dtype=floating(dtype)) / 1024 for sizes in ((), (7,)))
+        return whole(size, 2 * size, 40), whole(40, 7), *scales, whole(), whole(7)
 
     dynamic = ({0: "batch", 1: "length"}, *(None for _ in range(5)))
-    return Case(module.matmul, given, module.reference, dynamic, differentiable=False)
+    return Case(module.matmul, given, module.reference, dynamic)
 
 
 def run_lengths() -> Case:
     def given(dtype: torch.dtype, size: int) -> tuple[Tensor, ...]:
+        if dtype == torch.float64:  # for finite differences, which would part neighbours that are equal
+            return (torch.arange(50 * size).to(dtype) % 7,)
         return (torch.randint(-2, 3, (50 * size,)).to(dtype),)
 
     def reference(x: Tensor) -> tuple[Tensor, Tensor]:
-        values, lengths = torch.unique_consecutive(x, return_counts=True)
-        return values, lengths
+        _, lengths = torch.unique_consecutive(x, return_counts=True)
+        return x[lengths.cumsum(0) - lengths], lengths
 
-    dynamic = ({0: "length"},)
-    return Case(example("run_lengths").run_lengths, given, reference, dynamic, differentiable=False)
+    return Case(example("run_lengths").run_lengths, given, reference, ({0: "length"},))
 
 
 MADE: dict[str, Callable[[], Case]] = {
     "group norm": group_norm,
-    "rotary": partial(rotary, False),
-    "rotary, interleaved": partial(rotary, True),
+    "rotary": partial(rotary, False, False),
+    "rotary, interleaved, with positions": partial(rotary, True, True),
     "quantised matmul": quantised_matmul,
     "run lengths": run_lengths,
 }
-WHOLE = {"run lengths": (torch.int64,)}
-"""What takes whole numbers beside floating point; the others refuse them."""
-DIFFERENTIABLE = [name for name in MADE if name.startswith(("group", "rotary"))]
+"""Every example. What is checked under "Every example" is checked for each of them."""
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64)
+"""And in each of these: of floating point, or, for int64, of whole numbers with float32 where the rest is not whole."""
 
 
 @pytest.fixture
@@ -126,12 +143,13 @@ def sizes_that_kernels_know_are_captured() -> Iterator[None]:
 
 
 every = pytest.mark.parametrize("case", MADE, indirect=True)
-differentiable = pytest.mark.parametrize("case", DIFFERENTIABLE, indirect=True)
+in_each = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+by_each = pytest.mark.parametrize("backend", ["inductor", "sardonyx"])
 
 
-def in_each(names: Iterable[str]) -> pytest.MarkDecorator:
-    """Each operator in each of the dtypes that it has kernels for."""
-    pairs = [(name, dtype) for name in names for dtype in (*HALF_A_UNIT, *WHOLE.get(name, ()))]
+def trained_in(*dtypes: torch.dtype) -> pytest.MarkDecorator:
+    """Every example in each of the dtypes; run lengths of whole numbers have nothing to train."""
+    pairs = [(name, dtype) for name in MADE for dtype in dtypes if (name, dtype) != ("run lengths", torch.int64)]
     return pytest.mark.parametrize(("case", "dtype"), pairs, indirect=["case"], ids=str)
 
 
@@ -150,80 +168,19 @@ def wide(x: Tensor) -> Tensor:
     return x.double() if x.is_floating_point() else x
 
 
-def gradients(function: Callable[..., Tensor], *given: Tensor) -> tuple[Tensor, ...]:
-    """Those of a sum in which each number weighs something else, that every dtype can hold."""
+def wanting_gradients(given: Iterable[Tensor]) -> list[Tensor]:
+    """Leaves; whole numbers as they are."""
+    return [x.detach().clone().requires_grad_(x.is_floating_point()) for x in given]
+
+
+def gradients(function: Callable[..., Any], *given: Tensor) -> tuple[Tensor, ...]:
+    """Those of a sum in which each number of the first result weighs something else, that every dtype can hold."""
     with torch.enable_grad():
-        leaves = [x.detach().requires_grad_() for x in given]
-        y = function(*leaves)
+        leaves = wanting_gradients(given)
+        result = function(*leaves)
+        y = result[0] if isinstance(result, tuple) else result
         weights = (torch.arange(y.numel()) % 7 - 3).to(y.dtype).view(y.shape)
-        return torch.autograd.grad((y * weights).sum(), leaves)
-
-
-# Right
-
-
-@in_each(MADE)
-def test_it_is_right_to_the_last_digit(case: Case, dtype: torch.dtype) -> None:
-    given = case.given(dtype, 2)
-    expected = case.reference(*map(wide, given))
-    found = case(*given)
-    if isinstance(found, tuple):
-        assert_same(found, tuple(e.to(f.dtype) for e, f in zip(expected, found, strict=True)))
-    else:
-        assert found.dtype == dtype
-        # half a unit for the result's own rounding; what is computed in float32 before may add a little
-        torch.testing.assert_close(found.double(), expected, rtol=2 * HALF_A_UNIT[dtype], atol=2e-7)
-
-
-@pytest.mark.parametrize("case", [name for name in MADE if name not in WHOLE], indirect=True)
-def test_a_dtype_that_it_has_no_kernel_for_is_refused_by_name(case: Case) -> None:
-    good = case.given(torch.float32, 2)
-    bad, said = (good[0].to(torch.int64), *good[1:]), f"{case.op.signature.qualified}: .* is int64, and can be "
-    with pytest.raises(RuntimeError, match=said):
-        case(*bad)
-    with pytest.raises(TypeError, match=said):
-        torch.export.export(Call(case), bad)
-    proto = sardonyx.export(Call(case).eval(), good).proto()
-    proto.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
-    with pytest.raises(Exception, match=f"{case.op.signature.name}.*int64|int64.*{case.op.signature.name}"):
-        plain(case.op, proto)
-
-
-@every
-def test_inputs_need_not_be_contiguous(case: Case) -> None:
-    given = case.given(torch.float32, 2)
-    strided = tuple(x.repeat_interleave(2, -1)[..., ::2] if x.dim() else x for x in given)
-    assert not any(x.is_contiguous() for x in strided if x.dim())
-    assert_same(case(*strided), case(*given))
-    turned = tuple(x.mT.contiguous().mT if x.dim() > 1 else x for x in given)
-    assert_same(case(*turned), case(*given))
-
-
-@every
-def test_torch_finds_nothing_wrong_with_it(case: Case) -> None:
-    with torch.enable_grad():
-        given = [x.requires_grad_(case.differentiable) for x in case.given(torch.float32, 2)]
-        found = torch.library.opcheck(case.op.operator, tuple(given), case.attributes)
-    assert set(found.values()) == {"SUCCESS"}
-
-
-@differentiable
-def test_its_gradient_is_its_slope(case: Case) -> None:
-    with torch.enable_grad():
-        assert torch.autograd.gradcheck(case, [x.requires_grad_() for x in case.given(torch.float64, 1)])
-
-
-@in_each(DIFFERENTIABLE)
-def test_its_gradient_is_near_that_of_double_precision(case: Case, dtype: torch.dtype) -> None:
-    given = case.given(dtype, 2)
-    for found, expected in zip(gradients(case, *given), gradients(case.reference, *map(wide, given)), strict=True):
-        tolerance = 16 * HALF_A_UNIT[dtype]
-        torch.testing.assert_close(
-            found.double(), expected, rtol=tolerance, atol=tolerance * expected.abs().max().item()
-        )
-
-
-# Out of torch
+        return torch.autograd.grad((y * weights).sum(), [x for x in leaves if x.requires_grad])
 
 
 class Call(torch.nn.Module):
@@ -237,20 +194,107 @@ class Call(torch.nn.Module):
         return self.op(*given, **self.attributes)
 
 
+def compiled(case: Case, backend: str, **how: Any) -> Any:
+    options = {"fallback": "error"} if backend == "sardonyx" else {}
+    return torch.compile(Call(case), backend=backend, options=options, fullgraph=True, **how)
+
+
+# Every example
+
+
 @every
-def test_it_is_exported_for_any_size(case: Case) -> None:
+@in_each
+def test_it_is_right_to_the_last_digit(case: Case, dtype: torch.dtype) -> None:
+    given = case.given(dtype, 2)
+    expected, found = case.reference(*map(wide, given)), case(*given)
+    if isinstance(found, tuple):
+        assert found[0].dtype == dtype
+        assert_same(found, tuple(e.to(f.dtype) for e, f in zip(expected, found, strict=True)))
+    else:
+        assert found.dtype == floating(dtype)
+        # half a unit for the result's own rounding; what is computed in float32 before may add a little
+        atol = 1e-6 if dtype == torch.int64 else 2e-7
+        torch.testing.assert_close(found.double(), expected, rtol=2 * HALF_A_UNIT[found.dtype], atol=atol)
+
+
+@every
+def test_a_dtype_that_it_has_no_kernel_for_is_refused_by_name(case: Case) -> None:
+    good = case.given(torch.float32, 2)
+    bad, said = (good[0].to(torch.int32), *good[1:]), f"{case.op.signature.qualified}: .* is int32, and can be "
+    with pytest.raises(RuntimeError, match=said):
+        case(*bad)
+    with pytest.raises(TypeError, match=said):
+        torch.export.export(Call(case), bad)
+    proto = sardonyx.export(Call(case).eval(), good).proto()
+    proto.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT32
+    with pytest.raises(Exception, match=f"{case.op.signature.name}.*int32|int32.*{case.op.signature.name}"):
+        plain(case.op, proto)
+
+
+@every
+@in_each
+def test_inputs_need_not_be_contiguous(case: Case, dtype: torch.dtype) -> None:
+    given = case.given(dtype, 2)
+    program = sardonyx.export(Call(case).eval(), given)
+    strided = tuple(x.repeat_interleave(2, -1)[..., ::2] if x.dim() else x for x in given)
+    turned = tuple(x.mT.contiguous().mT if x.dim() > 1 else x for x in given)
+    assert not any(x.is_contiguous() for x in strided if x.dim())
+    for other in (strided, turned):
+        assert_same(case(*other), case(*given))
+        assert_same(program(*other), case(*given))
+
+
+@every
+@in_each
+def test_torch_finds_nothing_wrong_with_it(case: Case, dtype: torch.dtype) -> None:
+    with torch.enable_grad():
+        given = tuple(wanting_gradients(case.given(dtype, 2)))
+        found = torch.library.opcheck(case.op.operator, given, case.attributes)
+    assert set(found.values()) == {"SUCCESS"}
+
+
+@every
+def test_its_gradient_is_its_slope(case: Case) -> None:
+    with torch.enable_grad():
+        assert torch.autograd.gradcheck(case, wanting_gradients(case.given(torch.float64, 1)))
+
+
+@every
+def test_whole_numbers_have_no_gradient_and_what_is_beside_them_has_its_slope(case: Case) -> None:
+    with torch.enable_grad():
+        given = wanting_gradients(map(wide, case.given(torch.int64, 1)))
+        if any(x.requires_grad for x in given):
+            assert torch.autograd.gradcheck(case, given)
+        else:
+            assert not any(x.requires_grad for x in case(*given))
+
+
+@trained_in(*DTYPES)
+def test_its_gradient_is_near_that_of_double_precision(case: Case, dtype: torch.dtype) -> None:
+    given = case.given(dtype, 2)
+    for found, expected in zip(gradients(case, *given), gradients(case.reference, *map(wide, given)), strict=True):
+        tolerance = 16 * HALF_A_UNIT[found.dtype]
+        torch.testing.assert_close(
+            found.double(), expected, rtol=tolerance, atol=tolerance * expected.abs().max().item()
+        )
+
+
+@every
+@in_each
+def test_it_is_exported_for_any_size(case: Case, dtype: torch.dtype) -> None:
     dims: dict[str, Any] = {}
     shapes = tuple(
         {at: dims.setdefault(name, torch.export.Dim(name)) for at, name in sizes.items()} if sizes else None
         for sizes in case.dynamic
     )
-    exported = torch.export.export(Call(case), case.given(torch.float32, 2), dynamic_shapes=(shapes,))
+    exported = torch.export.export(Call(case), case.given(dtype, 2), dynamic_shapes=(shapes,))
     for size in (2, 5):
-        given = case.given(torch.float32, size)
+        given = case.given(dtype, size)
         assert_same(exported.module()(*given), case(*given))
 
 
-@in_each(MADE)
+@every
+@in_each
 def test_onnx_runtime_gives_torchs_result_for_any_size(case: Case, dtype: torch.dtype) -> None:
     program = sardonyx.export(Call(case).eval(), case.given(dtype, 2), dynamic_shapes={"given": case.dynamic})
     assert [node.op_type for node in program.model.graph] == [case.op.signature.name]
@@ -259,24 +303,22 @@ def test_onnx_runtime_gives_torchs_result_for_any_size(case: Case, dtype: torch.
         assert_same(program(*given), case(*given))
 
 
-@in_each(MADE)
-@pytest.mark.parametrize("backend", ["inductor", "sardonyx"])
+@every
+@in_each
+@by_each
 def test_it_is_compiled_once_for_all_sizes(case: Case, dtype: torch.dtype, backend: str) -> None:
-    options = {"fallback": "error"} if backend == "sardonyx" else {}
-    compiled = torch.compile(Call(case), backend=backend, options=options, dynamic=True, fullgraph=True)
+    run = compiled(case, backend, dynamic=True)
     for size in (2, 5):
         given = case.given(dtype, size)
         with torch.compiler.set_stance("fail_on_recompile" if size == 5 else "default"):
-            assert_same(compiled(*given), case(*given))
+            assert_same(run(*given), case(*given))
 
 
-@differentiable
-@pytest.mark.parametrize("backend", ["inductor", "sardonyx"])
-def test_compiled_it_has_the_same_gradient(case: Case, backend: str) -> None:
-    options = {"fallback": "error"} if backend == "sardonyx" else {}
-    compiled = torch.compile(Call(case), backend=backend, options=options, fullgraph=True)
-    given = case.given(torch.float32, 2)
-    for found, expected in zip(gradients(compiled, *given), gradients(case, *given), strict=True):
+@trained_in(torch.float32, torch.int64)
+@by_each
+def test_compiled_it_has_the_same_gradient(case: Case, dtype: torch.dtype, backend: str) -> None:
+    given = case.given(dtype, 2)
+    for found, expected in zip(gradients(compiled(case, backend), *given), gradients(case, *given), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -305,6 +347,37 @@ def test_group_norm_is_exported_as_onnxs_own_operator(dtype: torch.dtype) -> Non
     assert [(node.domain, node.op_type) for node in program.model.graph] == [("", "GroupNormalization")]
     tolerance = 8 * HALF_A_UNIT[dtype]
     torch.testing.assert_close(program(x), model(x), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", HALF_A_UNIT, ids=str)
+def test_group_norm_of_whole_numbers_is_exported_as_onnxs_own_operator_in_double_precision(dtype: torch.dtype) -> None:
+    module, far = example("group_norm"), 2**20  # whose squares leave no digit of float32 for the variance
+    model, x = module.GroupNorm(2, 6).to(dtype).eval(), far + torch.randint(256, (2, 6, 5, 5))
+    program = sardonyx.export(model, (x,), opset=21, translations={torch.ops.mydomain.GroupNorm: module.standard})
+    assert "GroupNormalization" in {node.op_type for node in program.model.graph}
+    exact = torch.nn.functional.group_norm(x.double(), 2).to(dtype)
+    for found in (program(x), model(x)):
+        torch.testing.assert_close(found, exact, rtol=2 * HALF_A_UNIT[dtype], atol=1e-6)
+
+
+def test_group_norm_takes_floating_point_of_the_weights_type_alone() -> None:
+    op, x, affine = example("group_norm").group_norm, torch.randn(2, 4, 3).half(), torch.randn(4)
+    said = r"mydomain::GroupNorm: weight is float32, and .*can be float16"
+    with pytest.raises(RuntimeError, match=said):
+        op(x, affine, affine, num_groups=2)
+    with pytest.raises(TypeError, match=said):
+        torch.export.export(Call(group_norm()), (x, affine, affine))
+    proto = sardonyx.export(Call(group_norm()).eval(), (x.float(), affine, affine)).proto()
+    proto.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    with pytest.raises(Exception, match="GroupNorm"):
+        plain(op, proto)
+
+
+def test_the_gradient_of_whole_numbers_far_from_zero_is_right() -> None:
+    case, near = group_norm(), torch.randint(256, (2, 6, 5, 4))
+    affine = torch.randn(6), torch.randn(6)
+    for found, expected in zip(gradients(case, near + 2**30, *affine), gradients(case, near, *affine), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -345,10 +418,35 @@ def test_rotary_refuses_tables_of_other_sizes(sizes: Any) -> None:
         example("rotary").rotary(x, table, table)
 
 
+def test_rotary_goes_on_where_a_cache_ends() -> None:
+    op, x, (cos, sin) = example("rotary").rotary, torch.randn(2, 3, 9, 8), example("rotary").angles(9, 8)
+    last = torch.tensor([[7, 8]]).expand(2, 2)
+    assert_same(op(x[:, :, 7:], cos, sin, last), op(x, cos, sin)[:, :, 7:])
+
+
+@pytest.mark.parametrize("position", [-1, 5])
+def test_rotary_refuses_positions_that_are_not_in_the_tables(position: int) -> None:
+    module, positions = example("rotary"), torch.tensor([[0, position, 4]])
+    given, said = (torch.randn(1, 2, 3, 8), torch.randn(5, 4), torch.randn(5, 4), positions), "a position is outside of"
+    with pytest.raises(RuntimeError, match=f"rotary::Rotary: {said}"):
+        module.rotary(*given)
+    with pytest.raises(RuntimeError, match=f"rotary::RotaryGrad: {said}"):
+        module.rotary_grad(given[0], *given, interleaved=False)
+    program = sardonyx.export(Call(rotary(False, True)).eval(), (*given[:3], positions.clamp(0, 4)))
+    with pytest.raises(Exception, match=f"rotary::Rotary: {said}"):
+        program(*given)
+
+
+def test_rotary_refuses_positions_of_other_sizes() -> None:
+    x, table = torch.randn(2, 2, 5, 8), torch.randn(5, 4)
+    with pytest.raises(RuntimeError, match=r"rotary::Rotary: positions must be \(batch, length\)"):
+        example("rotary").rotary(x, table, table, torch.zeros(1, 5, dtype=torch.int64))
+
+
 def test_the_backward_of_rotary_refuses_a_gradient_of_other_sizes() -> None:
     x, table = torch.randn(1, 2, 5, 8), torch.randn(5, 4)
     with pytest.raises(RuntimeError, match="rotary::RotaryGrad: the gradient must have the sizes of x"):
-        example("rotary").rotary_grad(x[:, :1], x, table, table, interleaved=False)
+        example("rotary").rotary_grad(x[:, :1], x, table, table, None, interleaved=False)
 
 
 def test_quantised_products_do_not_overflow_at_the_greatest_depth() -> None:
@@ -359,6 +457,43 @@ def test_quantised_products_do_not_overflow_at_the_greatest_depth() -> None:
     assert op(a, b, one, one[None], zero, zero[None]).item() == torch.tensor(131_071 * 255.0**2).item()
     with pytest.raises(RuntimeError, match="quantised::MatMul: sums of more than 131071 products can overflow"):
         op(a.new_zeros(1, 131_072), a.new_zeros(131_072, 1), one, one[None])
+
+
+def test_quantised_products_of_int64_are_exact_beyond_double_precision() -> None:
+    op, one = example("quantised_matmul").matmul, torch.ones((), dtype=torch.float64)
+    a, b = torch.tensor([[2**40, 1, -(2**40)]]), torch.tensor([[2**20], [1], [2**20]])
+    assert op(a, b, one, one[None]).item() == 1
+    zero = torch.tensor(2**21)
+    assert op(a + zero, b - zero, one, one[None], zero, -zero[None]).item() == 1
+
+
+LEAST, MOST = -(2**63), 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "a_zero", "b_zero"),
+    [
+        ([2**32], [2**31], 0, 0),
+        ([2**31, 2**31], [2**31, 2**31], 0, 0),
+        ([LEAST], [-1], 0, 0),
+        ([LEAST], [0], 0, 1),
+        ([0], [LEAST], 1, 0),
+        ([0], [MOST], 1, LEAST),
+        ([1], [0], 0, LEAST),
+    ],
+    ids=str,
+)
+def test_quantised_products_of_int64_that_do_not_fit_are_refused(
+    a: list[int], b: list[int], a_zero: int, b_zero: int
+) -> None:
+    case, one = quantised_matmul(), torch.ones(())
+    given = torch.tensor([a]), torch.tensor(b)[:, None], one, one[None], torch.tensor(a_zero), torch.tensor([b_zero])
+    said = "quantised::MatMul: a sum of products does not fit into 64 bits"
+    with pytest.raises(RuntimeError, match=said):
+        case(*given)
+    program = sardonyx.export(Call(case).eval(), given)
+    with pytest.raises(Exception, match=said):
+        program(*given)
 
 
 def test_quantised_products_without_zero_points_and_of_nothing() -> None:
@@ -379,6 +514,25 @@ def test_run_lengths_of_special_numbers_are_torchs(x: list[float]) -> None:
     torch.testing.assert_close((values, lengths), tuple(expected), rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize(
+    ("x", "first"),
+    [
+        ([], []),
+        ([3.0, 3.0, 3.0, 1.0, 3.0, 3.0], [1, 0, 0, 1, 1, 0]),
+        ([0.0, -0.0, float("nan"), float("nan")], [1, 0, 1, 1]),
+    ],
+    ids=str,
+)
+def test_the_gradient_of_run_lengths_goes_to_where_runs_begin(x: list[float], first: list[int]) -> None:
+    with torch.enable_grad():
+        given = torch.tensor(x, requires_grad=True)
+        values, lengths = example("run_lengths").run_lengths(given)
+        assert not lengths.requires_grad
+        (found,) = torch.autograd.grad(values, given, torch.arange(1.0, 1 + len(values)))
+    first_of = torch.tensor(first)
+    assert_same(found, (first_of * first_of.cumsum(0)).float())
+
+
 def test_what_follows_sizes_that_only_the_kernel_knows_is_compiled_too() -> None:
     longest, x = example("run_lengths").Longest().eval(), torch.randint(0, 2, (100,)).float()
     program = sardonyx.export(longest, (x,), dynamic_shapes=({0: "length"},))
@@ -389,6 +543,17 @@ def test_what_follows_sizes_that_only_the_kernel_knows_is_compiled_too() -> None
 
 
 # As programs
+
+
+@pytest.mark.parametrize("name", ["group_norm", "quantised_matmul", "rotary", "run_lengths"])
+def test_op_test_finds_nothing_wrong_with_it(name: str) -> None:
+    module = example(name)
+    operators = tuple(op for op in vars(module).values() if isinstance(op, sardonyx.CustomOp))
+    found = list(trial.trials(Project(name, "0", (module,), operators)))
+    assert {outcome.result for outcome in found} == {"passed"}, found
+    assert {outcome.operator for outcome in found if outcome.check == "gradcheck"} == {
+        op.signature.qualified for op in operators if op.differentiable
+    }
 
 
 @pytest.mark.parametrize(("name", "rows"), [("group_norm", 4), ("quantised_matmul", 3), ("rotary", 4)])

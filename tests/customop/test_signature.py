@@ -69,7 +69,27 @@ def test_a_variable_stands_for_floating_point_unless_something_else_is_said() ->
 def test_each_variable_has_its_own_dtypes() -> None:
     made = parse("my::Op(Tensor<A> x, Tensor<B> y) -> Tensor<A>", {"A": ["float32"], "B": [torch.int64, "int32"]})
     assert made.types == {"A": ("float32",), "B": ("int64", "int32")}
-    assert [dict(chosen) for chosen in made.instances()] == [{"A": "float32", "B": b} for b in ("int64", "int32")]
+    assert [dict(chosen) for chosen in made.choices] == [{"A": "float32", "B": b} for b in ("int64", "int32")]
+
+
+def test_variables_may_have_their_dtypes_together() -> None:
+    given = [{"T": t, "X": x} for t in ("float32", torch.float64) for x in (t, "long")]
+    made = parse("my::Op(Tensor<X> x, Tensor y) -> Tensor", given)
+    assert made.types == {"X": ("float32", "int64", "float64"), "T": ("float32", "float64")}
+    pairs = [("float32", "float32"), ("int64", "float32"), ("float64", "float64"), ("int64", "float64")]
+    assert [(c["X"], c["T"]) for c in made.choices] == pairs
+
+
+def test_a_choice_that_is_made_twice_is_one() -> None:
+    made = parse("my::Op(Tensor x) -> Tensor", [{"T": "float"}, {"T": "int64"}, {"T": "float32"}])
+    assert made.choices == ({"T": "float32"}, {"T": "int64"})
+
+
+def test_what_it_takes_may_say_which_type_a_result_has() -> None:
+    text, pairs = "my::Op(Tensor x) -> Tensor<R>", [{"T": "int8", "R": "int32"}, {"T": "float16", "R": "float32"}]
+    assert parse(text, pairs).types["R"] == ("int32", "float32")
+    with pytest.raises(DeclarationError, match="nothing that it takes says which of int32, float32, int64 its result"):
+        parse(text, [*pairs, {"T": "int8", "R": "int64"}])
 
 
 def test_a_dtype_that_is_named_twice_is_one() -> None:
@@ -206,6 +226,9 @@ def test_a_bad_signature_is_refused_with_the_reason_and_what_to_do(text: str, me
         (["floaty"], "'floaty' is no dtype that a kernel can have"),
         ([torch.complex64], "torch.complex64 is no dtype that a kernel can have"),
         ({"U": ["float32"]}, "dtypes has 'U', and no tensor is of this type"),
+        ([{"U": "float32"}], "its types are T, and dtypes has the choice {'U': 'float32'}"),
+        ([{"T": "float32"}, "int64"], "its types are T, and dtypes has the choice 'int64'"),
+        ([{"T": "floaty"}], "'floaty' is no dtype that a kernel can have"),
     ],
 )
 def test_bad_dtypes_are_refused(types: Any, message: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +17,7 @@ from sardonyx.customop.in_onnx import InOnnx, for_torch_onnx, translation
 from sardonyx.customop.in_torch import InTorch, known_to_backward
 from sardonyx.customop.python_kernel import PythonKernel
 from sardonyx.customop.shapes import ShapeRule, wanted
-from sardonyx.customop.signature import Signature, parse
+from sardonyx.customop.signature import Dtypes, Signature, parse
 from sardonyx.customop.source import Kernel, Part
 from sardonyx.errors import DeclarationError
 from sardonyx.translate import table
@@ -31,7 +31,7 @@ def custom_op(
     onnx: Callable[..., Any] | None = None,
     cuda: str | Path | None = None,
     shape: Callable[..., Any] | None = None,
-    dtypes: Sequence[Any] | Mapping[str, Sequence[Any]] | None = None,
+    dtypes: Dtypes = None,
     backward: Callable[..., Any] | CustomOp | None = None,
     domain: str | None = None,
     doc: str = "",
@@ -41,9 +41,10 @@ def custom_op(
     """Declare an operator once: it is `torch.ops.<domain>.<name>`, an operator of ONNX, and one of ONNX Runtime.
 
     `signature` is a schema as torch writes it, in which a tensor may have a type and a rank: `Tensor<int64>`,
-    `Tensor<T, 4>`. Types that are not dtypes are variables, and `dtypes` says what they stand for; without a type a
-    tensor has the type T. In place of a signature, an operator that torch has already, `torch.ops.mylib.op`, is given
-    its sides in ONNX and in ONNX Runtime.
+    `Tensor<T, 4>`. Types that are not dtypes are variables, and `dtypes` says what they stand for: a list for all, a
+    dict with a list for each, or a list of dicts with a dtype for each; without a type a tensor has the type T. In
+    place of a signature, an operator that torch has already, `torch.ops.mylib.op`, is given its sides in ONNX and in
+    ONNX Runtime.
 
     It is computed by one of: `cpp`, the source of a C++ function of the operator's name, or the file it is in;
     `python`, a function of tensors; `onnx`, a function that composes operators of ONNX, of which a model has the parts,

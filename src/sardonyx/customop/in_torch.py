@@ -26,22 +26,17 @@ def bound(signature: Signature, args: Sequence[Any], kwargs: Named) -> dict[str,
     return given
 
 
-def choice_of(signature: Signature, given: Mapping[str, Any]) -> dict[str, str]:
-    """The dtypes that type variables stand for, for tensors of these dtypes."""
-    chosen: dict[str, str] = {}
+def choice_of(signature: Signature, given: Mapping[str, Any]) -> Mapping[str, str]:
+    """The dtypes that type variables stand for, for tensors of these dtypes: the first choice that goes with them."""
+    left: Sequence[Mapping[str, str]] = signature.choices
     for tensor in signature.inputs:
         for dtype in _dtypes(given[tensor.name]):
             name = str(dtype).removeprefix("torch.")
-            allowed = (
-                (chosen[tensor.type],) if tensor.type in chosen else signature.types.get(tensor.type, (tensor.type,))
-            )
+            allowed = dict.fromkeys(choice.get(tensor.type, tensor.type) for choice in left)
             if name not in allowed:
                 raise TypeError(f"{signature.qualified}: {tensor.name} is {name}, and can be {', '.join(allowed)}")
-            if tensor.type in signature.types:
-                chosen[tensor.type] = name
-    for variable, names in signature.types.items():
-        chosen.setdefault(variable, names[0])  # one that only results have, or tensors that are absent
-    return chosen
+            left = [choice for choice in left if choice.get(tensor.type, tensor.type) == name]
+    return left[0]
 
 
 def _dtypes(value: Any) -> list[torch.dtype]:

@@ -117,7 +117,7 @@ def _described(op: CustomOp) -> dict[str, Any]:
         "inputs": [_tensor(signature, t) for t in signature.inputs],
         "outputs": [_tensor(signature, t) for t in signature.outputs],
         "attributes": [_attribute(a) for a in signature.attributes],
-        "types": [dict(chosen) for chosen in signature.instances()],
+        "types": [dict(chosen) for chosen in signature.choices],
     }
 
 

@@ -7,8 +7,9 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import onnx_ir as ir
@@ -18,6 +19,8 @@ from sardonyx.errors import DeclarationError
 from sardonyx.translate import dtypes
 
 Kind: TypeAlias = Literal["required", "optional", "variadic"]
+Dtypes: TypeAlias = Sequence[Any] | Mapping[str, Sequence[Any]] | None
+"""What type variables stand for: dtypes for all of them, dtypes for each, or dicts that have one dtype for each."""
 
 VARIABLE = "T"
 """The type of a tensor for which the signature names none."""
@@ -66,8 +69,8 @@ class Signature:
     keyword_only: int
     """How many of the parameters are given by name alone: the last ones."""
     outputs: tuple[Tensor, ...]
-    types: Mapping[str, tuple[str, ...]]
-    """For each type variable the dtypes that it stands for, by name."""
+    choices: tuple[Mapping[str, str], ...]
+    """The dtypes, by name, that the type variables stand for together; it has a kernel for each choice."""
 
     @property
     def qualified(self) -> str:
@@ -84,10 +87,10 @@ class Signature:
         """What it takes beside tensors."""
         return tuple(p for p in self.parameters if isinstance(p, Attribute))
 
-    def instances(self) -> Iterator[Mapping[str, str]]:
-        """Every choice of dtypes for the type variables."""
-        for chosen in itertools.product(*self.types.values()):
-            yield dict(zip(self.types, chosen, strict=True))
+    @cached_property
+    def types(self) -> Mapping[str, tuple[str, ...]]:
+        """For each type variable the dtypes that it stands for in one choice or another."""
+        return {variable: tuple(dict.fromkeys(c[variable] for c in self.choices)) for variable in self.choices[0]}
 
     def dtype_of(self, tensor: Tensor, chosen: Mapping[str, str]) -> torch.dtype:
         """The dtype of a tensor under a choice for the type variables."""
@@ -134,10 +137,11 @@ def _is_anonymous(name: str) -> bool:
     return re.fullmatch(r"output\d*", name) is not None
 
 
-def parse(text: str, types: Sequence[str] | Mapping[str, Sequence[str]] | None = None) -> Signature:
+def parse(text: str, types: Dtypes = None) -> Signature:
     """Read a signature: a schema as torch writes it, in which a tensor may have a type and a rank, `Tensor<T, 4>`.
 
-    `types` says which dtypes the type variables stand for: for all of them, or for each by its name.
+    `types` says which dtypes the type variables stand for: for all of them, for each by its name, or, as a list of
+    dicts, for all at once.
 
     >>> made = parse("my::Scale(Tensor x, Tensor<int64> at, *, float factor=2.0) -> Tensor", ["float32"])
     >>> made.schema(), [t.type for t in made.inputs]
@@ -150,7 +154,7 @@ def parse(text: str, types: Sequence[str] | Mapping[str, Sequence[str]] | None =
         raise DeclarationError(f"the signature {text!r} cannot be read: {error.what}", hint=hint) from None
 
 
-def _parsed(text: str, types: Sequence[str] | Mapping[str, Sequence[str]] | None) -> Signature:
+def _parsed(text: str, types: Dtypes) -> Signature:
     head, paren, rest = text.partition("(")
     named = _QUALIFIED.fullmatch(head)
     if not paren or named is None:
@@ -164,7 +168,7 @@ def _parsed(text: str, types: Sequence[str] | Mapping[str, Sequence[str]] | None
     outputs = _outputs(outside.strip())
     _check_names([*parameters, *outputs])
     inputs = [p for p in parameters if isinstance(p, Tensor)]
-    return Signature(named[1], named[2], tuple(parameters), keyword_only, outputs, _types(inputs, outputs, types))
+    return Signature(named[1], named[2], tuple(parameters), keyword_only, outputs, _choices(inputs, outputs, types))
 
 
 def _parameters(text: str) -> tuple[list[Tensor | Attribute], int]:
@@ -298,12 +302,27 @@ def _check_names(parameters: Sequence[Tensor | Attribute]) -> None:
         )
 
 
-def _types(
-    inputs: Sequence[Tensor],
-    outputs: Sequence[Tensor],
-    given: Sequence[str] | Mapping[str, Sequence[str]] | None,
-) -> dict[str, tuple[str, ...]]:
-    used = dict.fromkeys(t.type for t in (*inputs, *outputs) if not _is_dtype(t.type))
+def _choices(inputs: Sequence[Tensor], outputs: Sequence[Tensor], given: Dtypes) -> tuple[Mapping[str, str], ...]:
+    used = tuple(dict.fromkeys(t.type for t in (*inputs, *outputs) if not _is_dtype(t.type)))
+    if isinstance(given, Sequence) and any(isinstance(x, Mapping) for x in given):
+        rows = [_row(used, choice) for choice in given]
+    else:
+        rows = list(itertools.product(*_types(used, given).values()))
+    found = tuple(dict(zip(used, row, strict=True)) for row in dict.fromkeys(rows))
+    _check_results(found, {t.type for t in inputs})
+    return found
+
+
+def _row(used: Sequence[str], choice: Any) -> tuple[str, ...]:
+    if not isinstance(choice, Mapping) or set(choice) != set(used):
+        raise DeclarationError(
+            f"its types are {', '.join(used) or 'no variables'}, and dtypes has the choice {choice!r}",
+            hint='a choice has a dtype for each, {"X": "int64", "T": "float32"}',
+        )
+    return tuple(_dtype_name(choice[variable]) for variable in used)
+
+
+def _types(used: Sequence[str], given: Dtypes) -> dict[str, tuple[str, ...]]:
     by_name = dict(given) if isinstance(given, Mapping) else dict.fromkeys(used, FLOATS if given is None else given)
     for variable in by_name:
         if variable not in used:
@@ -313,13 +332,22 @@ def _types(
         names = by_name.get(variable, FLOATS)
         if isinstance(names, str) or not names:
             raise DeclarationError(f"the dtypes of {variable} are {names!r}", hint='use a list, ["float32", "float64"]')
-        found[variable] = tuple(dict.fromkeys(_dtype_name(name) for name in names))
-        if len(found[variable]) > 1 and variable not in {t.type for t in inputs}:
-            raise DeclarationError(
-                f"nothing that it takes says which of {', '.join(found[variable])} its result is",
-                hint=f'name one dtype, "-> Tensor<{found[variable][0]}>"',
-            )
+        found[variable] = tuple(_dtype_name(name) for name in names)
     return found
+
+
+def _check_results(choices: Sequence[Mapping[str, str]], taken: Collection[str]) -> None:
+    """What it takes must say which type a result has."""
+    first: dict[tuple[str, ...], Mapping[str, str]] = {}
+    for choice in choices:
+        other = first.setdefault(tuple(choice[variable] for variable in choice if variable in taken), choice)
+        for variable in choice:
+            if choice[variable] != other[variable]:
+                names = tuple(dict.fromkeys(c[variable] for c in choices))
+                raise DeclarationError(
+                    f"nothing that it takes says which of {', '.join(names)} its result is",
+                    hint=f'name one dtype, "-> Tensor<{names[0]}>"',
+                )
 
 
 def _is_dtype(name: str) -> bool:

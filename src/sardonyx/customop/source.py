@@ -174,7 +174,7 @@ def _operator(part: Part, index: int, on_gpu: bool) -> str:
         signature.inputs.index(p) if isinstance(p, Tensor) else -1 - signature.attributes.index(p)
         for p in signature.parameters
     ]
-    instances = [_instance(part, index, number, chosen, on_gpu) for number, chosen in enumerate(signature.instances())]
+    instances = [_instance(part, index, number, chosen, on_gpu) for number, chosen in enumerate(signature.choices)]
     names = [f"{{inputs{index}_{k}, outputs{index}_{k}, run{index}_{k}}}" for k in range(len(instances))]
     rule = part.shapes.cpp()
     kind = "SARDONYX_UNOPTIMISED void" if len(rule) > _LONG_RULE else "void"

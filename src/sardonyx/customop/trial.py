@@ -61,7 +61,7 @@ def trials(project: Project) -> Iterator[Outcome]:
 
 
 def _tried(op: CustomOp, call: _Call, number: int, reference: Callable[..., Any] | None) -> Iterator[Outcome]:
-    choices = list(op.signature.instances())
+    choices = op.signature.choices
 
     def outcome(check: str, choice: Choice, made: Callable[[], str]) -> Outcome:
         types = ", ".join(choice.values())
@@ -179,7 +179,7 @@ def _made_up(op: CustomOp) -> _Call:
     """A call from the signature alone: tensors whose sizes are all the same, until torch takes one."""
     signature, refused = op.signature, ""
     lacking = [a for a in signature.attributes if a.required]
-    choice = next(iter(signature.instances()))
+    choice = signature.choices[0]
     for rank, *values in itertools.product(_RANKS, *(_VALUES.get(a.type, ()) for a in lacking)):
         given = {p.name: p.default if isinstance(p, Attribute) else _tensors(p, rank) for p in signature.parameters}
         call = _Call(op, given | dict(zip((a.name for a in lacking), values, strict=True)))
@@ -260,9 +260,8 @@ def _opcheck(call: _Call) -> str:
 def _in_double(signature: Signature) -> Choice | None:
     """The types of a gradient check, if there are kernels for them."""
     floats = {t.type for t in signature.inputs if _floating(signature, t.type)}
-    choice = {v: "float64" if v in floats else names[0] for v, names in signature.types.items()}
-    has = all("float64" in signature.types.get(kind, (kind,)) for kind in floats)
-    return choice if has and floats else None
+    double = (c for c in signature.choices if all(c.get(kind, kind) == "float64" for kind in floats))
+    return next(double, None) if floats else None
 
 
 def _floating(signature: Signature, kind: str) -> bool:
