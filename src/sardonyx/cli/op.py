@@ -78,7 +78,7 @@ def build(path: str, as_json: bool) -> None:
 
 
 def _described(op: CustomOp) -> dict[str, Any]:
-    types = [", ".join(chosen.values()) for chosen in op.signature.instances()]
+    types = [", ".join(chosen.values()) for chosen in op.signature.choices]
     library = op.library if op.has_kernels else None
     return {
         "operator": op.signature.qualified,
