@@ -37,7 +37,8 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --maxfail 25 --durations 8 $(EAGER:%=--ignore %)
-	$(BIN)/python -m pytest --numprocesses 2 --maxfail 25 $(EAGER)
+	SARDONYX_EAGER=native $(BIN)/python -m pytest --numprocesses 2 --maxfail 25 $(EAGER)
+	SARDONYX_EAGER=python $(BIN)/python -m pytest --numprocesses 2 --maxfail 25 tests/eager --ignore tests/eager/test_onnx_operators.py
 
 lint: setup
 	$(BIN)/ruff check .

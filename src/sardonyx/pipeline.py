@@ -24,6 +24,7 @@ from sardonyx.optimize import optimize
 from sardonyx.optimize.legalize import lack
 from sardonyx.optimize.selection import selected
 from sardonyx.options import Options
+from sardonyx.run.hosted import DEVICES as hosted_devices
 from sardonyx.run.region import CompiledRegion
 from sardonyx.translate import functions as onnx_functions
 from sardonyx.translate.translator import NotExpressible, Refusal, Translation, translate
@@ -38,11 +39,16 @@ def compile_graph(
 
     Nothing is built for an engine yet: the values of weights and numbers are known at the first call.
     """
+    device = device_of(graph)
+    hosted = hosted_devices.get(device.type)
+    if hosted is not None:
+        graph = hosted.graph(graph, device.type)
+        return hosted.run(compile_graph(graph, kind, frozenset(), options), device.index or 0)
     graphs = [module for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]  # branches, loops
     calls = [node for module in graphs for node in module.graph.nodes if node.op == "call_function"]
     report = new_graph_report(kind, len(calls))
     operators = {node.target.name() for node in calls if hasattr(node.target, "name")}
-    compiler = _GraphCompiler(kind, weights, device_of(graph), operators, options, report)
+    compiler = _GraphCompiler(kind, weights, device, operators, options, report)
     with report.stage("translate"), _disable_current_modes():
         run = compiler.compile(graph)
     log.info("%s graph: %d operators, %d region(s)", kind, report.operators, len(report.regions))

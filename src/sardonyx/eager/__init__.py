@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
-from sardonyx.eager.device import enable
+from sardonyx.eager.check import check
+from sardonyx.eager.device import enable, set_device
 from sardonyx.eager.dispatch import NotMapped, State
+from sardonyx.translate import declared as nodes
+from sardonyx.translate.declared import declare
 
-__all__ = ["NotMapped", "Stats", "enable", "stats"]
+__all__ = ["NotMapped", "Stats", "check", "declare", "enable", "nodes", "set_device", "stats"]
 
 
 @dataclass(frozen=True)
@@ -20,4 +24,5 @@ class Stats:
 
 def stats() -> Stats:
     """What happened on the device so far."""
-    return Stats(dict(State.calls), dict(State.fallbacks))
+    calls = State.calls + Counter({} if State.core is None else State.core.calls())
+    return Stats(dict(calls), dict(State.fallbacks))

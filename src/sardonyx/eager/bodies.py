@@ -10,7 +10,8 @@ import torch
 
 from sardonyx.eager.dispatch import BODIES, body, computed
 from sardonyx.eager.memory import is_on_device, on_device, on_host
-from sardonyx.eager.variants import variant_of
+from sardonyx.eager.plans import PLANS
+from sardonyx.eager.variants import composed, variant_of
 
 aten = torch.ops.aten
 
@@ -29,7 +30,7 @@ def _empty_strided(
 
 
 def _index(device: Any) -> int:
-    return torch.device(device).index or 0 if device is not None else 0
+    return 0 if device is None else PLANS.index(torch.device(device))
 
 
 @body("aten::copy_")
@@ -42,8 +43,13 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A tensor of the device in another dtype, by ONNX Runtime; one of the CPU's as it is."""
     if tensor.dtype == dtype or not is_on_device(tensor) or tensor.is_complex() != dtype.is_complex:
         return tensor
-    cast: torch.Tensor = _functional(aten._to_copy.default)(tensor, dtype=dtype)
-    return cast
+    return cast(tensor, dtype)
+
+
+def cast(self: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of the device in another dtype, by ONNX Runtime."""
+    made: torch.Tensor = _functional(aten._to_copy.default)(self, dtype=dtype)
+    return made
 
 
 @body("aten::_copy_from")
@@ -85,7 +91,7 @@ def _resize(self: torch.Tensor, size: Sequence[int], *, memory_format: Any = Non
     host = on_host(self).reshape(-1)
     kept = min(host.numel(), made.numel())
     made.reshape(-1)[:kept].copy_(host[:kept])
-    fresh = on_device(made, self.device.index or 0)
+    fresh = on_device(made, self.get_device())
     return _set_tensor(self, fresh)
 
 
@@ -103,12 +109,12 @@ def _set_storage(
     count = source.nbytes() // self.element_size()
     size = (count,) if size is None else size
     if not count:
-        return _set_tensor(self, on_device(torch.empty(size, dtype=self.dtype)))
+        return _set_tensor(self, on_device(torch.empty(size, dtype=self.dtype), self.get_device()))
     memory: Any = (ctypes.c_uint8 * source.nbytes()).from_address(source.data_ptr())
     memory.keeps = source
     whole = torch.frombuffer(memory, dtype=self.dtype, count=count)
     seen = whole.as_strided(size, stride or _strides(size), storage_offset)
-    return _set_tensor(self, on_device(seen, self.device.index or 0))
+    return _set_tensor(self, on_device(seen, self.get_device()))
 
 
 def _strides(size: Sequence[int]) -> tuple[int, ...]:
@@ -117,31 +123,41 @@ def _strides(size: Sequence[int]) -> tuple[int, ...]:
 
 @body("aten::set_")
 def _set(self: torch.Tensor) -> torch.Tensor:
-    return _set_tensor(self, on_device(torch.empty(0, dtype=self.dtype)))
+    return _set_tensor(self, on_device(torch.empty(0, dtype=self.dtype), self.get_device()))
 
 
 @body("aten::index.Tensor")
 def _index_by(self: torch.Tensor, indices: Sequence[Any]) -> Any:
     """By masks, by the places that they have."""
-    return _functional(aten.index.Tensor)(self, _places(indices))
+    return _functional(aten.index.Tensor)(self, _places(indices, self.device))
+
+
+@body("aten::index_put")
+def _index_put(
+    self: torch.Tensor, indices: Sequence[Any], values: torch.Tensor, accumulate: bool = False
+) -> torch.Tensor:
+    written: torch.Tensor = _functional(aten.index_put.default)(self, _places(indices, self.device), values, accumulate)
+    return written
 
 
 @body("aten::_index_put_impl_")
-def _index_put(
+def _index_put_in_place(
     self: torch.Tensor, indices: Sequence[Any], values: torch.Tensor, accumulate: bool = False, unsafe: bool = False
 ) -> torch.Tensor:
     """As `index_put_`, which torch composes of it."""
-    written = _functional(aten.index_put.default)(self, _places(indices), values, accumulate)
-    return _copy(self, written)
+    return _copy(self, _index_put(self, indices, values, accumulate))
 
 
-def _places(indices: Sequence[Any]) -> list[Any]:
+def _places(indices: Sequence[Any], device: torch.device) -> list[Any]:
+    """Indices as numbers, on the device; torch takes those of the CPU for any."""
     found: list[Any] = []
     for index in indices:
-        if index is not None and index.dtype in (torch.bool, torch.uint8):
-            found += index.nonzero().unbind(1)
+        if index is None:
+            found.append(None)
+        elif index.dtype in (torch.bool, torch.uint8):
+            found += index.to(device).nonzero().unbind(1)
         else:
-            found.append(index)
+            found.append(index.to(device))
     return found
 
 
@@ -180,22 +196,42 @@ def _functional(operator: Any) -> Any:
 BODIES["aten::_native_batch_norm_legit"] = _batch_norm
 
 
-@body("aten::convolution_overrideable")
-def _convolution(*args: Any) -> Any:
-    return _functional(aten.convolution.default)(*args)
+@body("aten::_batch_norm_with_update")
+def _batch_norm_with_update(
+    input: torch.Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, momentum: float, eps: float
+) -> Any:
+    """With memory of no size for what only other devices keep for the gradient."""
+    results = _batch_norm(input, weight, bias, running_mean, running_var, True, momentum, eps)
+    return *results, torch.empty(0, dtype=torch.uint8, device=input.device)
 
 
-@body("aten::convolution_backward_overrideable")
-def _convolution_backward(grad: Any, x: Any, weight: Any, *rest: Any) -> Any:
-    *settings, wanted = rest
-    biases = [weight.shape[0] if not settings[3] else weight.shape[1] * settings[5]]
-    return _functional(aten.convolution_backward.default)(grad, x, weight, biases, *settings, wanted)
+# Operators that become one model, by what they are composed of
+
+composed("aten::convolution_overrideable")(aten.convolution.default)
+
+
+@composed("aten::convolution_backward_overrideable")
+def _convolution_backward(
+    grad_output: Any,
+    input: Any,
+    weight: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+    output_mask: Any,
+) -> Any:
+    biases = [weight.shape[1] * groups if transposed else weight.shape[0]]
+    settings = (stride, padding, dilation, transposed, output_padding, groups)
+    return aten.convolution_backward.default(grad_output, input, weight, biases, *settings, output_mask)
 
 
 # Recurrent cells, which torch has whole for devices that are not the CPU
 
 
-@body("aten::_thnn_fused_lstm_cell")
+@composed("aten::_thnn_fused_lstm_cell")
 def _lstm_cell(
     input_gates: torch.Tensor,
     hidden_gates: torch.Tensor,
@@ -210,7 +246,7 @@ def _lstm_cell(
     return o * cy.tanh(), cy, torch.cat([i, f, c, o], 1)
 
 
-@body("aten::_thnn_fused_lstm_cell_backward_impl")
+@composed("aten::_thnn_fused_lstm_cell_backward_impl")
 def _lstm_cell_backward(grad_hy: Any, grad_cy: Any, cx: Any, cy: Any, workspace: torch.Tensor, has_bias: bool) -> Any:
     i, f, c, o = workspace.chunk(4, 1)
     t = cy.tanh()
@@ -222,7 +258,7 @@ def _lstm_cell_backward(grad_hy: Any, grad_cy: Any, cx: Any, cy: Any, workspace:
     return gates, grad * f, gates.sum(0) if has_bias else None
 
 
-@body("aten::_thnn_fused_gru_cell")
+@composed("aten::_thnn_fused_gru_cell")
 def _gru_cell(
     input_gates: torch.Tensor,
     hidden_gates: torch.Tensor,
@@ -237,15 +273,15 @@ def _gru_cell(
     return n + z * (hx - n), torch.cat([r, z, n, hx, hn], 1)
 
 
-@body("aten::_thnn_fused_gru_cell_backward")
-def _gru_cell_backward(grad: torch.Tensor, workspace: torch.Tensor, has_bias: bool) -> Any:
+@composed("aten::_thnn_fused_gru_cell_backward")
+def _gru_cell_backward(grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias: bool) -> Any:
     r, z, n, hx, hn = workspace.chunk(5, 1)
-    to_n = grad * (1 - z) * (1 - n * n)
-    to_z = grad * (hx - n) * z * (1 - z)
+    to_n = grad_hy * (1 - z) * (1 - n * n)
+    to_z = grad_hy * (hx - n) * z * (1 - z)
     to_r = to_n * hn * r * (1 - r)
     inputs, hiddens = torch.cat([to_r, to_z, to_n], 1), torch.cat([to_r, to_z, to_n * r], 1)
     biases = (inputs.sum(0), hiddens.sum(0)) if has_bias else (None, None)
-    return inputs, hiddens, grad * z, *biases
+    return inputs, hiddens, grad_hy * z, *biases
 
 
 def _summed(first: torch.Tensor, *others: Any) -> torch.Tensor:

@@ -3,34 +3,65 @@
 from __future__ import annotations
 
 import functools
+import logging
+import os
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, TypeAlias
 
 import torch
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import (
+    _setup_privateuseone_for_python_backend,
+    generate_methods_for_privateuse1_backend,
+    rename_privateuse1_backend,
+)
 
+from sardonyx import onnx_ops
 from sardonyx.eager import autocast, storage
-from sardonyx.eager import bodies as _bodies  # noqa: F401  # registers them
+from sardonyx.eager.bodies import cast as cast_body
+from sardonyx.eager.core import MOST_DEVICES, Core, CoreEngine, load
 from sardonyx.eager.dispatch import BODIES, Fallback, Kernel, State, called
-from sardonyx.eager.memory import DEVICE
-from sardonyx.eager.variants import is_view, variant_of
+from sardonyx.eager.memory import DEVICE, by_the_core, on_device, on_host
+from sardonyx.eager.plans import PLANS, Device
+from sardonyx.eager.variants import COMPOSED, is_view, variant_of
+from sardonyx.engines.onnxruntime import checked_provider
+from sardonyx.engines.registry import register as register_engine
 from sardonyx.errors import SardonyxError
+from sardonyx.run import hosted
 from sardonyx.translate import table
 
+log = logging.getLogger(__name__)
+
+Executor: TypeAlias = Literal["auto", "native", "python"]
+
 _registered: list[Any] = []
+_process = os.getpid()
 
 _MEMORY = frozenset(
     {"_to_copy", "clone", "contiguous", "lift_fresh", "lift_fresh_copy", "copy", "_unsafe_view", "alias"}
 )
 """Operators of the table that are a matter of memory on a device: torch composes them of copies and views."""
 
+_IN_CORE = frozenset(
+    {
+        *("empty.memory_format", "empty_strided", "copy_", "_copy_from", "_local_scalar_dense", "set_"),
+        *("view", "as_strided", "_reshape_alias"),
+    }
+)
+"""Operators whose bodies the core has in C++."""
+_AS_ON_CPU = frozenset({"resize_", "set_.source_Storage", "set_.source_Storage_storage_offset", "set_.source_Tensor"})
+"""Operators for which the core calls the CPU's kernels: memory that it allocated can grow."""
 
-def enable(*, fallback: Fallback = "warn") -> None:
+
+def enable(*, fallback: Fallback = "warn", executor: Executor = "auto") -> None:
     """Make `torch.device("ort")` a device, on which ONNX Runtime computes.
 
     An operator that has no ONNX model runs on the CPU over the same memory, with `fallback` "warn" said once, with
     "quiet" only counted; with "error" it is an error.
+
+    `executor` is what stands between torch and ONNX Runtime: "native" a core in C++ that is built on first use,
+    "python" one that needs no compiler and takes some microseconds more for every call, "auto" the first if it can be
+    built. The environment variable SARDONYX_EAGER says what "auto" is. A process has one.
 
     >>> enable()
     >>> torch.ones(3, device="ort") + 1
@@ -38,42 +69,118 @@ def enable(*, fallback: Fallback = "warn") -> None:
     """
     if fallback not in ("warn", "error", "quiet"):
         raise ValueError(f"fallback is {fallback!r}; use 'warn', 'error' or 'quiet'")
-    State.fallback = fallback
+    if executor == "auto":
+        executor = os.environ.get("SARDONYX_EAGER", "auto")  # type: ignore[assignment]  # looked at below
+    if executor not in ("auto", "native", "python"):
+        raise ValueError(f"executor is {executor!r}; use 'auto', 'native' or 'python'")
     if _registered:
+        if executor not in ("auto", _running()):
+            raise SardonyxError(f"the device is there already, with the executor {_running()!r}")
+        State.fallback = fallback
         return
     name = torch._C._get_privateuse1_backend_name()
     if name not in ("privateuseone", DEVICE):
         raise SardonyxError(f"torch has room for one device of this kind, and it is {name!r} already")
-    _setup_privateuseone_for_python_backend(DEVICE, backend_module=Module())
-    storage.install()
-    _register()
+    State.core = _core(executor)
+    if State.core is None:
+        _setup_privateuseone_for_python_backend(DEVICE, backend_module=_module)
+        storage.install()
+    else:
+        rename_privateuse1_backend(DEVICE)
+        generate_methods_for_privateuse1_backend()
+        torch._register_device_module(DEVICE, _module)  # type: ignore[no-untyped-call]
+    State.fallback = fallback
+    hosted.DEVICES[DEVICE] = hosted.Hosted(on_host, on_device)
+    _register(State.core)
+    onnx_ops.register()
 
 
-def _register() -> None:
+def _running() -> str:
+    return "python" if State.core is None else "native"
+
+
+def _core(executor: str) -> Core | None:
+    """The core, started; None where it is not wanted, or cannot be had and need not."""
+    if executor == "python":
+        return None
+    try:
+        core = load(torch.get_num_threads())
+    except (SardonyxError, OSError) as error:
+        if executor == "native":
+            raise
+        log.warning("the device ort runs without its core, and slower: %s", error)
+        return None
+    register_engine(CoreEngine(core))
+    PLANS.devices[0] = Device(CoreEngine.name, threads=True)
+    PLANS.current = lambda: core.current
+    by_the_core()
+    return core
+
+
+def _register(core: Core | None) -> None:
+    """Hand torch the kernels; with a core, those in Python have a key of their own, from which it calls them."""
+    key = "PrivateUse1" if core is None else "PrivateUse2"
     rest: Any = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
-    rest.fallback(called, "PrivateUse1")
+    for each in {"PrivateUse1", key}:
+        rest.fallback(called, each)
     own: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of kernels that say there is none for such devices
         for operator in _operators():
-            own.impl(operator.name().removeprefix("aten::"), _kernel(operator), "PrivateUse1")
+            name = operator.name().removeprefix("aten::")
+            if core is None:
+                own.impl(name, _kernel(operator), key)
+            elif name in _AS_ON_CPU:
+                core.register(operator, "view")
+            elif name in _IN_CORE:
+                continue
+            elif _is_computed(operator):
+                own.impl(name, functools.partial(called, operator), key)
+                core.register(operator, variant_of(operator).kind)  # type: ignore[union-attr]  # it has one
+            else:
+                own.impl(name, functools.partial(called, operator), "PrivateUse1")
+        if core is not None:
+            _register_rest(core, own)
     _registered.extend((rest, own, *autocast.install()))
+
+
+def _register_rest(core: Core, own: Any) -> None:
+    """Everything else that torch does not compose: as views, by plans, or as Python decides."""
+    known = {operator.name() for operator in _operators()}
+    for name in torch._C._dispatch_get_all_op_names():
+        operator = None if name in known else _operator(name)
+        if operator is None or _is_composed(operator) or name.removeprefix("aten::") in _IN_CORE:
+            continue
+        if is_view(operator):
+            core.register(operator, "view")
+        elif _is_computed(operator):
+            core.register(operator, variant_of(operator).kind)  # type: ignore[union-attr]  # it has one
+    cast = torch.ops.sardonyx_eager.cast.default
+    own_cast: Any = torch.library.Library("sardonyx_eager", "IMPL")  # type: ignore[no-untyped-call]
+    own_cast.impl("cast", cast_body, "PrivateUse2")
+    core.register(cast, "functional")
+    _registered.append(own_cast)
+
+
+def _is_computed(operator: Any) -> bool:
+    """Whether a call is a plan and nothing else."""
+    by_hand = operator.name() in BODIES or torch.Tag.nondeterministic_seeded in operator.tags
+    return not by_hand and variant_of(operator) is not None
 
 
 def _kernel(operator: Any) -> Callable[..., Any]:
     """What torch calls: with a table of its own for an operator that only computes."""
     variant = variant_of(operator)
-    written = operator.name() in BODIES or torch.Tag.nondeterministic_seeded in operator.tags
-    if written or variant is None or variant.kind != "functional":
+    if variant is None or variant.kind != "functional" or not _is_computed(operator):
         return functools.partial(called, operator)
     return Kernel(operator).__call__
 
 
 def _operators() -> Iterator[Any]:
     """Operators that torch would compose of others, or refuse, where they are better left whole."""
-    for name in sorted(table.names() | BODIES.keys()):
+    for name in sorted(table.names() | BODIES.keys() | COMPOSED.keys()):
         operator = _operator(name)
-        if operator is None or _is_composite(operator) or (is_view(operator) and name not in BODIES):
+        if operator is None or _is_implicit(operator) or (is_view(operator) and name not in BODIES):
             continue
         if name.partition("::")[2].partition(".")[0] in _MEMORY:
             continue
@@ -81,29 +188,61 @@ def _operators() -> Iterator[Any]:
 
 
 def _operator(name: str) -> Any:
-    space, _, rest = name.partition("::")
-    packet, _, overload = rest.partition(".")
-    if space != "aten" or not hasattr(torch.ops.aten, packet):
-        return None
-    return getattr(getattr(torch.ops.aten, packet), overload or "default", None)
+    return table.find_operator(name) if name.startswith("aten::") else None
 
 
-def _is_composite(operator: Any) -> bool:
+def _is_implicit(operator: Any) -> bool:
     """Whether autograd sees only what an operator is composed of."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd")
 
 
+def _is_composed(operator: Any) -> bool:
+    """Whether torch has the operator for every device."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    keys = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+    return any(has(operator.name(), key) for key in keys)
+
+
+def set_device(index: int, provider: str = "CPUExecutionProvider", options: Mapping[str, Any] | None = None) -> None:
+    """Let `torch.device("ort", index)` compute by one of ONNX Runtime's execution providers.
+
+    Tensors stay in the memory of the host, from which ONNX Runtime hands them to the provider.
+
+    >>> enable()
+    >>> set_device(1, "CPUExecutionProvider", {})
+    >>> torch.ones(2, device="ort:1") * 2
+    tensor([2., 2.], device='ort:1')
+    """
+    if not _registered:
+        raise SardonyxError("there is no device ort", hint="sardonyx.eager.enable() makes it")
+    count = len(PLANS.devices)
+    if not 0 <= index <= count or index >= MOST_DEVICES:
+        raise ValueError(f"the device is {index}, and there are {count} of at most {MOST_DEVICES}; the next is {count}")
+    provided = checked_provider((provider, dict(options or {})))
+    PLANS.devices[index] = Device(providers=[provided, *_BESIDE[provider != "CPUExecutionProvider"]])
+    PLANS.clear()
+    if State.core is not None:
+        State.core.have(len(PLANS.devices))
+
+
+_BESIDE = ((), ("CPUExecutionProvider",))
+"""What takes the operators that a provider lacks."""
+
+
 class _Chosen:
-    """`with torch.ort.device(0):`."""
+    """`with torch.ort.device(1):`."""
 
     def __init__(self, device: Any) -> None:
-        self.index = device
+        self.index = device if isinstance(device, int) else torch.device(device).index or 0
 
     def __enter__(self) -> None:
-        """There is one."""
+        """Let it be the one that is meant where none is said."""
+        self._before = _module.current_device()
+        _module.set_device(self.index)
 
     def __exit__(self, *_: object) -> None:
-        """There is one."""
+        """Go back to the one before."""
+        _module.set_device(self._before)
 
 
 class Module:
@@ -120,12 +259,27 @@ class Module:
         return True
 
     def device_count(self) -> int:
-        """How many there are."""
-        return 1
+        """How many there are: one, and those that `sardonyx.eager.set_device` added."""
+        return len(PLANS.devices)
 
     def current_device(self) -> int:
-        """The index of the one that is used where none is said."""
-        return 0
+        """The index of the one that is meant where none is said."""
+        return 0 if State.core is None else State.core.current
+
+    def set_device(self, device: Any) -> None:
+        """Choose that, for this thread."""
+        index = device if isinstance(device, int) else torch.device(device).index or 0
+        if not 0 <= index < self.device_count():
+            raise ValueError(f"there is no device ort:{index}; sardonyx.eager.set_device makes one")
+        if State.core is not None:
+            State.core.current = index
+        elif index:
+            raise SardonyxError("the executor in Python has no current device but the first", hint=f"say ort:{index}")
+
+    def get_device_name(self, device: Any = None) -> str:
+        """What computes on it."""
+        index = self.current_device() if device is None else torch.device(device).index or 0
+        return PLANS.devices[index].name
 
     def synchronize(self, device: Any = None) -> None:
         """Calls are done when they return."""
@@ -150,4 +304,7 @@ class Module:
         return [torch.float16, torch.bfloat16]
 
     def _is_in_bad_fork(self) -> bool:
-        return False
+        return os.getpid() != _process
+
+
+_module = Module()

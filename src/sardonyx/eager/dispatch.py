@@ -12,8 +12,10 @@ import torch
 from torch._C import DispatchKey, DispatchKeySet
 from torch.utils import _pytree as pytree
 
+from sardonyx.eager.core import Core
+from sardonyx.eager.layout import IN_ORDER, layout_of
 from sardonyx.eager.memory import DEVICE, is_on_device, on_device, on_host
-from sardonyx.eager.plans import Direct, Results, direct_of, run, tensors_of
+from sardonyx.eager.plans import PLANS, Call, Direct, Plan, Results, tensors_of
 from sardonyx.eager.variants import Variant, is_view, variant_of
 from sardonyx.errors import SardonyxError, UnsupportedOperator
 
@@ -33,6 +35,8 @@ class State:
     """How the device is set, and what happened on it."""
 
     fallback: Fallback = "warn"
+    core: Core | None = None
+    """What has the calls of the executor in C++."""
     calls: ClassVar[Counter[str]] = Counter()
     fallbacks: ClassVar[Counter[str]] = Counter()
 
@@ -87,35 +91,42 @@ class Kernel:
                 self._learn(look, args, kwargs)
             return results
         State.calls[self._name] += 1
-        found = direct([x for x in args if isinstance(x, torch.Tensor)])
+        tensors = [x for x in args if isinstance(x, torch.Tensor)]
+        found = direct(tensors, tensors[0].get_device() if tensors else 0)
         return found[0] if self._single else tuple(found)
 
     def _learn(self, look: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        direct = direct_of(self._operator, dict(zip(self._parameters, args, strict=False)) | dict(kwargs))
-        if direct is not None and (self._single or len(self._operator._schema.returns) > 1):
-            if len(self._known) >= _MOST_LOOKS:
-                self._known.clear()
-            self._known[look] = direct
+        given = dict(zip(self._parameters, args, strict=False)) | dict(kwargs)
+        plan = PLANS.known(Call(self._operator, given, _index_of(given)))
+        if plan is None or plan.direct is None or not (self._single or len(self._operator._schema.returns) > 1):
+            return
+        if len(self._known) >= _MOST_LOOKS:
+            self._known.clear()
+        self._known[look] = plan.direct
 
 
 _MOST_LOOKS = 1024
 
 
 def _look(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable | None:
-    """What a call looks like; None where a tensor is in a list, elsewhere, or not in order in memory."""
+    """What a call looks like; None where a tensor is in a list, elsewhere, or not in order in memory.
+
+    Complex tensors are never run straight, so it does not matter whether one is conjugate.
+    """
     look: list[Any] = []
     for x in args:
         if isinstance(x, torch.Tensor):
-            if not x.is_contiguous() or x.device.type != DEVICE or x.is_complex() or x.is_neg():
+            index = x.get_device()  # of the CPU's less than none
+            if index < 0 or not x.is_contiguous() or x.is_neg():
                 return None
-            look += (x.dtype, x.shape)
+            look += (index, x.dtype, x.shape)
         elif isinstance(x, (list, tuple)):
             if any(isinstance(y, torch.Tensor) or y is None for y in x):
                 return None
             look += (list, tuple(x))
         else:
             look += (type(x), x)
-    for name, x in kwargs.items():
+    for name, x in kwargs.items():  # a call that names a device may not be on the first
         if isinstance(x, (torch.Tensor, list, tuple, torch.device)):
             return None
         look += (name, type(x), x)
@@ -129,24 +140,39 @@ def computed(variant: Variant, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     """An operator, computed by ONNX Runtime and written where it is wanted."""
     given = dict(zip(variant.parameters, args, strict=False)) | dict(kwargs)
     if variant.kind == "functional":
-        results = _run(variant.functional, given)
-        return _as_declared(variant.functional, results)
+        return _as_declared(variant.operator, _run(variant, given, given))
     targets = [given[name] for name in variant.written]
+    wanted = given
     if variant.kind == "out":
-        given = {name: value for name, value in given.items() if name not in variant.written}
-        _tell_dtype(variant, given, targets)
-    for target, result in zip(targets, _run(variant.functional, given), strict=True):
+        wanted = {name: value for name, value in given.items() if name not in variant.written}
+        _tell_dtype(variant, wanted, targets)
+    for target, result in zip(targets, _run(variant, wanted, given), strict=True):
         if result is not None:
             _write(target, result, variant)
     return targets[0] if len(targets) == 1 else tuple(targets)
 
 
-def _run(operator: Any, given: dict[str, Any]) -> Results:
-    given = {name: _fit(value) for name, value in given.items()}
-    for name in _tensors_only(operator):
-        if isinstance(given.get(name), (bool, int, float)):
-            given[name] = _tensor(given[name], tensors_of(given))
-    return run(operator, given)
+def _run(variant: Variant, wanted: Mapping[str, Any], given: Mapping[str, Any]) -> Results:
+    """The results of the functional operator for what it wants of what was given."""
+    index = _index_of(given)
+    fitted = {name: _fit(value, index) for name, value in wanted.items()}
+    for name in _tensors_only(variant.operator):
+        if isinstance(fitted.get(name), (bool, int, float)):
+            fitted[name] = on_device(_tensor(fitted[name], tensors_of(fitted)), index)
+    call = Call(variant.functional, fitted, index)
+    plan, results = PLANS.run(call)
+    if State.core is not None:
+        _offer(State.core, variant, plan, call, given)
+    return results
+
+
+def _offer(core: Core, variant: Variant, plan: Plan, call: Call, given: Mapping[str, Any]) -> None:
+    """Let the core have calls like this one."""
+    if plan.plain is None or (plan.numbers and plan.numbers != call.numbers):
+        return
+    sized = torch.Tag.dynamic_output_shape not in variant.operator.tags
+    leaves = [layout_of(x) or IN_ORDER for x in tensors_of(given)]
+    core.offer(variant.operator, plan.plain, leaves, len(call.tensors), len(plan.numbers), sized=sized)
 
 
 @cache
@@ -160,24 +186,34 @@ def _tensors_only(operator: Any) -> tuple[str, ...]:
 def _tensor(number: Any, beside: Sequence[torch.Tensor]) -> torch.Tensor:
     """A number as a tensor that decides no dtype, as exact as those beside it."""
     exact = any(x.dtype == torch.float64 for x in beside)
-    return on_device(torch.tensor(number, dtype=torch.float64 if exact and isinstance(number, float) else None))
+    return torch.tensor(number, dtype=torch.float64 if exact and isinstance(number, float) else None)
 
 
-def _fit(value: Any) -> Any:
+def _index_of(values: Any) -> int:
+    """Which of the devices a call is on: that of its tensors, or one that it names."""
+    for leaf in pytree.tree_leaves(values):
+        if is_on_device(leaf):
+            return int(leaf.get_device())
+        if isinstance(leaf, torch.device) and leaf.type == DEVICE:
+            return PLANS.index(leaf)
+    return 0
+
+
+def _fit(value: Any, index: int) -> Any:
     """An argument as plans take it: tensors of the device, in order in memory; no device, which is the CPU for them."""
     if isinstance(value, torch.Tensor):
         if value.device.type != DEVICE:
             if value.dim():
                 raise RuntimeError(f"a tensor is on {value.device}, and others are on {DEVICE}")
-            value = on_device(value.cpu())
-        return value if value.is_contiguous() and not (value.is_conj() or value.is_neg()) else _in_order(value)
+            value = on_device(value.cpu(), index)
+        return _in_order(value) if value.is_conj() or value.is_neg() or layout_of(value) is None else value
     if isinstance(value, (list, tuple)):
-        return [_fit(x) for x in value]
+        return [_fit(x, index) for x in value]
     return None if isinstance(value, torch.device) else value
 
 
 def _in_order(tensor: torch.Tensor) -> torch.Tensor:
-    return on_device(on_host(tensor).contiguous())
+    return on_device(on_host(tensor).contiguous(), tensor.get_device())
 
 
 def _as_declared(operator: Any, results: Results) -> Any:
@@ -200,11 +236,11 @@ def _write(target: torch.Tensor, result: torch.Tensor, variant: Variant) -> None
     if target.shape != result.shape:
         if variant.kind == "in place" or target.numel():
             shapes = f"the shape {tuple(result.shape)}, and the tensor it is to be written to {tuple(target.shape)}"
-            raise RuntimeError(f"{variant.functional.name()}: the result has {shapes}")
+            raise RuntimeError(f"{variant.operator.name()}: the result has {shapes}")
         target.resize_(result.shape)
     if not torch.can_cast(result.dtype, target.dtype):
         raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {target.dtype}")
-    on_host(target).copy_(on_host(result))
+    target.copy_(result)
 
 
 # By torch
@@ -227,6 +263,7 @@ def _by_torch(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], why
 def by_cpu(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run an operator on the CPU, over the same memory."""
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    index = _index_of(leaves)
     given = [_on_host(leaf) for leaf in leaves]
     same = {id(host): leaf for host, leaf in zip(given, leaves, strict=True) if is_on_device(leaf)}
     args, kwargs = pytree.tree_unflatten(given, spec)
@@ -235,7 +272,7 @@ def by_cpu(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
         if is_on_device(leaf) and host.shape != leaf.shape:  # an `out=` that torch gave its size
             leaf.resize_(host.shape)
             on_host(leaf).copy_(host)
-    return pytree.tree_map_only(torch.Tensor, lambda x: same.get(id(x)) if id(x) in same else on_device(x), results)
+    return pytree.tree_map_only(torch.Tensor, lambda x: same[id(x)] if id(x) in same else on_device(x, index), results)
 
 
 def _on_host(leaf: Any) -> Any:

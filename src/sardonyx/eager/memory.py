@@ -1,6 +1,7 @@
 """One memory under two names: what lies on the device `ort` is ordinary memory, which the CPU can see too.
 
-DLPack carries a tensor from one to the other: its description says on which device it is, and that is changed.
+DLPack carries a tensor from one to the other: its description says on which device it is, and that is changed. The core
+in C++ does the same without it.
 """
 
 from __future__ import annotations
@@ -45,13 +46,30 @@ def renamed(capsule: Any, device: int, index: int = 0) -> Any:
     return capsule
 
 
+class _Core:
+    """Whether the core has been loaded."""
+
+    loaded = False
+
+
+def by_the_core() -> None:
+    """Leave the renaming of memory to the core from now on."""
+    _Core.loaded = True
+
+
 def on_device(tensor: torch.Tensor, index: int = 0) -> torch.Tensor:
     """A tensor of the device over the memory of one of the CPU's."""
+    if _Core.loaded:
+        made: torch.Tensor = torch.ops.sardonyx_eager.device(tensor, index)
+        return made
     return _elsewhere(tensor, _EXTENSION, index)
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of the CPU's over the memory of one of the device."""
+    if _Core.loaded:
+        made: torch.Tensor = torch.ops.sardonyx_eager.host(tensor)
+        return made
     return _elsewhere(tensor, _CPU, 0)
 
 
@@ -67,15 +85,46 @@ def _elsewhere(tensor: torch.Tensor, device: int, index: int) -> torch.Tensor:
     return made
 
 
-def to_runtime(tensor: torch.Tensor) -> Any:
-    """A tensor of the device as a value of ONNX Runtime's, over the same memory."""
+class _Block(ctypes.Structure):
+    """A tensor for DLPack that owns no memory but the block it is described in."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int32),
+        ("index", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("sizes", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("offset", ctypes.c_uint64),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    )
+
+
+_libc = ctypes.CDLL(None)
+_libc.malloc.restype = ctypes.c_void_p
+_libc.malloc.argtypes = [ctypes.c_size_t]
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype = ctypes.py_object
+_new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+
+
+def value_over(tensor: torch.Tensor) -> Any:
+    """A value of ONNX Runtime's over a tensor's memory that does not keep it: for as long as a tensor is there."""
     capsule = to_dlpack(tensor)
-    described = _Described.from_address(_pointer(capsule, b"dltensor"))
-    described.device, described.index = _CPU, 0
-    if described.code != _BOOLEAN:
-        return binding().OrtValue.from_dlpack(capsule, False)
-    described.code = _UNSIGNED
-    return binding().OrtValue.from_dlpack(capsule, True)
+    code = _Described.from_address(_pointer(capsule, b"dltensor")).code
+    place = _libc.malloc(ctypes.sizeof(_Block) + 8 * tensor.dim())
+    block = _Block.from_address(place)
+    ctypes.memset(place, 0, ctypes.sizeof(_Block))
+    block.data, block.device, block.rank = tensor.data_ptr(), _CPU, tensor.dim()
+    block.code, block.bits, block.lanes = _UNSIGNED if code == _BOOLEAN else code, 8 * tensor.element_size(), 1
+    block.sizes = place + ctypes.sizeof(_Block)
+    (ctypes.c_int64 * tensor.dim()).from_address(block.sizes)[:] = list(tensor.shape)
+    block.deleter = ctypes.cast(_libc.free, ctypes.c_void_p).value
+    return binding().OrtValue.from_dlpack(_new_capsule(place, b"dltensor", None), code == _BOOLEAN)
 
 
 def from_runtime(capsule: Any, boolean: bool, index: int = 0) -> torch.Tensor:

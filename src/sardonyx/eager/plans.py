@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeAlias
 
+import sympy
 import torch
 from torch._decomp import core_aten_decompositions
 from torch._subclasses.fake_tensor import (
@@ -23,165 +25,166 @@ from sardonyx.cache.lru import LRU
 from sardonyx.capture.aot import decompositions
 from sardonyx.capture.whole import keeping_whole
 from sardonyx.diagnose.report import collecting
-from sardonyx.eager.memory import from_runtime, on_device, on_host, to_runtime
+from sardonyx.eager.layout import IN_ORDER, Layout, layout_of
+from sardonyx.eager.memory import from_runtime, on_device, on_host, value_over
 from sardonyx.engines.onnxruntime import OnnxRuntimeRunner
 from sardonyx.errors import UnsupportedOperator
 from sardonyx.options import Options
 from sardonyx.pipeline import compile_graph
-from sardonyx.run.region import CompiledRegion
+from sardonyx.run.region import CompiledRegion, Plain
 
 log = logging.getLogger(__name__)
 
 _MOST = 8192
 """Plans that are kept; the least recently used go."""
 _LARGE = 2**16
-"""Elements from which several threads are worth having: each session has threads of its own."""
+"""Elements from which several threads are worth having: each session of the binding's has threads of its own."""
+_ALIKE = 2
+"""How many calls that differ in sizes or numbers get plans of their own, before there is one for all like them."""
+
+_MOST_PLACES = 16
+"""How many places in memory of its inputs a session remembers."""
 
 Results: TypeAlias = "list[torch.Tensor | None]"
-Plan: TypeAlias = Callable[[Sequence[torch.Tensor]], Results]
-"""Tensors of the device in and out; None for a result that was not asked for, as a gradient may not be."""
-
-_VALUES = 2
-"""How many values of a number get plans of their own, before there is one that takes any."""
-
-_lock = threading.RLock()
+"""Tensors of the device; None for a result that was not asked for, as a gradient may not be."""
 
 
-class _Kept:
-    """Plans by what a call looks like; and by that without the values of its numbers."""
+@dataclass
+class Device:
+    """How a device runs its sessions: by which engine and which provider."""
 
-    exact = LRU[Plan](_MOST)
-    loose: ClassVar[dict[Hashable, _Numbered | None]] = {}
-    """None where there cannot be one."""
-    seen: ClassVar[Counter[Hashable]] = Counter()
+    engine: str = "onnxruntime"
+    threads: bool = False
+    """Whether the engine has threads that all sessions share."""
+    providers: Any = None
 
+    @property
+    def name(self) -> str:
+        """What computes on it."""
+        if self.providers is None:
+            return "ONNX Runtime, CPUExecutionProvider"
+        first = self.providers[0]
+        return f"ONNX Runtime, {first if isinstance(first, str) else first[0]}"
 
-def run(operator: Any, given: dict[str, Any]) -> Results:
-    """The results of a call, by its plan, which is made if there is none."""
-    key = key_of(operator, given)
-    plan = _Kept.exact.get(key)
-    if plan is not None:
-        return plan(tensors_of(given))
-    with _lock:
-        numbered = _loosely(operator, given)
-        if numbered is not None:
-            return numbered(given)
-        plan = _made(operator, given)
-        _Kept.exact.put(key, plan)
-    return plan(tensors_of(given))
-
-
-def made_so_far() -> int:
-    """How many plans there are."""
-    return len(_Kept.exact) + len(_Kept.loose)
-
-
-def direct_of(operator: Any, given: dict[str, Any]) -> Direct | None:
-    """The session of a call that has been, if running it is all there is to do."""
-    plan = _Kept.exact.get(key_of(operator, given))
-    return plan.direct if isinstance(plan, _Plan) else None
+    def options(self, tensors: Sequence[torch.Tensor]) -> Options:
+        """Those that plans are compiled with."""
+        given: dict[str, Any] = {"engine": self.engine, "fallback": "error", "cache_dir": ""}
+        if not self.threads:
+            large = sum(x.numel() for x in tensors) >= _LARGE
+            given["session_options"] = {"intra_op_num_threads": torch.get_num_threads() if large else 1}
+        if self.providers is not None:
+            given["providers"] = self.providers
+        return Options.of({}, **given)
 
 
-def key_of(operator: Any, given: dict[str, Any]) -> Hashable:
-    """What a plan is for: the operator, dtypes and sizes of tensors, and everything else as it is."""
-    return operator, tuple([(name, _kind(value)) for name, value in given.items()])
+@dataclass
+class Call:
+    """An operator and what it is called with: tensors of the device that lie in order, or nearly so."""
+
+    operator: Any
+    given: Mapping[str, Any]
+    index: int = 0
+    """Which of the devices it is on."""
+    tensors: list[torch.Tensor] = field(init=False)
+    layouts: list[Layout] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tensors = tensors_of(self.given)
+        self.layouts = [layout_of(x) or IN_ORDER for x in self.tensors]
+        for tensor in self.tensors:
+            if tensor.get_device() != self.index:
+                raise RuntimeError(f"{self.operator}: a tensor is on {tensor.device}, another on ort:{self.index}")
+
+    def bases(self) -> list[torch.Tensor]:
+        """What lies in order under its tensors."""
+        return [layout.base(x) for x, layout in zip(self.tensors, self.layouts, strict=True)]
+
+    @cached_property
+    def numbers(self) -> tuple[str, ...]:
+        """The arguments that are numbers of which a model could take any."""
+        return tuple(name for name, x in self.given.items() if type(x) is float and math.isfinite(x))
+
+    def key(self) -> Hashable:
+        """What a plan is for: the operator, dtypes, sizes and layouts of tensors, and everything else as it is."""
+        return self.operator, self.index, tuple(self.layouts), self._kinds(lambda x: tuple(x.shape), ())
+
+    def loose_key(self, numbers: tuple[str, ...]) -> Hashable:
+        """The same for any sizes that are equal where these are, and any of these numbers."""
+        places: dict[int, int] = {}
+
+        def pattern(tensor: torch.Tensor) -> tuple[int, ...]:
+            return tuple(size if size < 2 else 2 + places.setdefault(size, len(places)) for size in tensor.shape)
+
+        repeated = tuple(x.shape[axis] for x, y in zip(self.tensors, self.layouts, strict=True) for axis in y.repeated)
+        return self.operator, self.index, tuple(self.layouts), repeated, self._kinds(pattern, numbers)
+
+    def _kinds(self, sizes: Callable[[torch.Tensor], Hashable], any_of: tuple[str, ...]) -> Hashable:
+        def kind(value: Any) -> Hashable:
+            if isinstance(value, torch.Tensor):
+                return value.dtype, sizes(value)
+            if isinstance(value, (list, tuple)):
+                return tuple([kind(x) for x in value])
+            return type(value), value  # 1, 1.0 and True are equal, and not the same argument
+
+        return tuple([(name, None if name in any_of else kind(value)) for name, value in self.given.items()])
+
+    def function(self) -> Callable[..., Any]:
+        """The call as a function of its bases, and of numbers by name."""
+        leaves, spec = pytree.tree_flatten(dict(self.given))
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        shapes = [tuple(x.shape) for x in self.tensors]
+
+        def call(*bases: torch.Tensor, **numbers: Any) -> Any:
+            filled = list(leaves)
+            for place, base, layout, sizes in zip(places, bases, self.layouts, shapes, strict=True):
+                filled[place] = layout.seen(base, sizes)
+            result = self.operator(**(pytree.tree_unflatten(filled, spec) | numbers))
+            return list(result) if isinstance(result, (tuple, list)) else [result]
+
+        return call
 
 
-def _kind(value: Any) -> Hashable:
-    if isinstance(value, torch.Tensor):
-        return value.dtype, value.shape
-    if isinstance(value, (list, tuple)):
-        return tuple([_kind(x) for x in value])
-    return type(value), value  # 1, 1.0 and True are equal, and not the same argument
-
-
-def _loosely(operator: Any, given: dict[str, Any]) -> _Numbered | None:
-    """The plan that takes any number where this call has one, once there have been a few: an optimizer's change."""
-    names = [name for name, value in given.items() if type(value) is float and math.isfinite(value)]
-    if not names:
-        return None
-    key = key_of(operator, {name: None if name in names else value for name, value in given.items()})
-    if key in _Kept.loose:
-        return _Kept.loose[key]
-    _Kept.seen[key] += 1
-    if _Kept.seen[key] <= _VALUES:
-        return None
-    try:
-        made = _Numbered(operator, given, names)
-    except Exception as error:
-        log.info("%s has a plan for every number it is called with: %s", operator, error)
-        made = None
-    _Kept.loose[key] = made
-    return made
-
-
-def tensors_of(given: dict[str, Any]) -> list[torch.Tensor]:
+def tensors_of(given: Mapping[str, Any]) -> list[torch.Tensor]:
     """The tensors among arguments, in their order."""
-    found: list[torch.Tensor] = []
-    for value in given.values():
+    return list(_tensors(given.values()))
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    for value in values:
         if isinstance(value, torch.Tensor):
-            found.append(value)
+            yield value
         elif isinstance(value, (list, tuple)):
-            found += [x for x in value if isinstance(x, torch.Tensor)]
-    return found
+            yield from _tensors(value)
 
 
-def _made(operator: Any, given: dict[str, Any]) -> Plan:
-    """Trace the call, and compile it. What cannot be expressed in ONNX raises `UnsupportedOperator`."""
-    tensors = tensors_of(given)
-    with torch.no_grad(), keeping_whole(), collecting():
-        try:
-            graph = make_fx(_function(operator, given), decompositions(), tracing_mode="fake")(*map(_like, tensors))
-        except _UNTRACEABLE as error:
-            raise UnsupportedOperator(f"it cannot be traced: {error}") from error
-        return _Plan(compile_graph(graph, "inference", frozenset(), _options(tensors)))
-
-
-def _options(tensors: Sequence[torch.Tensor]) -> Options:
-    large = sum(x.numel() for x in tensors) >= _LARGE
-    threads = torch.get_num_threads() if large else 1
-    return Options.of({}, fallback="error", session_options={"intra_op_num_threads": threads}, cache_dir="")
-
-
-_UNTRACEABLE = (DynamicOutputShapeException, DataDependentOutputException, UnsupportedFakeTensorException)
-
-
-def _like(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype)
-
-
-def _function(operator: Any, given: dict[str, Any]) -> Callable[..., Any]:
-    """The call as a function of its tensors alone."""
-    leaves, spec = pytree.tree_flatten(given)
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-
-    def call(*tensors: torch.Tensor, **numbers: Any) -> Any:
-        filled = list(leaves)
-        for place, tensor in zip(places, tensors, strict=True):
-            filled[place] = tensor
-        result = operator(**(pytree.tree_unflatten(filled, spec) | numbers))
-        return list(result) if isinstance(result, (tuple, list)) else [result]
-
-    return call
-
-
-class _Plan:
+class Plan:
     """A compiled call. Where its session takes and gives tensors as they are, it is run without a way around."""
+
+    numbers: tuple[str, ...] = ()
+    """Arguments that it takes any numbers for, as tensors after the others."""
+    sized = True
+    """Whether it is for tensors of certain sizes."""
 
     def __init__(self, run: Callable[[list[Any]], Sequence[Any]]) -> None:
         self._run = run
         self.direct: Direct | None = None
+        self.plain: Plain | None = None
 
-    def __call__(self, tensors: Sequence[torch.Tensor]) -> Results:
+    def __call__(self, call: Call) -> Results:
+        """The results of a call."""
+        numbers = [on_device(torch.tensor(call.given[name], dtype=torch.float64)) for name in self.numbers]
+        tensors = [*call.bases(), *numbers]
         if self.direct is not None:
-            return self.direct(tensors)
+            return self.direct(tensors, call.index)
         whole = all(x.numel() for x in tensors)  # without elements, a tensor cannot be handed over
         given = [on_host(x) for x in tensors]
         memory = {x.untyped_storage().data_ptr() for x in given if x.numel()}
-        results = [None if x is None else on_device(_apart(x, memory)) for x in self._run(list(given))]
+        results = [None if x is None else on_device(_apart(x, memory), call.index) for x in self._run(list(given))]
         region = getattr(self._run, "__self__", None)
-        if whole and isinstance(region, CompiledRegion):
-            self.direct = Direct.of(region)
+        if isinstance(region, CompiledRegion):
+            self.plain = region.plain()
+            if whole and self.plain is not None:
+                self.direct = Direct.of(self.plain, sized=self.sized)
         return results
 
 
@@ -190,57 +193,173 @@ def _apart(result: torch.Tensor, memory: set[int]) -> torch.Tensor:
     return result.clone() if result.numel() and result.untyped_storage().data_ptr() in memory else result
 
 
-class Direct:
-    """A session that is given the device's tensors."""
+class _Loose(Plan):
+    """A plan for any sizes that are equal where those it was made with are, and for any value of some numbers."""
 
-    def __init__(self, runner: OnnxRuntimeRunner, inputs: Sequence[int]) -> None:
-        self._runner, self._inputs = runner, tuple(inputs)
-        self._booleans = [dtype == torch.bool for dtype in runner.output_types]
+    sized = False
 
-    @classmethod
-    def of(cls, region: CompiledRegion) -> Direct | None:
-        """That of a region, if it does nothing beside running a session."""
-        session = region.plain_session()
-        if session is None or not isinstance(session.runner, OnnxRuntimeRunner):
-            return None
-        return cls(session.runner, session.inputs)
-
-    def __call__(self, tensors: Sequence[torch.Tensor]) -> Results:
-        """Run it; the tensors lie in order in memory."""
-        feeds = [to_runtime(tensors[i]) for i in self._inputs]
-        fetched = self._runner.fetch(feeds)
-        return [self._read(fetched, i) for i in range(len(self._booleans))]
-
-    def _read(self, fetched: Any, index: int) -> torch.Tensor:
-        try:
-            return from_runtime(fetched.dlpack_at(index), self._booleans[index])
-        except RuntimeError:  # DLPack does not carry a tensor without elements from there
-            shape = fetched[index].shape()
-            if 0 not in shape:
-                raise
-            return on_device(torch.empty(shape, dtype=self._runner.output_types[index]))
-
-
-class _Numbered:
-    """A plan for any value of some numbers, which its model takes as tensors."""
-
-    def __init__(self, operator: Any, given: dict[str, Any], names: Sequence[str]) -> None:
-        self._names = names
-        tensors = tensors_of(given)
-        call = _function(operator, dict.fromkeys(names) | {n: v for n, v in given.items() if n not in names})
+    def __init__(self, call: Call, numbers: tuple[str, ...], device: Device) -> None:
+        bases, function = call.bases(), call.function()
 
         def of_numbers(*values: torch.Tensor) -> Any:
-            numbers = {name: value.item() for name, value in zip(names, values[len(tensors) :], strict=True)}
-            return call(*values[: len(tensors)], **numbers)
+            given = {name: value.item() for name, value in zip(numbers, values[len(bases) :], strict=True)}
+            return function(*values[: len(bases)], **given)
 
-        values = [torch.tensor(given[name], dtype=torch.float64) for name in names]
-        with torch.no_grad(), collecting():
-            apart: dict[Any, Any] = dict(core_aten_decompositions())
-            traced = make_fx(of_numbers, apart, tracing_mode="symbolic")
-            graph = traced(*map(_like, tensors), *values)
-            self._plan = _Plan(compile_graph(graph, "inference", frozenset(), _options(tensors)))
+        values = [torch.tensor(call.given[name], dtype=torch.float64) for name in numbers]
+        apart: Any = dict(core_aten_decompositions()) if numbers else decompositions()
+        with torch.no_grad(), keeping_whole(), collecting():
+            graph = make_fx(of_numbers, apart, tracing_mode="symbolic")(*map(_like, bases), *values)
+            super().__init__(compile_graph(graph, "inference", frozenset(), device.options(bases)))
+        self.numbers = numbers
+        environment: Any = graph.shape_env
+        self._conditions = [guard.expr for guard in environment.guards]
+        self._conditions += [sympy.Eq(symbol, expression) for symbol, expression in environment.replacements.items()]
+        self._sizes = [node.meta["val"].shape for node in graph.graph.find_nodes(op="placeholder")]
 
-    def __call__(self, given: dict[str, Any]) -> Results:
-        """The results of a call."""
-        values = [on_device(torch.tensor(given[name], dtype=torch.float64)) for name in self._names]
-        return self._plan([*tensors_of(given), *values])
+    def fits(self, call: Call) -> bool:
+        """Whether all that tracing took for granted holds for these sizes."""
+        bound: dict[Any, int] = {}
+        for symbols, base in zip(self._sizes, call.bases(), strict=False):
+            for symbol, size in zip(symbols, base.shape, strict=True):
+                expression = symbol.node._expr if isinstance(symbol, torch.SymInt) else sympy.Integer(symbol)
+                if isinstance(expression, sympy.Symbol):
+                    bound.setdefault(expression, size)
+                elif expression != size:
+                    return False
+        return all(condition.xreplace(bound) == sympy.true for condition in self._conditions)
+
+
+class Plans:
+    """The plans of the process, by what calls look like."""
+
+    def __init__(self) -> None:
+        self.devices: dict[int, Device] = {0: Device()}
+        self.current: Callable[[], int] = lambda: 0
+        """Which is meant where none is said."""
+        self._exact = LRU[Plan](_MOST)
+        self._loose = LRU[_Loose | str](_MOST)
+        """A reason where there cannot be one."""
+        self._seen = LRU[int](_MOST)
+        self._lock = threading.RLock()
+
+    def index(self, device: torch.device) -> int:
+        """Which device is meant by one that may not say so."""
+        index = self.current() if device.index is None else device.index
+        if index not in self.devices:
+            raise RuntimeError(f"there is no device ort:{index}; sardonyx.eager.set_device makes one")
+        return index
+
+    def __len__(self) -> int:
+        """How many there are: one may serve calls that look different."""
+        return len({id(plan) for kept in (self._exact, self._loose) for _, plan in kept.items()})
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        with self._lock:
+            for kept in (self._exact, self._loose, self._seen):
+                kept.clear()
+
+    def known(self, call: Call) -> Plan | None:
+        """The plan of calls of exactly this look."""
+        with self._lock:
+            return self._exact.get(call.key())
+
+    def run(self, call: Call) -> tuple[Plan, Results]:
+        """The results of a call, and its plan, which is made if there is none."""
+        plan = self.known(call)
+        if plan is None:
+            with self._lock:
+                plan = self._found(call) or self._made(call)
+                if not plan.numbers:
+                    self._exact.put(call.key(), plan)
+        return plan, plan(call)
+
+    def _found(self, call: Call) -> Plan | None:
+        """The plan for calls that differ from this one in sizes or numbers, once there have been a few."""
+        for numbers in dict.fromkeys((call.numbers, ())):
+            key = call.loose_key(numbers)
+            kept = self._loose.get(key)
+            if kept is None:
+                seen = (self._seen.get(key) or 0) + 1
+                self._seen.put(key, seen)
+                if seen <= _ALIKE:
+                    continue
+                kept = self._loosely(call, numbers)
+                self._loose.put(key, kept)
+            if isinstance(kept, _Loose) and kept.fits(call):
+                return kept
+        return None
+
+    def _loosely(self, call: Call, numbers: tuple[str, ...]) -> _Loose | str:
+        try:
+            made = _Loose(call, numbers, self.devices[call.index])
+            return made if made.fits(call) else "tracing took its numbers for granted"
+        except Exception as error:  # whatever tracing cannot do without sizes or numbers, it can with them
+            log.info("%s has a plan for each look: %s", call.operator, error)
+            return str(error)
+
+    def _made(self, call: Call) -> Plan:
+        """Trace the call, and compile it. What cannot be expressed in ONNX raises `UnsupportedOperator`."""
+        bases = call.bases()
+        with torch.no_grad(), keeping_whole(), collecting():
+            try:
+                graph = make_fx(call.function(), decompositions(), tracing_mode="fake")(*map(_like, bases))
+            except _UNTRACEABLE as error:
+                raise UnsupportedOperator(f"it cannot be traced: {error}") from error
+            return Plan(compile_graph(graph, "inference", frozenset(), self.devices[call.index].options(bases)))
+
+
+PLANS = Plans()
+
+_UNTRACEABLE = (DynamicOutputShapeException, DataDependentOutputException, UnsupportedFakeTensorException)
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+class Direct:
+    """A session of the binding's that is given the device's tensors."""
+
+    def __init__(self, runner: OnnxRuntimeRunner, plain: Plain, *, sized: bool) -> None:
+        self._runner, self._inputs, self._results = runner, plain.inputs, plain.results
+        self._sized = sized
+        self._booleans = [dtype == torch.bool for dtype in runner.output_types]
+        self._fed: dict[tuple[Any, ...], Any] = {}
+        """What the session was given before, by places in memory that may be used again; it keeps nothing alive."""
+
+    @classmethod
+    def of(cls, plain: Plain, *, sized: bool) -> Direct | None:
+        """That of a region, if its session is of that kind and gives results as they are.
+
+        `sized` says that inputs have the same sizes every time.
+        """
+        if not isinstance(plain.runner, OnnxRuntimeRunner) or plain.reshaped:
+            return None
+        return cls(plain.runner, plain, sized=sized)
+
+    def __call__(self, tensors: Sequence[torch.Tensor], index: int) -> Results:
+        """Run it on a device; the tensors lie in order in memory."""
+        places: tuple[Any, ...] = tuple([tensors[i].data_ptr() for i in self._inputs])
+        if not self._sized:
+            places += tuple([tensors[i].shape for i in self._inputs])
+        feeds = self._fed.get(places)
+        if feeds is None:
+            feeds = self._feed(places, tensors)
+        fetched = self._runner.fetch(feeds)
+        return [None if i is None else self._read(fetched, i, index) for i in self._results]
+
+    def _feed(self, places: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> Any:
+        if len(self._fed) >= _MOST_PLACES:
+            self._fed.clear()
+        made = self._fed[places] = self._runner.feeds([value_over(tensors[i]) for i in self._inputs])
+        return made
+
+    def _read(self, fetched: Any, output: int, index: int) -> torch.Tensor:
+        try:
+            return from_runtime(fetched.dlpack_at(output), self._booleans[output], index)
+        except RuntimeError:  # DLPack does not carry a tensor without elements from there
+            shape = fetched[output].shape()
+            if 0 not in shape:
+                raise
+            return on_device(torch.empty(shape, dtype=self._runner.output_types[output]), index)

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
+
+COMPOSED: dict[str, Callable[..., Any]] = {}
+"""Operators that become one model by what they are composed of, by their qualified names."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def composed(*names: str) -> Callable[[F], F]:
+    """Let a function of torch's operators be what an operator computes on the device."""
+
+    def register(function: F) -> F:
+        COMPOSED.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
 
 _ABOUT_TENSORS = frozenset({"dtype", "layout", "device", "pin_memory"})
 """What a functional operator says of a new tensor, and one with `out=` does not need."""
@@ -17,7 +33,9 @@ _ABOUT_TENSORS = frozenset({"dtype", "layout", "device", "pin_memory"})
 class Variant:
     """How an operator relates to the functional one."""
 
+    operator: Any
     functional: Any
+    """Another operator, or a function that is composed of such."""
     kind: Literal["functional", "in place", "out"]
     written: tuple[str, ...]
     """The arguments that are written to."""
@@ -32,14 +50,14 @@ def variant_of(operator: Any) -> Variant | None:
     written = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
     parameters = tuple(a.name for a in schema.arguments)
     if not written:
-        return Variant(operator, "functional", (), parameters)
+        return Variant(operator, COMPOSED.get(operator.name(), operator), "functional", (), parameters)
     is_out = any(a.is_out for a in schema.arguments)
     if is_out != all(a.is_out for a in schema.arguments if a.name in written):
         return None
     wanted = [(a.name, str(a.type)) for a in schema.arguments if not a.is_out]
     for candidate in _candidates(operator, is_out):
         if _takes(candidate, wanted):
-            return Variant(candidate, "out" if is_out else "in place", written, parameters)
+            return Variant(operator, candidate, "out" if is_out else "in place", written, parameters)
     return None
 
 

@@ -154,13 +154,18 @@ class OnnxRuntimeRunner(Runner):
             fetches.push_back(from_torch(output))
         return self._run_to(inputs, fetches)
 
-    def fetch(self, feeds: Sequence[Any]) -> Any:
-        """Run once with ONNX Runtime's own values; a vector of them."""
-        given, fetches = self._vector(), self._vector()
-        for value in feeds:
+    def feeds(self, values: Sequence[Any]) -> Any:
+        """ONNX Runtime's own values as `fetch` takes them."""
+        given = self._vector()
+        for value in values:
             given.push_back(value)
+        return given
+
+    def fetch(self, feeds: Any) -> Any:
+        """Run once with ONNX Runtime's own values; a vector of them."""
+        fetches = self._vector()
         try:
-            self._quietly(self._run, self._run_options, self._inputs, given, self._outputs, fetches, self._devices)
+            self._quietly(self._run, self._run_options, self._inputs, feeds, self._outputs, fetches, self._devices)
         except Exception as error:
             raise _run_error(error) from error
         return fetches
@@ -266,7 +271,7 @@ def _apply(options: Any, given: Mapping[str, Any]) -> None:
 
 def _providers(ort: Any, job: Job) -> list[Any]:
     if job.options.providers is not None:
-        return [_checked_provider(ort, provider) for provider in job.options.providers]
+        return [checked_provider(provider) for provider in job.options.providers]
     if job.device.type == "cpu":
         return ["CPUExecutionProvider"]
     if "CUDAExecutionProvider" not in ort.get_available_providers():
@@ -283,8 +288,9 @@ def _providers(ort: Any, job: Job) -> list[Any]:
     return [("CUDAExecutionProvider", settings), "CPUExecutionProvider"]
 
 
-def _checked_provider(ort: Any, provider: Any) -> Any:
+def checked_provider(provider: Any) -> Any:
     """A provider that this onnxruntime has: it would use the CPU in place of an unknown one, and only print so."""
+    ort = _onnxruntime()
     name, settings = (provider, {}) if isinstance(provider, str) else provider
     if name not in ort.get_available_providers():
         raise OptionError(

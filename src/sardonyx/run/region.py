@@ -77,6 +77,19 @@ class _Session:
 
 
 @dataclass(frozen=True)
+class Plain:
+    """A session, as it is run by those who have no need for what a region does beside."""
+
+    runner: Runner
+    inputs: tuple[int, ...]
+    """Which argument each of its inputs is."""
+    results: tuple[int | None, ...]
+    """Which output each result is; None for one that was not asked for."""
+    reshaped: frozenset[int]
+    """Outputs that are to be seen with other sizes."""
+
+
+@dataclass(frozen=True)
 class _Built:
     """A model ready for the engine, before its weights are given."""
 
@@ -129,12 +142,16 @@ class CompiledRegion(torch.nn.Module):
 
     run_boxed._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's convention
 
-    def plain_session(self) -> _Session | None:
-        """The session of the last call, if a call is nothing but a run of it."""
+    def plain(self) -> Plain | None:
+        """How to run the session of the last call alone, if a call is nothing but that."""
         session = self._current
-        if session is None or session.complex or session.draws or session.shapes or session.numbers.values:
+        if session is None or session.complex or session.draws or session.numbers.values:
             return None
-        return session if self._as_they_are else None
+        results = [result.output for result in self._region.results]
+        taken = [i for i in results if i is not None]
+        if any(result != Result(result.output) for result in self._region.results) or len(set(taken)) < len(taken):
+            return None
+        return Plain(session.runner, session.inputs, tuple(results), frozenset(session.shapes))
 
     def _finish(self, outputs: Sequence[torch.Tensor], args: Sequence[Any]) -> list[Any]:
         """The region's results, from the engine's outputs and the arguments that are handed back."""

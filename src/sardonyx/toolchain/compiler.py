@@ -51,9 +51,9 @@ class Compiler:
         _call(self.path, *FLAGS, *flags, "-c", str(text), "-o", str(made))
         return made
 
-    def link(self, objects: Sequence[Path], library: Path) -> None:
-        """Make a shared library of objects."""
-        _call(self.path, "-shared", *map(str, objects), "-o", str(library))
+    def link(self, objects: Sequence[Path], library: Path, *links: str) -> None:
+        """Make a shared library of objects, and of others that `links` name."""
+        _call(self.path, "-shared", *map(str, objects), "-o", str(library), *links)
 
 
 def _call(program: str, *arguments: str) -> None:
@@ -91,9 +91,9 @@ class Nvcc:
         _call(self.path, "-std=c++17", "-O3", f"-arch={self.architecture}", *_TO_HOST, "-c", str(text), "-o", str(made))
         return made
 
-    def link(self, objects: Sequence[Path], library: Path) -> None:
+    def link(self, objects: Sequence[Path], library: Path, *links: str) -> None:
         """Make a shared library of objects, with CUDA's runtime inside."""
-        _call(self.path, "-shared", *map(str, objects), "-o", str(library))
+        _call(self.path, "-shared", *map(str, objects), "-o", str(library), *links)
 
 
 _TO_HOST = ("-Xcompiler", "-fPIC,-fvisibility=hidden")
@@ -112,11 +112,19 @@ def nvcc() -> Nvcc:
     return Nvcc(path, f"sm_{major}{minor}")
 
 
-def built(source: str, options: Options, *, flags: tuple[str, ...] = (), common: str = "", cuda: str = "") -> Path:
+def built(
+    source: str,
+    options: Options,
+    *,
+    flags: tuple[str, ...] = (),
+    links: tuple[str, ...] = (),
+    common: str = "",
+    cuda: str = "",
+) -> Path:
     """The library of a source, for this processor: built before, or now. Its folder has the source too.
 
     `common` is the source of what many libraries have in common: it is compiled once, at the same time as the first.
-    `cuda` is CUDA C++ that belongs to it.
+    `cuda` is CUDA C++ that belongs to it. `links` name other libraries that it needs.
     """
     compiler = find()
     flags = ("-march=native", *flags)
@@ -127,11 +135,12 @@ def built(source: str, options: Options, *, flags: tuple[str, ...] = (), common:
             beside = [pool.submit(_object, compiler, common, options)] if common else []
             beside += [pool.submit(gpu.compile, cuda, folder / "gpu.o")] if gpu else []
             own = compiler.compile(source, folder / "kernels.o", flags=flags)
-            (gpu or compiler).link([own, *(made.result() for made in beside)], folder / _LIBRARY)
+            (gpu or compiler).link([own, *(made.result() for made in beside)], folder / _LIBRARY, *links)
         for made in folder.glob("*.o"):
             made.unlink()
 
-    return _kept(compiler, options, make, {"what": "kernels"}, flags, source, common, cuda, repr(gpu)) / _LIBRARY
+    told = (*flags, *links)
+    return _kept(compiler, options, make, {"what": "kernels"}, told, source, common, cuda, repr(gpu)) / _LIBRARY
 
 
 _LIBRARY = "kernels.so"

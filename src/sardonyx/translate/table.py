@@ -8,6 +8,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeAlias, TypeVar
 
+import torch
+
 Translation: TypeAlias = Callable[..., Any]
 F = TypeVar("F", bound=Translation)
 
@@ -49,6 +51,26 @@ def aten(*names: str) -> Callable[[F], F]:
 def prims(*names: str) -> Callable[[F], F]:
     """Register a translation for operators of torch's `prims`."""
     return operator(*(f"prims::{name}" for name in names))
+
+
+def operator_of(name: str) -> Any:
+    """torch's operator of a qualified name.
+
+    >>> operator_of("aten::add.Tensor"), operator_of("aten::relu")
+    (<OpOverload(op='aten.add', overload='Tensor')>, <OpOverload(op='aten.relu', overload='default')>)
+    """
+    found = find_operator(name)
+    if found is None:
+        raise ValueError(f"torch has no operator {name!r}")
+    return found
+
+
+def find_operator(name: str) -> Any:
+    """The same; None where there is none."""
+    space, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    found = getattr(getattr(torch.ops, space), packet, None)
+    return getattr(found, overload or "default", None)
 
 
 @cache

@@ -9,6 +9,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from sardonyx.translate import declared as nodes
 from sardonyx.translate.builder import Builder, Operand
 from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.table import aten, prims
@@ -201,21 +202,32 @@ def clamp_max(g: Builder, x: Value, max: Operand) -> Value:
 
 # Functions of one operand. Integers become floating point first where torch makes them so.
 
-_UNARY = {
-    **{name: name.capitalize() for name in ("exp", "log", "sqrt", "sin", "cos", "tan", "asin", "acos", "atan")},
-    **{name: name.capitalize() for name in ("sinh", "cosh", "asinh", "acosh", "atanh", "erf", "tanh", "sigmoid")},
-    **{name: name.capitalize() for name in ("neg", "abs", "reciprocal")},
-}
-
-
-def _register_unary(name: str, op_type: str) -> None:
-    @aten(name)
-    def unary(g: Builder, x: Value) -> Value:
-        return g.node(op_type, _operands(g, x))
-
-
-for _name, _op_type in _UNARY.items():
-    _register_unary(_name, _op_type)
+nodes.declare(
+    {
+        "aten::_add_relu.Tensor": nodes.Relu(nodes.Add("self", nodes.Mul("other", "alpha"))),
+        "aten::_int_mm": nodes.MatMulInteger("self", "mat2"),
+        "aten::abs": nodes.Abs("self"),
+        "aten::acos": nodes.Acos("self"),
+        "aten::acosh": nodes.Acosh("self"),
+        "aten::asin": nodes.Asin("self"),
+        "aten::asinh": nodes.Asinh("self"),
+        "aten::atan": nodes.Atan("self"),
+        "aten::atanh": nodes.Atanh("self"),
+        "aten::cos": nodes.Cos("self"),
+        "aten::cosh": nodes.Cosh("self"),
+        "aten::erf": nodes.Erf("self"),
+        "aten::exp": nodes.Exp("self"),
+        "aten::log": nodes.Log("self"),
+        "aten::neg": nodes.Neg("self"),
+        "aten::reciprocal": nodes.Reciprocal("self"),
+        "aten::sigmoid": nodes.Sigmoid("self"),
+        "aten::sin": nodes.Sin("self"),
+        "aten::sinh": nodes.Sinh("self"),
+        "aten::sqrt": nodes.Sqrt("self"),
+        "aten::tan": nodes.Tan("self"),
+        "aten::tanh": nodes.Tanh("self"),
+    }
+)
 
 
 def _register_rounding(name: str, op_type: str) -> None:

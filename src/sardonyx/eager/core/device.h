@@ -1,0 +1,133 @@
+// What torch wants to know of a device: memory, which one is current, and events, of which there are none.
+#pragma once
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <atomic>
+
+namespace eager {
+
+constexpr auto kType = c10::DeviceType::PrivateUse1;
+
+// torch's autograd starts a thread for each device it is told of, once, and no other can be added later.
+constexpr int kMostDevices = 8;
+
+inline std::atomic<int> g_devices{1};
+inline thread_local c10::DeviceIndex t_current = 0;
+
+// The CPU's memory, under the device's name.
+struct Allocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    auto made = c10::GetCPUAllocator()->allocate(bytes);
+    void* data = made.get();
+    auto deleter = made.get_deleter();
+    return {data, made.release_context(), deleter, c10::Device(kType, t_current)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return c10::GetCPUAllocator()->raw_deleter(); }
+  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
+
+  static Allocator* the() {
+    static Allocator allocator;
+    return &allocator;
+  }
+};
+
+struct Hooks final : at::PrivateUse1HooksInterface {
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  c10::DeviceIndex deviceCount() const override { return g_devices; }
+  c10::DeviceIndex getCurrentDevice() const override { return t_current; }
+  void setCurrentDevice(c10::DeviceIndex index) const override { t_current = index; }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) const override { return std::exchange(t_current, index); }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override {
+    return index < 0 ? t_current : exchangeDevice(index);
+  }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
+    return at::detail::getDefaultCPUGenerator();
+  }
+  at::Generator getNewGenerator(c10::DeviceIndex) const override { return at::detail::createCPUGenerator(); }
+  at::Device getDeviceFromPtr(void*) const override { return {kType, t_current}; }
+  void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
+    auto made = Allocator::the()->allocate(bytes);
+    std::memcpy(made.get(), storage.data(), std::min(bytes, storage.nbytes()));
+    storage.set_data_ptr_noswap(std::move(made));
+    storage.set_nbytes(bytes);
+  }
+};
+
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  static constexpr auto static_type = kType;
+  Guard() = default;
+  explicit Guard(c10::DeviceType) {}
+
+  c10::DeviceType type() const override { return kType; }
+  c10::Device getDevice() const override { return {kType, t_current}; }
+  c10::Device exchangeDevice(c10::Device device) const override {
+    return {kType, std::exchange(t_current, device.index())};
+  }
+  void setDevice(c10::Device device) const override {
+    TORCH_CHECK(device.index() < g_devices, "there is no device ort:", int(device.index()));
+    t_current = device.index();
+  }
+  void uncheckedSetDevice(c10::Device device) const noexcept override { t_current = device.index(); }
+  c10::DeviceIndex deviceCount() const noexcept override { return kMostDevices; }
+
+  // Calls are done when they return, so there is one stream, and its events have always happened.
+  c10::Stream getStream(c10::Device device) const override { return c10::Stream(c10::Stream::DEFAULT, device); }
+  c10::Stream getDefaultStream(c10::Device device) const override { return getStream(device); }
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override { return getStream(device); }
+  c10::Stream getNewStream(c10::Device device, int) const override { return getStream(device); }
+  c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
+  bool queryStream(const c10::Stream&) const override { return true; }
+  void synchronizeStream(const c10::Stream&) const override {}
+  void synchronizeDevice(c10::DeviceIndex) const override {}
+  void record(void**, const c10::Stream&, c10::DeviceIndex, c10::EventFlag) const override {}
+  void block(void*, const c10::Stream&) const override {}
+  bool queryEvent(void*) const override { return true; }
+  void synchronizeEvent(void*) const override {}
+  void destroyEvent(void*, c10::DeviceIndex) const noexcept override {}
+};
+
+inline at::Tensor empty(at::IntArrayRef sizes, at::ScalarType type) {
+  return at::Tensor(at::detail::empty_generic(sizes, Allocator::the(), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                              type, std::nullopt));
+}
+
+inline bool is_ours(const at::Tensor& tensor) { return tensor.device().type() == kType; }
+
+inline c10::Device ours() { return {kType, 0}; }
+
+inline at::Tensor over(c10::DataPtr memory, size_t bytes, c10::Device device, at::ScalarType type, at::IntArrayRef sizes) {
+  const bool is_here = device.type() == kType;
+  auto* allocator = is_here ? static_cast<c10::Allocator*>(Allocator::the()) : c10::GetCPUAllocator();
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(memory),
+                                                       allocator, /*resizable=*/true);
+  auto key = is_here ? c10::DispatchKey::PrivateUse1 : c10::DispatchKey::CPU;
+  auto made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)), c10::DispatchKeySet(key),
+                                                       c10::scalarTypeToTypeMeta(type));
+  made.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  return made;
+}
+
+// The same memory under another device's name; it stays for as long as either is used.
+inline at::Tensor elsewhere(const at::Tensor& tensor, c10::Device device) {
+  auto* held = new c10::Storage(tensor.storage());
+  c10::DataPtr memory(held->mutable_data(), held, [](void* kept) { delete static_cast<c10::Storage*>(kept); }, device);
+  auto made = over(std::move(memory), held->nbytes(), device, tensor.scalar_type(), {0});
+  auto* impl = made.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  if (tensor.is_conj()) impl->_set_conj(true);
+  if (tensor.is_neg()) impl->_set_neg(true);
+  return made;
+}
+
+inline at::Tensor on_host(const at::Tensor& tensor) {
+  return is_ours(tensor) ? elsewhere(tensor, c10::kCPU) : tensor;
+}
+
+}  // namespace eager

@@ -1,0 +1,249 @@
+// Sessions of ONNX Runtime's, over memory that torch owns, on threads that all of them share.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+#include <dlfcn.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace ort {
+
+struct Env;
+struct Threading;
+struct Session;
+struct RunOptions;
+struct MemoryInfo;
+
+constexpr Slot kCreateSessionFromArray = Slot(8);
+constexpr Slot kRun = Slot(9);
+constexpr Slot kCreateSessionOptions = Slot(10);
+constexpr Slot kDisableMemPattern = Slot(17);
+constexpr Slot kSetSessionLogSeverityLevel = Slot(22);
+constexpr Slot kRegisterCustomOpsLibrary = Slot(29);
+constexpr Slot kCreateRunOptions = Slot(39);
+constexpr Slot kCreateTensorWithData = Slot(49);
+constexpr Slot kCreateCpuMemoryInfo = Slot(69);
+constexpr Slot kReleaseSession = Slot(95);
+constexpr Slot kReleaseValue = Slot(96);
+constexpr Slot kReleaseSessionOptions = Slot(100);
+constexpr Slot kCreateEnvWithGlobalThreadPools = Slot(119);
+constexpr Slot kDisablePerSessionThreads = Slot(120);
+constexpr Slot kCreateThreadingOptions = Slot(121);
+constexpr Slot kReleaseThreadingOptions = Slot(122);
+constexpr Slot kSetGlobalIntraOpNumThreads = Slot(147);
+constexpr Slot kSetGlobalInterOpNumThreads = Slot(148);
+constexpr Slot kSetGlobalSpinControl = Slot(149);
+
+}  // namespace ort
+
+namespace eager {
+
+inline void check(ort::Status* status) {
+  if (!status) return;
+  std::string message = ort::call<const char*(const ort::Status*)>(ort::kGetErrorMessage)(status);
+  ort::ignore(status);
+  TORCH_CHECK(false, "onnxruntime: ", message);
+}
+
+
+// Whether this process is a copy of one that had ONNX Runtime's threads: it has none of them.
+inline bool g_forked = false;
+
+// One for the process: the library allows no other.
+struct Runtime {
+  ort::Env* env = nullptr;
+  ort::SessionOptions* options = nullptr;
+  ort::RunOptions* run = nullptr;
+  ort::MemoryInfo* memory = nullptr;
+
+  static Runtime& the() {
+    static Runtime runtime;
+    return runtime;
+  }
+
+  void start(const char* library, int threads) {
+    void* opened = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+    TORCH_CHECK(opened, "onnxruntime's library cannot be opened: ", dlerror());
+    auto base = reinterpret_cast<const ort::ApiBase* (*)()>(dlsym(opened, "OrtGetApiBase"));
+    TORCH_CHECK(base, "onnxruntime's library lacks OrtGetApiBase");
+    ort::g_api = base()->get_api(ort::kVersion);
+    TORCH_CHECK(ort::g_api, "onnxruntime ", base()->version(), " lacks version ", ort::kVersion, " of its interface");
+    using ort::Status;
+    ort::Threading* pool = nullptr;
+    check(ort::call<Status*(ort::Threading**)>(ort::kCreateThreadingOptions)(&pool));
+    check(ort::call<Status*(ort::Threading*, int)>(ort::kSetGlobalIntraOpNumThreads)(pool, threads));
+    check(ort::call<Status*(ort::Threading*, int)>(ort::kSetGlobalInterOpNumThreads)(pool, 1));
+    check(ort::call<Status*(ort::Threading*, int)>(ort::kSetGlobalSpinControl)(pool, 0));
+    auto make = ort::call<Status*(int, const char*, const ort::Threading*, ort::Env**)>(ort::kCreateEnvWithGlobalThreadPools);
+    check(make(kErrors, "sardonyx", pool, &env));
+    ort::call<void(ort::Threading*)>(ort::kReleaseThreadingOptions)(pool);
+    check(ort::call<Status*(ort::RunOptions**)>(ort::kCreateRunOptions)(&run));
+    check(ort::call<Status*(int, int, ort::MemoryInfo**)>(ort::kCreateCpuMemoryInfo)(kDeviceAllocator, kDefault, &memory));
+  }
+
+ private:
+  static constexpr int kErrors = 3, kDeviceAllocator = 0, kDefault = 0;
+};
+
+inline int element_type(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat: return 1;
+    case at::kByte: return 2;
+    case at::kChar: return 3;
+    case at::kUInt16: return 4;
+    case at::kShort: return 5;
+    case at::kInt: return 6;
+    case at::kLong: return 7;
+    case at::kBool: return 9;
+    case at::kHalf: return 10;
+    case at::kDouble: return 11;
+    case at::kUInt32: return 12;
+    case at::kUInt64: return 13;
+    case at::kBFloat16: return 16;
+    default: return 0;
+  }
+}
+
+inline at::ScalarType scalar_type(int element) {
+  for (int i = 0; i < int(at::ScalarType::NumOptions); ++i) {
+    if (element_type(at::ScalarType(i)) == element) return at::ScalarType(i);
+  }
+  TORCH_CHECK(false, "torch has no dtype for ONNX's ", element);
+}
+
+// What ONNX Runtime is given for a tensor.
+struct Piece {
+  void* data;
+  const int64_t* sizes;
+  size_t rank;
+  at::ScalarType type;
+};
+
+inline void release(ort::Value* value) { ort::call<void(ort::Value*)>(ort::kReleaseValue)(value); }
+
+inline ort::Value* value_over(const Piece& piece) {
+  size_t count = 1;
+  for (size_t axis = 0; axis < piece.rank; ++axis) count *= piece.sizes[axis];
+  static char nothing;
+  ort::Value* made = nullptr;
+  using Make = ort::Status*(const ort::MemoryInfo*, void*, size_t, const int64_t*, size_t, int, ort::Value**);
+  check(ort::call<Make>(ort::kCreateTensorWithData)(Runtime::the().memory, count ? piece.data : &nothing,
+                                                    count * at::elementSize(piece.type), piece.sizes, piece.rank,
+                                                    element_type(piece.type), &made));
+  return made;
+}
+
+// The last value over some memory, for a place in a call where sizes and types are always the same. It owns nothing, and
+// is used again only where a tensor has that memory.
+class Last {
+ public:
+  struct Of {
+    void* data;
+    ort::Value* value;
+  };
+
+  Last() = default;
+  Last(const Last&) = delete;
+  ~Last() { drop(kept_.load()); }
+
+  Of* take(const Piece& piece) const {
+    Of* last = kept_.exchange(nullptr, std::memory_order_acquire);
+    if (last && last->data == piece.data) return last;
+    if (!last) return new Of{piece.data, value_over(piece)};
+    release(std::exchange(last->value, nullptr));
+    last->data = piece.data;
+    last->value = value_over(piece);
+    return last;
+  }
+
+  void put_back(Of* used) const { drop(kept_.exchange(used, std::memory_order_release)); }
+
+ private:
+  mutable std::atomic<Of*> kept_{nullptr};
+
+  static void drop(Of* of) {
+    if (!of) return;
+    if (of->value) release(of->value);
+    delete of;
+  }
+};
+
+// What a session is given, or gives: null for an output that ONNX Runtime is to allocate.
+struct Values {
+  c10::SmallVector<ort::Value*, 4> held;
+
+  explicit Values(size_t count) : held(count, nullptr), from_(count, nullptr), lent_(count, nullptr) {}
+  Values(const Values&) = delete;
+  ~Values() {
+    for (size_t i = 0; i < held.size(); ++i) {
+      if (lent_[i]) {
+        from_[i]->put_back(lent_[i]);
+      } else if (held[i]) {
+        release(held[i]);
+      }
+    }
+  }
+
+  void put(size_t i, const Piece& piece) { held[i] = value_over(piece); }
+
+  void put(size_t i, const Piece& piece, const Last& last) {
+    lent_[i] = last.take(piece);
+    from_[i] = &last;
+    held[i] = lent_[i]->value;
+  }
+
+  ort::Value* take(size_t i) { return std::exchange(held[i], nullptr); }
+
+ private:
+  c10::SmallVector<const Last*, 4> from_;
+  c10::SmallVector<Last::Of*, 4> lent_;
+};
+
+class Session {
+ public:
+  const std::vector<at::ScalarType> types;  // of the outputs
+  const size_t inputs;
+
+  Session(const void* model, size_t bytes, std::vector<std::string> names, std::vector<at::ScalarType> output_types,
+          const std::vector<std::string>& libraries)
+      : types(std::move(output_types)), inputs(names.size() - types.size()), names_(std::move(names)) {
+    for (const auto& name : names_) pointers_.push_back(name.c_str());
+    using ort::Status;
+    ort::SessionOptions* options = nullptr;
+    check(ort::call<Status*(ort::SessionOptions**)>(ort::kCreateSessionOptions)(&options));
+    std::unique_ptr<ort::SessionOptions, void (*)(ort::SessionOptions*)> freed(
+        options, ort::call<void(ort::SessionOptions*)>(ort::kReleaseSessionOptions));
+    check(ort::call<Status*(ort::SessionOptions*)>(ort::kDisablePerSessionThreads)(options));
+    check(ort::call<Status*(ort::SessionOptions*)>(ort::kDisableMemPattern)(options));
+    check(ort::call<Status*(ort::SessionOptions*, int)>(ort::kSetSessionLogSeverityLevel)(options, 3));
+    for (const auto& library : libraries) {
+      void* handle = nullptr;
+      using Load = Status*(ort::SessionOptions*, const char*, void**);
+      check(ort::call<Load>(ort::kRegisterCustomOpsLibrary)(options, library.c_str(), &handle));
+    }
+    using Make = Status*(const ort::Env*, const void*, size_t, const ort::SessionOptions*, ort::Session**);
+    check(ort::call<Make>(ort::kCreateSessionFromArray)(Runtime::the().env, model, bytes, options, &session_));
+  }
+  Session(const Session&) = delete;
+  ~Session() { ort::call<void(ort::Session*)>(ort::kReleaseSession)(session_); }
+
+  void run(const Values& given, Values& results) const {
+    TORCH_CHECK(!g_forked, "the device ort cannot be used in a process that was forked after it was enabled; "
+                           "start processes by multiprocessing's \"spawn\"");
+    using Run = ort::Status*(ort::Session*, const ort::RunOptions*, const char* const*, const ort::Value* const*, size_t,
+                             const char* const*, size_t, ort::Value**);
+    check(ort::call<Run>(ort::kRun)(session_, Runtime::the().run, pointers_.data(), given.held.data(), inputs,
+                                    pointers_.data() + inputs, types.size(), results.held.data()));
+  }
+
+ private:
+  ort::Session* session_ = nullptr;
+  std::vector<std::string> names_;  // of the inputs, then of the outputs
+  std::vector<const char*> pointers_;
+};
+
+}  // namespace eager

@@ -1,0 +1,143 @@
+"""Every operator in torch's dispatcher, under `torch.ops.ort`, and in the table of translations."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from sardonyx.errors import AutogradError
+from sardonyx.onnx_ops.fake import fake
+from sardonyx.onnx_ops.nodes import refused
+from sardonyx.onnx_ops.running import run
+from sardonyx.onnx_ops.schemas import NAMESPACE, Operator, operators
+from sardonyx.onnx_ops.translation import translation
+from sardonyx.translate import table
+
+_registered: list[Any] = []
+_lock = threading.Lock()
+_HERE = os.path.normcase(os.path.abspath(__file__))
+"""torch asks inspect from where a fake kernel is registered, which looks through every module unless it knows."""
+
+
+def register() -> None:
+    """Make ONNX's operators `torch.ops.ort.<operator>`, for tensors of the CPU and of the device `ort`.
+
+    `sardonyx.eager.enable()` does it too; doing it again does nothing.
+
+    >>> register()
+    >>> a, b = torch.ones(2, 3), torch.ones(4, 3)
+    >>> torch.ops.ort.gemm(a, b, transB=1, alpha=0.5)
+    tensor([[1.5000, 1.5000, 1.5000, 1.5000],
+            [1.5000, 1.5000, 1.5000, 1.5000]])
+    >>> [x.shape for x in torch.ops.ort.layer_normalization(a, torch.ones(3), outputs=[0, 1])]
+    [torch.Size([2, 3]), torch.Size([2, 1])]
+    """
+    with _lock:
+        if _registered:
+            return
+        library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+        inspect.modulesbyfile.setdefault(_HERE, __name__)
+        for operator in operators():
+            for overload in operator.overloads():
+                _Overload(operator, overload).register(library)
+        _as_before(library)
+        _registered.append(library)
+
+
+class _Overload:
+    """One of torch's operators for an operator of ONNX's."""
+
+    def __init__(self, operator: Operator, overload: str) -> None:
+        self._operator, self._overload = operator, overload
+        self._name = f"{operator.name}.{overload}" if overload else operator.name
+        self._listed = bool(overload) or operator.outputs[-1].kind == "variadic"
+
+    def register(self, library: Any) -> None:
+        """Declare it: kernels, what it does with fake tensors, that it has no gradient, its translation."""
+        tags = [torch.Tag.pt2_compliant_tag]
+        if self._operator.is_random:
+            tags.append(torch.Tag.nondeterministic_seeded)
+        library.define(self._operator.schema(self._overload), tags=tuple(tags))
+        library.impl(self._name, self._on_cpu, "CPU")
+        library.impl(self._name, self._on_device, "PrivateUse1")
+        qualified = f"{NAMESPACE}::{self._name}"
+        torch.library.register_fake(qualified, self._fake, lib=library)
+        torch.library.register_autograd(qualified, self._backward, lib=library)
+        table.register(qualified, translation(self._operator, listed=self._listed))
+
+    def _on_cpu(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self._returned(run(self._operator, args, kwargs))
+
+    def _on_device(self, /, *args: Any, **kwargs: Any) -> Any:
+        from sardonyx.eager.memory import DEVICE, on_device, on_host  # the device registers these operators
+
+        places = set()
+
+        def host(x: Any) -> Any:
+            if isinstance(x, torch.Tensor):
+                places.add(x.device)
+                return on_host(x) if x.device.type == DEVICE else x
+            return [host(y) for y in x] if isinstance(x, (list, tuple)) else x
+
+        args, kwargs = tuple(host(x) for x in args), {name: host(x) for name, x in kwargs.items()}
+        if len(places) > 1:
+            raise refused(self._operator, f"its tensors are on {' and '.join(sorted(map(str, places)))}")
+        index = places.pop().index
+        return self._returned([on_device(x, index) for x in run(self._operator, args, kwargs)])
+
+    def _fake(self, /, *args: Any, **kwargs: Any) -> Any:
+        packet = getattr(getattr(torch.ops, NAMESPACE), self._operator.name)
+        overload = getattr(packet, self._overload or "default")
+        return self._returned(fake(self._operator, overload, args, kwargs))
+
+    def _returned(self, results: Sequence[torch.Tensor]) -> Any:
+        if self._listed:
+            return list(results)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _backward(self, ctx: Any, *grads: Any) -> Any:
+        raise AutogradError(
+            f"{NAMESPACE}::{self._operator.name} has no gradient: ONNX has none of its operators",
+            hint="compute it under torch.no_grad(), or write the part to be trained in torch's own operators",
+        )
+
+
+# The operators that ONNX Runtime's eager mode had
+
+
+def _as_before(library: Any) -> None:
+    """Torch composes them of the others, and so traces and compiles them as those."""
+    for schema, function in _BEFORE.items():
+        library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        library.impl(schema.partition("(")[0], function, "CompositeImplicitAutograd")
+
+
+def _gemm(A: Any, B: Any, C: Any, alpha: float, beta: float, transA: int, transB: int) -> Any:
+    return torch.ops.ort.gemm(A, B, C, alpha=alpha, beta=beta, transA=transA, transB=transB)
+
+
+def _batchnorm_inplace(X: Any, scale: Any, b: Any, input_mean: Any, input_var: Any, epsilon: Any, momentum: Any) -> Any:
+    written = X, input_mean, input_var
+    results = torch.ops.ort.batch_normalization(
+        X, scale, b, input_mean, input_var, outputs=[0, 1, 2], epsilon=epsilon, momentum=momentum, training_mode=1
+    )
+    for tensor, result in zip(written, results, strict=True):
+        tensor.copy_(result)
+    return written
+
+
+def _my_cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
+    return torch.ops.ort.concat(tensors, axis=dim)
+
+
+_BEFORE: dict[str, Callable[..., Any]] = {
+    "gemm.positional(Tensor A, Tensor B, Tensor C, float alpha, float beta, int transA, int transB) -> Tensor": _gemm,
+    "batchnorm_inplace(Tensor(a!) X, Tensor scale, Tensor b, Tensor(b!) input_mean, Tensor(c!) input_var, "
+    "float epsilon, float momentum) -> (Tensor(a!), Tensor(b!), Tensor(c!))": _batchnorm_inplace,
+    "my_cat(Tensor[] tensors, int dim=0) -> Tensor": _my_cat,
+}
