@@ -6,6 +6,9 @@
 # make customop-versions  packed custom operators in onnxruntime 1.18, 1.24 and 1.31, each in a process of its own
 # make bench-customop  what an operator declared once costs, beside one written by hand for torch
 # make bench-eager   the device ort against the CPU
+# make eager-ops     PyTorch's operator database on the device ort, strictly and with fallback; eager-ops-quick for three
+#                    samples of each
+# make eager-stress  random programs on the device's core, built with the address sanitizer, for twenty minutes
 # make bench-train    training steps against eager and inductor, and the memory held over a thousand of them
 # make train-sweep   a training step of every module and of whole architectures, against double precision
 # make ops-full   every sample of the database: about half an hour, and it goes on where it was interrupted
@@ -17,9 +20,11 @@ PEERS  := $(VENV)/.peers
 DTYPES := float32,int64,bool,float16
 # A device that is registered stays for as long as the process runs, and other tests are not about it.
 EAGER  := tests/eager src/sardonyx/eager
+PAGE   := $(BIN)/python -m tests.ops.page docs/operators.json docs/eager-operators.json docs/operators.md
+MINUTES ?= 20
 ORTS   := build/onnxruntime-1.18 build/onnxruntime-1.24 build/onnxruntime-1.31
 
-.PHONY: setup demo test lint format bench bench-customop bench-eager bench-engines bench-export bench-train customop-versions ops ops-full train-sweep clean
+.PHONY: setup demo test lint format bench bench-customop bench-eager bench-engines bench-export bench-train customop-versions eager-ops eager-ops-quick eager-stress ops ops-full train-sweep clean
 
 setup: $(READY)
 
@@ -57,6 +62,11 @@ $(PEERS): $(READY)
 bench: $(PEERS)
 	$(BIN)/python -m benchmarks.inference --json build/inference.json
 
+eager-stress: setup
+	SARDONYX_CORE_FLAGS="-fsanitize=address -g" ASAN_OPTIONS=detect_leaks=0 \
+		LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+		$(BIN)/python -m tests.eager.stress --minutes $(MINUTES) --executor native
+
 bench-eager: setup
 	$(BIN)/python -m benchmarks.eager --json build/eager.json
 
@@ -88,8 +98,17 @@ ops: setup
 	$(BIN)/python -m tests.ops.sweep --quick --dtypes $(DTYPES) --page build/operators.md
 
 ops-full: setup
-	$(BIN)/python -m tests.ops.sweep --resume --dtypes $(DTYPES) --results build/operators-full.json --page docs/operators.md
+	$(BIN)/python -m tests.ops.sweep --resume --dtypes $(DTYPES) --results build/operators-full.json
 	cp build/operators-full.json docs/operators.json
+	$(PAGE)
+
+eager-ops: setup
+	$(BIN)/python -m tests.ops.sweep --device ort --resume --results build/eager-operators.json
+	cp build/eager-operators.json docs/eager-operators.json
+	$(PAGE)
+
+eager-ops-quick: setup
+	$(BIN)/python -m tests.ops.sweep --device ort --quick --results build/eager-quick.json --page build/eager-operators.md
 
 train-sweep: setup
 	$(BIN)/python -m tests.train.sweep --results docs/training-sweep.json --page docs/training-sweep.md

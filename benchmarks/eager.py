@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -82,22 +84,70 @@ def _seconds(call: Callable[[], Any]) -> float:
     return median(times)
 
 
-def main() -> None:
-    """Measure, show, and write what was measured."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.eager", description=__doc__)
-    parser.add_argument("--json", type=Path, help="where to write everything measured")
-    given = parser.parse_args()
-    eager.enable(fallback="error")
+def shares() -> dict[str, dict[str, dict[str, float]]]:
+    """Where the time of models goes: of the time in operators, the share of those that take most."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for device in ("cpu", "ort"):
+        for name, call in models(device).items():
+            for _ in range(3):
+                call()
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+                for _ in range(_PROFILED):
+                    call()
+            times = {event.key: float(event.self_cpu_time_total) for event in profile.key_averages()}
+            most = sorted(times, key=lambda key: -times[key])[:_SHOWN]
+            whole = sum(times.values())
+            found.setdefault(name, {})[device] = {key: times[key] / whole for key in most}
+    return found
+
+
+_PROFILED, _SHOWN = 10, 6
+
+
+def one(executor: str) -> dict[str, Any]:
+    """Everything measured with one executor, in this process."""
+    eager.enable(fallback="error", executor=executor)  # type: ignore[arg-type]  # argparse looked at it
     torch.set_grad_enabled(False)
-    found = measured()
-    table = Table("the device ort, µs", ["what", "cpu", "ort", "ort ÷ cpu", "ort − cpu"], text_columns=1)
-    for name, rounds in found.items():
+    return {"results": measured(), "shares": shares()}
+
+
+def show(executor: str, found: Mapping[str, Any]) -> None:
+    """The tables of one executor."""
+    columns = ["what", "cpu", "ort", "ort ÷ cpu", "ort − cpu"]
+    table = Table(f"the device ort, executor {executor}, µs", columns, text_columns=1)
+    for name, rounds in found["results"].items():
         cpu, ort = (median(rounds[device]) * 1e6 for device in ("cpu", "ort"))
         table.add(name, f"{cpu:.2f}", f"{ort:.2f}", f"{ort / cpu:.2f}", f"{ort - cpu:.1f}")
     table.show()
+    for name, devices in found["shares"].items():
+        print(f"where the time of {name} goes, executor {executor}:")
+        for device, parts in devices.items():
+            print(
+                f"  {device}: " + ", ".join(f"{key.removeprefix('aten::')} {part:.0%}" for key, part in parts.items())
+            )
+        print()
+
+
+def main() -> None:
+    """Measure both executors, each in a process of its own, show, and write what was measured."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.eager", description=__doc__)
+    parser.add_argument("--json", type=Path, help="where to write everything measured")
+    parser.add_argument("--executor", choices=("native", "python"), help="only this one (default: both)")
+    parser.add_argument("--raw", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.raw:
+        print(json.dumps(one(given.executor)))
+        return
+    executors = [given.executor] if given.executor else ["native", "python"]
+    found: dict[str, Any] = {}
+    for executor in executors:
+        command = [sys.executable, "-m", "benchmarks.eager", "--raw", "--executor", executor]
+        said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+        found[executor] = json.loads(said.splitlines()[-1])
+        show(executor, found[executor])
     if given.json:
         given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps({**describe(), "results": found}, indent=1) + "\n")
+        given.json.write_text(json.dumps({**describe(), "executors": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,13 +5,18 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from sardonyx import eager
+from sardonyx.eager.dispatch import State
+from sardonyx.errors import SardonyxError
 
 
 @pytest.mark.parametrize(
@@ -178,3 +183,59 @@ def test_with_one_it_runs_on_the_cpu_is_said_once_and_counted(caplog: pytest.Log
 def test_an_unknown_fallback_is_refused() -> None:
     with pytest.raises(ValueError, match="fallback is 'maybe'"):
         eager.enable(fallback="maybe")  # type: ignore[arg-type]
+
+
+def test_weights_that_are_shared_stay_so() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.to("ort")
+    assert model[1].weight is model[0].weight
+    assert optimizer.param_groups[0]["params"][0] is model[0].weight
+    assert model[0].weight.device.type == "ort"
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_graphs_run_on_its_tensors(dynamic: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
+    moved = copy.deepcopy(model).to("ort")
+    compiled = torch.compile(moved, backend="sardonyx", dynamic=dynamic, options={"fallback": "error"})
+    with torch.enable_grad():
+        for size in (3, 5):
+            x = torch.randn(size, 4)
+            result, expected = compiled(x.to("ort")), model(x)
+            assert result.device.type == "ort"
+            torch.testing.assert_close(result.cpu(), expected)
+            result.square().sum().backward()
+            expected.square().sum().backward()
+    for mine, other in zip(moved.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad.cpu(), other.grad)  # type: ignore[union-attr]
+
+
+def test_a_forked_process_is_told() -> None:
+    script = """
+import os, sys, torch
+from sardonyx import eager
+eager.enable(executor=sys.argv[1])
+x = torch.ones(500, 500, device="ort")
+print((x @ x)[0, :2].tolist(), flush=True)
+if os.fork() == 0:
+    try:
+        print((x @ x)[0, :2].tolist(), flush=True)
+    except RuntimeError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.wait()
+"""
+    executor = "python" if State.core is None else "native"
+    done = subprocess.run([sys.executable, "-c", script, executor], capture_output=True, text=True, check=True)
+    first, second = done.stdout.splitlines()
+    assert first == "[500.0, 500.0]"
+    assert second == first if executor == "python" else "forked after it was enabled" in second
+
+
+def test_an_executor_that_there_is_not() -> None:
+    with pytest.raises(ValueError, match="executor is 'fast'"):
+        eager.enable(executor="fast")  # type: ignore[arg-type]
+    with pytest.raises(SardonyxError, match="is there already"):
+        eager.enable(executor="native" if State.core is None else "python")

@@ -203,6 +203,18 @@ def test_writing_where_operands_lie(view: Callable[[torch.Tensor], torch.Tensor]
     torch.testing.assert_close(wrote(X.to("ort").clone()).cpu(), wrote(X.clone()))
 
 
+def test_a_call_writes_where_it_is_told_and_nowhere_else() -> None:
+    one, other = torch.ones(4, 4, device="ort"), torch.full((4, 4), 2.0, device="ort")
+    for _ in range(3):
+        first = torch.empty(4, 4, device="ort")
+        torch.mm(one, other, out=first)  # straight to it
+        before = first.clone()
+        torch.mm(other, other, out=other)  # not before it is read
+        torch.testing.assert_close(first.cpu(), before.cpu())
+        torch.testing.assert_close(other.cpu(), torch.full((4, 4), 16.0))
+        other.fill_(2.0)
+
+
 def test_writing_a_product_over_its_operand() -> None:
     x = torch.randn(4, 4)
     moved = x.to("ort")

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from sardonyx.errors import UnsupportedOperator
+from sardonyx.errors import SardonyxError
 
 from .database import SEED, over_tensors, samples
 from .distribution import distributions_differ
+from .ways import COMPILED, Way, way_of
 
 UNINITIALIZED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
 """Operators whose values torch does not promise; shapes and dtypes are still compared."""
@@ -29,6 +30,10 @@ TOLERANCE = {
     torch.complex128: (1e-7, 1e-8),
 }
 """Relative and absolute, by dtype; engines sum in another order than torch."""
+
+
+_NO_KERNEL = "Could not run 'aten::"
+"""What torch says of an operator that it has not for a kind of tensor, as sparse ones on our device."""
 
 
 @dataclass
@@ -56,6 +61,8 @@ class Outcome:
     reasons: dict[str, int] = field(default_factory=dict)
     """Why samples were refused, and how many."""
     seconds: float = 0.0
+    way: str = COMPILED
+    """How the samples were run; see `ways`."""
 
     @property
     def verdict(self) -> str:
@@ -101,8 +108,8 @@ def check(name: str, op: Any, dtype: torch.dtype, count: int | None = None) -> O
     return outcome
 
 
-def check_sample(name: str, dtype: str, index: int, op: Any, sample: Any) -> Outcome:
-    """Run one sample; never raises."""
+def check_sample(name: str, dtype: str, index: int, op: Any, sample: Any, way: Way | None = None) -> Outcome:
+    """Run one sample, through `torch.compile` unless another way is given; never raises."""
     outcome = Outcome(name, dtype)
     arguments = (sample.input, tuple(sample.args), dict(sample.kwargs))
     tensors = _tensors(arguments)
@@ -113,7 +120,7 @@ def check_sample(name: str, dtype: str, index: int, op: Any, sample: Any) -> Out
         outcome.rejected = 1
         return outcome
     try:
-        run = compiled(function)
+        run = (way or way_of(COMPILED))(op, arguments)
         actual = _seeded(run, tensors)
     except Exception as error:
         _classify(outcome, index, error)
@@ -169,18 +176,10 @@ def _without_ties(sample: Any, result: Any) -> Any:
     return torch.take_along_dim(sample.input, result, dim)
 
 
-def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """The function through `torch.compile`, with no operator left to torch."""
-    torch._dynamo.reset()
-    return torch.compile(
-        function, backend="sardonyx", fullgraph=True, dynamic=False, options={"fallback": "error", **options}
-    )
-
-
 def _classify(outcome: Outcome, index: int, error: BaseException) -> None:
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, UnsupportedOperator):
+        if isinstance(cause, NotImplementedError) and (isinstance(cause, SardonyxError) or _NO_KERNEL in str(cause)):
             outcome.refuse(_line(cause).removeprefix("ONNX cannot express "))
             return
         if type(cause).__module__.startswith("torch._dynamo.exc") and type(cause).__name__ != "BackendCompilerFailed":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.testing._internal import common_methods_invocations
@@ -14,6 +14,9 @@ from sardonyx.capture.aot import decompositions
 from sardonyx.translate import table
 
 SEED = 0
+
+Arguments: TypeAlias = tuple[Any, tuple[Any, ...], dict[str, Any]]
+"""Of a sample: the first, those by position, those by name."""
 
 
 @cache
@@ -53,7 +56,7 @@ def samples(op: Any, dtype: torch.dtype, count: int | None = None) -> list[Any]:
     return [found[i * (len(found) - 1) // max(count - 1, 1)] for i in range(count)]
 
 
-def over_tensors(op: Any, arguments: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> Callable[..., Any]:
+def over_tensors(op: Any, arguments: Arguments) -> Callable[..., Any]:
     """The operator as a function of the tensors among its arguments alone, written out so that dynamo is quick.
 
     They are copied first: a view of an input would never leave torch, and so prove nothing.

@@ -1,8 +1,14 @@
-"""The results of a sweep as a page for people."""
+"""The results of a sweep as a page for people, and those of a sweep on the device beside them.
+
+python -m tests.ops.page docs/operators.json docs/eager-operators.json docs/operators.md
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 MARKS = {
@@ -37,58 +43,91 @@ fallback allowed, and compared: values, dtypes, shapes. Written by {command}; do
 Of operators that name the place of one among equal elements (sort, topk, median, …), any such place is right.
 """
 
+DEVICE_HEAD = """Beside them the same samples on the device `ort`, in float32, moved there and back:
+
+- strict: nothing may run on the CPU, with `sardonyx.eager.enable(fallback="error")`. Random numbers are drawn by
+  PyTorch's generator there too.
+- with fallback: what has no ONNX model runs on the CPU over the same memory, with `fallback="quiet"`.
+"""
+
 COLUMNS = {"passed": "right", "empty": "right, without elements", "refused": "in torch", "rejected": "PyTorch raises"}
 
+Results = dict[str, Any]
+"""What a sweep was made with, and its outcomes."""
 
-def page(results: dict[str, Any]) -> str:
+
+def page(results: Results, device: Results | None = None) -> str:
     """Markdown: totals, then a row for each operator."""
-    outcomes = results["outcomes"]
-    dtypes = sorted({o["dtype"] for o in outcomes}, key=lambda dtype: (dtype not in DTYPES, DTYPES.find(dtype)))
-    found = {(o["operator"], o["dtype"]): o for o in outcomes}
-    names = sorted({o["operator"] for o in outcomes}, key=str.lower)
-    made = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
-    many = f"up to {results['samples']} samples each" if results["samples"] else "every sample"
-    head = HEAD.format(command="`make ops`" if results["samples"] else "`make ops-full`")
-    lines = [head, f"{results['date']}, {many}, CPU, with {made}.\n"]
-    lines += [*_operators(outcomes, dtypes), "", *_samples(outcomes, dtypes), "", *_table(names, dtypes, found)]
+    outcomes = results["outcomes"] + (device["outcomes"] if device else [])
+    kinds = sorted(set(map(kind_of, outcomes)), key=_order)
+    found = {(o["operator"], kind_of(o)): o for o in outcomes}
+    names = sorted({o["operator"] for o in outcomes}, key=lambda name: (name.lower(), name))
+    lines = [HEAD.format(command=_command(results, device)), _made(results)]
+    if device:
+        lines += [DEVICE_HEAD.rstrip("\n"), "", _made(device)]
+    lines += [*_operators(outcomes, kinds), "", *_samples(outcomes, kinds), "", *_table(names, kinds, found)]
     return "\n".join(lines) + "\n"
 
 
-def _operators(outcomes: list[dict[str, Any]], dtypes: list[str]) -> list[str]:
-    counts = Counter((o["dtype"], o["verdict"]) for o in outcomes)
-    shown = [verdict for verdict in MARKS if any(counts[dtype, verdict] for dtype in dtypes)]
-    rows = [f"| {dtype} | " + " | ".join(str(counts[dtype, v]) for v in shown) + " |" for dtype in dtypes]
+def kind_of(outcome: dict[str, Any]) -> str:
+    """What has a column: a dtype, or a way of the device, which has float32 unless it says otherwise."""
+    way, dtype = outcome.get("way", ""), str(outcome["dtype"])
+    return f"{way}, {dtype}" if way and dtype != "float32" else way or dtype
+
+
+def _order(kind: str) -> tuple[bool, int, str]:
+    """Dtypes as they are written above, then others, and the ways of the device."""
+    return kind not in DTYPES, DTYPES.find(kind), "" if "strict" in kind else kind
+
+
+def _command(results: Results, device: Results | None) -> str:
+    command = "`make ops`" if results["samples"] else "`make ops-full`"
+    return f"{command} and `make eager-ops`" if device else command
+
+
+def _made(results: Results) -> str:
+    made = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    many = f"up to {results['samples']} samples each" if results["samples"] else "every sample"
+    executor = f", the executor in {results['executor']}" if "executor" in results else ""
+    return f"{results['date']}, {many}, CPU, with {made}{executor}.\n"
+
+
+def _operators(outcomes: list[dict[str, Any]], kinds: list[str]) -> list[str]:
+    counts = Counter((kind_of(o), o["verdict"]) for o in outcomes)
+    shown = [verdict for verdict in MARKS if any(counts[kind, verdict] for kind in kinds)]
+    rows = [f"| {kind} | " + " | ".join(str(counts[kind, v]) for v in shown) + " |" for kind in kinds]
     return ["| operators | " + " | ".join(MARKS[v] for v in shown) + " |", "|---" * (len(shown) + 1) + "|", *rows]
 
 
-def _samples(outcomes: list[dict[str, Any]], dtypes: list[str]) -> list[str]:
-    lines = ["| samples | " + " | ".join(COLUMNS.values()) + " | in ONNX |", "|---" * (len(COLUMNS) + 2) + "|"]
-    for dtype in dtypes:
-        counts = sample_counts(outcomes, dtype)
+def _samples(outcomes: list[dict[str, Any]], kinds: list[str]) -> list[str]:
+    lines = ["| samples | " + " | ".join(COLUMNS.values()) + " | right of all |", "|---" * (len(COLUMNS) + 2) + "|"]
+    for kind in kinds:
+        counts = sample_counts(outcomes, kind)
         cells = " | ".join(str(counts[column]) for column in COLUMNS)
-        lines.append(f"| {dtype} | {cells} | {share(counts)} |")
+        lines.append(f"| {kind} | {cells} | {share(counts)} |")
     return lines
 
 
-def sample_counts(outcomes: list[dict[str, Any]], dtype: str) -> Counter[str]:
-    """How many samples of a dtype became what."""
+def sample_counts(outcomes: list[dict[str, Any]], kind: str) -> Counter[str]:
+    """How many samples of a kind became what."""
     counts: Counter[str] = Counter()
     for outcome in outcomes:
-        if outcome["dtype"] == dtype:
+        if kind_of(outcome) == kind:
             counts.update({column: outcome.get(column, 0) for column in COLUMNS})
+            counts["failed"] += len(outcome.get("wrong", [])) + len(outcome.get("crashed", []))
     return counts
 
 
 def share(counts: Counter[str]) -> str:
-    """How much of what PyTorch runs went through ONNX."""
+    """How much of what PyTorch runs is right; strictly and compiled, all of that went through ONNX."""
     right, total = counts["passed"] + counts["empty"], counts.total() - counts["rejected"]
     return f"{right / total:.1%}" if total else "–"
 
 
-def _table(names: list[str], dtypes: list[str], found: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
-    lines = ["| operator | " + " | ".join(dtypes) + " | why not all |", "|---" * (len(dtypes) + 2) + "|"]
+def _table(names: list[str], kinds: list[str], found: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
+    lines = ["| operator | " + " | ".join(kinds) + " | why not all |", "|---" * (len(kinds) + 2) + "|"]
     for name in names:
-        row = [found.get((name, dtype)) for dtype in dtypes]
+        row = [found.get((name, kind)) for kind in kinds]
         marks = " | ".join(_mark(o) if o else "" for o in row)
         lines.append(f"| `{name}` | {marks} | {_reason([o for o in row if o])} |")
     return lines
@@ -111,3 +150,14 @@ def _reason(row: list[dict[str, Any]]) -> str:
         if outcome.get("refused") and reasons:
             return str(max(reasons, key=reasons.get)).replace("|", "\\|")[:140]
     return ""
+
+
+def page_of(compiled: Path, device: Path) -> str:
+    """The page of what two sweeps left."""
+    both = (json.loads(path.read_text()) for path in (compiled, device))
+    return page(*({**results["made"], "outcomes": results["outcomes"]} for results in both))
+
+
+if __name__ == "__main__":
+    one, other, written = map(Path, sys.argv[1:])
+    written.write_text(page_of(one, other))

@@ -1,6 +1,7 @@
 """Every operator of PyTorch's own database through sardonyx, in processes that may die.
 
 python -m tests.ops.sweep --quick --page build/operators.md
+python -m tests.ops.sweep --quick --device ort --results build/eager-operators.json
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from .page import MARKS, page, sample_counts, share
+from .page import MARKS, kind_of, page, sample_counts, share
 
 SECONDS_BETWEEN_SAVES = 10.0
 INTERRUPTED = 130
@@ -44,6 +45,11 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="3 samples of each operator")
     parser.add_argument("--samples", type=int, help="at most so many samples of each operator (default: all)")
     parser.add_argument("--dtypes", default="float32", help="comma-separated (default: float32)")
+    parser.add_argument(
+        "--device", choices=["ort"], help="on the device, strictly and with fallback (default: compiled)"
+    )
+    parser.add_argument("--strict", action="store_true", help="on the device: strictly alone")
+    parser.add_argument("--executor", help="of the device (default: its own choice)")
     parser.add_argument("--only", nargs="*", default=(), help="operators by name, or by prefix with a trailing *")
     parser.add_argument("--own", action="store_true", help="only operators that our own table translates")
     parser.add_argument("--seconds", type=float, default=120, help="time limit of a sample (default: 120)")
@@ -51,7 +57,10 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=Path("build/operators.json"), help="where results are kept")
     parser.add_argument("--resume", action="store_true", help="keep what the results file has")
     parser.add_argument("--page", type=Path, help="write the table of results as Markdown")
-    return parser.parse_args(given)
+    parsed = parser.parse_args(given)
+    if (parsed.strict or parsed.executor) and not parsed.device:
+        parser.error("--strict and --executor are about --device ort")
+    return parsed
 
 
 def _matches(name: str, only: Sequence[str]) -> bool:
@@ -61,10 +70,12 @@ def _matches(name: str, only: Sequence[str]) -> bool:
 class Results:
     """A file with an operator a line, never half-written; one that was cut off is read as far as it is whole."""
 
-    def __init__(self, path: Path, samples: int | None) -> None:
+    def __init__(self, path: Path, samples: int | None, executor: str | None = None) -> None:
         self._path = path
         today = datetime.now(UTC).date().isoformat()
         self._made = {"date": today, "versions": versions(), "source": source(), "samples": samples}
+        if executor is not None:
+            self._made["executor"] = executor
         self._saved = time.monotonic()
         self.outcomes: list[dict[str, Any]] = []
 
@@ -73,7 +84,7 @@ class Results:
         lines = self._path.read_text().splitlines() if self._path.exists() else []
         whole = [found for found in map(_parsed, lines) if found is not None]
         made = next((found for found in whole if "versions" in found), {})
-        if all(made.get(key) == self._made[key] for key in ("versions", "source", "samples")):
+        if all(made.get(key) == self._made.get(key) for key in ("versions", "source", "samples", "executor")):
             self.outcomes = [found for found in whole if "operator" in found and "crashed" not in found]
         elif lines:
             print(f"{self._path} is from another kind of run, or another state of the code: starting over")
@@ -88,7 +99,9 @@ class Results:
         """Write the file anew and then put it in place of the old one."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         new = self._path.with_suffix(".new")
-        lines = ",\n".join(map(json.dumps, sorted(self.outcomes, key=lambda o: (o["dtype"], o["operator"]))))
+        lines = ",\n".join(
+            map(json.dumps, sorted(self.outcomes, key=lambda o: (o["dtype"], o["operator"], o.get("way", ""))))
+        )
         new.write_text(f'{{"made":\n{json.dumps(self._made)}\n,"outcomes": [\n{lines}\n]}}\n')
         os.replace(new, self._path)
         self._saved = time.monotonic()
@@ -126,7 +139,7 @@ class Progress:
         self._done += 1
         for problem in outcome.get("wrong", []) + outcome.get("crashed", []):
             clear = "\r\033[K" if self._moving else ""
-            print(f"{clear}{outcome['operator']} {outcome['dtype']}: {outcome['verdict']}: {problem}", flush=True)
+            print(f"{clear}{outcome['operator']} {kind_of(outcome)}: {outcome['verdict']}: {problem}", flush=True)
 
     def _show(self) -> None:
         self._shown = time.monotonic()
@@ -140,7 +153,7 @@ def _minutes(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
-def _tasks(given: argparse.Namespace, count: int | None, done: set[tuple[str, str]]) -> list[Any]:
+def _tasks(given: argparse.Namespace, count: int | None, done: set[tuple[str, str, str]]) -> list[Any]:
     """What is left to do, the operators with most samples first, so that the last ones end together."""
     import torch
 
@@ -148,21 +161,32 @@ def _tasks(given: argparse.Namespace, count: int | None, done: set[tuple[str, st
     from .workers import Task
 
     tasks = [
-        Task(name, dtype, len(samples(op, getattr(torch, dtype), count)))
+        Task(name, dtype, many, way, given.executor)
         for dtype in given.dtypes.split(",")
         for name, op in operators().items()
-        if _matches(name, given.only) and (not given.own or in_own_table(op)) and (name, dtype) not in done
+        if _matches(name, given.only) and (not given.own or in_own_table(op))
+        for many in [len(samples(op, getattr(torch, dtype), count))]
+        for way in _ways(given)
+        if (name, dtype, way) not in done
     ]
     return sorted(tasks, key=lambda task: -task.samples)
+
+
+def _ways(given: argparse.Namespace) -> tuple[str, ...]:
+    from .ways import COMPILED, FALLBACK, STRICT
+
+    if not given.device:
+        return (COMPILED,)
+    return (STRICT,) if given.strict else (STRICT, FALLBACK)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = _arguments(arguments)
     count = 3 if given.quick else given.samples
-    results = Results(given.results, count)
+    results = Results(given.results, count, given.executor)
     if given.resume:
         results.load()
-    tasks = _tasks(given, count, {(o["operator"], o["dtype"]) for o in results.outcomes})
+    tasks = _tasks(given, count, {(o["operator"], o["dtype"], o.get("way", "")) for o in results.outcomes})
     try:
         _run(tasks, count, given, results)
     except KeyboardInterrupt:
@@ -182,7 +206,7 @@ def _run(tasks: list[Any], count: int | None, given: argparse.Namespace, results
     progress = Progress(len(tasks), sum(task.samples for task in tasks))
     for task in tasks:
         if not task.samples:
-            results.add(Outcome(task.operator, task.dtype).as_json())
+            results.add(task.outcome().as_json())
             progress.operator(results.outcomes[-1])
     for settled in sweep(tasks, count, given.seconds, given.processes):
         if isinstance(settled, Outcome):
@@ -193,12 +217,12 @@ def _run(tasks: list[Any], count: int | None, given: argparse.Namespace, results
 
 
 def _conclude(outcomes: list[dict[str, Any]]) -> int:
-    verdicts = Counter((o["dtype"], o["verdict"]) for o in outcomes)
+    verdicts = Counter((kind_of(o), o["verdict"]) for o in outcomes)
     print()
-    for dtype in dict.fromkeys(o["dtype"] for o in outcomes):
-        operators = ", ".join(f"{verdicts[dtype, v]} {v}" for v in MARKS if verdicts[dtype, v])
-        counts = sample_counts(outcomes, dtype)
-        print(f"{dtype}: {operators}; {counts.total()} samples, {share(counts)} in ONNX")
+    for kind in dict.fromkeys(map(kind_of, outcomes)):
+        operators = ", ".join(f"{verdicts[kind, v]} {v}" for v in MARKS if verdicts[kind, v])
+        counts = sample_counts(outcomes, kind)
+        print(f"{kind}: {operators}; {counts.total()} samples, {share(counts)} right")
     return int(any(verdict in ("WRONG", "crash") for _, verdict in verdicts))
 
 

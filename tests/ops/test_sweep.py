@@ -9,6 +9,7 @@ from pathlib import Path
 
 from .check import Outcome
 from .sweep import Results
+from .ways import FALLBACK, STRICT
 from .workers import Task, sweep
 
 RIGHT = Outcome("add", "float32", passed=3).as_json()
@@ -19,6 +20,17 @@ def reloaded(path: Path, samples: int | None = None) -> list[object]:
     results = Results(path, samples)
     results.load()
     return list(results.outcomes)
+
+
+def test_a_sweep_on_the_device_goes_both_ways_in_a_process_of_its_own() -> None:
+    tasks = [Task(name, "float32", 1, way) for name in ("add", "arange", "igamma") for way in (STRICT, FALLBACK)]
+    outcomes = [o for o in sweep(tasks, count=1, seconds=60, processes=1) if isinstance(o, Outcome)]
+    assert [(o.operator, o.way, o.verdict) for o in outcomes] == [
+        *(("add", STRICT, "passes"), ("add", FALLBACK, "passes")),
+        *(("arange", STRICT, "passes"), ("arange", FALLBACK, "passes")),
+        *(("igamma", STRICT, "in torch"), ("igamma", FALLBACK, "passes")),
+    ]
+    assert "aten::igamma.out cannot run on ort" in next(iter(outcomes[4].reasons))
 
 
 def saved(path: Path) -> None:
@@ -49,6 +61,13 @@ def test_results_that_were_cut_off_are_kept_as_far_as_they_go(tmp_path: Path) ->
 def test_results_of_another_kind_of_sweep_are_not_mixed_in(tmp_path: Path) -> None:
     saved(tmp_path / "results.json")
     assert reloaded(tmp_path / "results.json", samples=3) == []
+
+
+def test_results_of_another_executor_are_not_mixed_in(tmp_path: Path) -> None:
+    saved(tmp_path / "results.json")
+    results = Results(tmp_path / "results.json", None, executor="python")
+    results.load()
+    assert results.outcomes == []
 
 
 def test_a_process_that_dies_is_replaced_and_no_sample_is_lost() -> None:

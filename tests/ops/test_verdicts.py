@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 
 from .check import Outcome, check_sample, difference
 from .database import operators, over_tensors, samples
-from .page import page
+from .page import page, page_of
+from .ways import FALLBACK, STRICT
 
 
 @pytest.mark.parametrize(
@@ -94,6 +96,29 @@ def test_the_page_has_a_row_for_each_operator_and_the_reason_for_each_refusal() 
     assert row("add", passed=3) == "| `add` | ✓ |  |"
     assert row("svd", refused=1, reasons={"no translation": 1}) == "| `svd` | in torch | no translation |"
     assert row("sum", passed=3, refused=1, reasons={"odd": 1}) == "| `sum` | partly, 3 of 4 | odd |"
+
+
+def test_the_page_has_the_device_beside_what_is_compiled() -> None:
+    def results(*outcomes: Outcome) -> dict[str, Any]:
+        made = {"date": "2026-01-01", "versions": {"torch": "2.13"}, "samples": None}
+        return {**made, "outcomes": [outcome.as_json() for outcome in outcomes]}
+
+    compiled = results(Outcome("svd", "float32", refused=2, reasons={"why": 2}), Outcome("svd", "int64"))
+    device = results(
+        Outcome("svd", "float32", passed=2, way=FALLBACK),
+        Outcome("svd", "float32", passed=1, refused=1, way=STRICT),
+        Outcome("relu", "float32", refused=1, reasons={"odd": 1}, way=STRICT),
+    )
+    lines = page(compiled, device).splitlines()
+    assert "| operator | float32 | int64 | device, strict | device, with fallback | why not all |" in lines
+    assert "| `svd` | in torch | – | partly, 1 of 2 | ✓ | why |" in lines
+    assert "| `relu` |  |  | in torch |  | odd |" in lines
+    assert "| device, strict | 1 | 0 | 2 | 0 | 33.3% |" in lines
+
+
+def test_the_page_is_that_of_the_results() -> None:
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    assert (docs / "operators.md").read_text() == page_of(docs / "operators.json", docs / "eager-operators.json")
 
 
 def test_the_page_says_what_was_not_judged_by_value() -> None:

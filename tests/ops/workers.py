@@ -45,40 +45,45 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """An operator in one dtype, and how many samples it has."""
+    """An operator in one dtype, how many samples it has, and the way they take."""
 
     operator: str
     dtype: str
     samples: int
+    way: str = ""
+    """How it is run; see `ways`."""
+    executor: str | None = None
+    """Of the device; its own choice where it is None."""
 
     @property
-    def words(self) -> tuple[str, str]:
-        return self.operator, self.dtype
+    def words(self) -> tuple[Any, ...]:
+        return self.operator, self.dtype, self.way, self.executor
 
     def outcome(self) -> Outcome:
         from .check import Outcome
 
-        return Outcome(self.operator, self.dtype)
+        return Outcome(self.operator, self.dtype, way=self.way)
 
 
 def _serve(pipe: Connection, count: int | None) -> None:
-    """The life of a process: takes an operator, a dtype and the first sample to look at; gives an outcome a sample."""
+    """The life of a process: takes an operator, a dtype, a way and the first sample; gives an outcome for each."""
     import torch
 
     from .check import check_sample
     from .database import operators, samples, warm_up
+    from .ways import way_of
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends us
     torch.set_num_threads(1)
     warm_up()
     pipe.send(READY)
     while True:
-        name, dtype, first = pipe.recv()
-        op = operators()[name]
+        name, dtype, way, executor, first = pipe.recv()
+        op, run = operators()[name], way_of(way, executor)
         for index, sample in enumerate(samples(op, getattr(torch, dtype), count)):
             if index >= first:
                 started = time.perf_counter()
-                outcome = check_sample(name, dtype, index, op, sample)
+                outcome = check_sample(name, dtype, index, op, sample, run)
                 outcome.seconds = round(time.perf_counter() - started, 4)
                 pipe.send(outcome)
         pipe.send(END)

@@ -71,6 +71,12 @@ def test_unique_slices(dtype: torch.dtype) -> None:
     agrees(lambda x: torch.unique_consecutive(x, return_inverse=True, return_counts=True, dim=0), x)
 
 
+def test_along_a_dimension_torch_tells_where_and_how_often_unasked() -> None:
+    x = torch.tensor([[1, 2], [1, 2], [0, 5]])
+    agrees(lambda x: torch.ops.aten.unique_dim(x, 0), x)
+    agrees(lambda x: torch.ops.aten.unique_consecutive(x, dim=0), x)
+
+
 def test_places_of_what_is_not_zero_up_to_a_number() -> None:
     agrees(lambda x: [torch.nonzero_static(x, size=size, fill_value=7) for size in (2, 40)], NUMBERS > 1)
 

@@ -83,6 +83,7 @@ def enable(*, fallback: Fallback = "warn", executor: Executor = "auto") -> None:
         raise SardonyxError(f"torch has room for one device of this kind, and it is {name!r} already")
     State.core = _core(executor)
     if State.core is None:
+        os.register_at_fork(after_in_child=_begin_anew)
         _setup_privateuseone_for_python_backend(DEVICE, backend_module=_module)
         storage.install()
     else:
@@ -90,9 +91,16 @@ def enable(*, fallback: Fallback = "warn", executor: Executor = "auto") -> None:
         generate_methods_for_privateuse1_backend()
         torch._register_device_module(DEVICE, _module)  # type: ignore[no-untyped-call]
     State.fallback = fallback
+    torch.__future__.set_swap_module_params_on_conversion(True)  # or tied weights come apart in `module.to("ort")`
     hosted.DEVICES[DEVICE] = hosted.Hosted(on_host, on_device)
     _register(State.core)
     onnx_ops.register()
+
+
+def _begin_anew() -> None:
+    PLANS.abandon()
+    for kernel in Kernel.every:
+        kernel.abandon()
 
 
 def _running() -> str:
@@ -304,7 +312,7 @@ class Module:
         return [torch.float16, torch.bfloat16]
 
     def _is_in_bad_fork(self) -> bool:
-        return os.getpid() != _process
+        return State.core is not None and os.getpid() != _process
 
 
 _module = Module()

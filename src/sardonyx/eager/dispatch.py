@@ -57,7 +57,7 @@ def called(operator: Any, *args: Any, **kwargs: Any) -> Any:
     State.calls[name] += 1
     written = BODIES.get(name)
     if written is not None:
-        return written(*args, **kwargs)
+        return _or_by_torch(operator, args, kwargs, lambda: written(*args, **kwargs))
     if torch.Tag.nondeterministic_seeded in operator.tags:
         return by_cpu(operator, args, kwargs)  # random numbers are torch's, so that its seeds govern them
     if is_view(operator):
@@ -65,8 +65,12 @@ def called(operator: Any, *args: Any, **kwargs: Any) -> Any:
     variant = variant_of(operator)
     if variant is None:
         return _by_torch(operator, args, kwargs, "there is no functional operator behind it")
+    return _or_by_torch(operator, args, kwargs, lambda: computed(variant, args, kwargs))
+
+
+def _or_by_torch(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], run: Callable[[], Any]) -> Any:
     try:
-        return computed(variant, args, kwargs)
+        return run()
     except UnsupportedOperator as error:
         return _by_torch(operator, args, kwargs, error.what)
 
@@ -74,12 +78,19 @@ def called(operator: Any, *args: Any, **kwargs: Any) -> Any:
 class Kernel:
     """A functional operator as it is registered: a call that looks like one before goes straight to its session."""
 
+    every: ClassVar[list[Kernel]] = []
+
     def __init__(self, operator: Any) -> None:
         self._operator, self._name = operator, operator.name()
         returns = operator._schema.returns
         self._single = len(returns) == 1 and str(returns[0].type) == "Tensor"
         self._parameters = tuple(a.name for a in operator._schema.arguments)
         self._known: dict[Hashable, Direct] = {}
+        self.every.append(self)
+
+    def abandon(self) -> None:
+        """In a process that was forked: begin anew."""
+        self._known = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run it."""
@@ -272,10 +283,13 @@ def by_cpu(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
         if is_on_device(leaf) and host.shape != leaf.shape:  # an `out=` that torch gave its size
             leaf.resize_(host.shape)
             on_host(leaf).copy_(host)
+    for result in pytree.tree_leaves(results):
+        if isinstance(result, torch.Tensor) and result.layout != torch.strided:
+            raise NotMapped(f"{operator.name()}: tensors of the layout {result.layout} cannot be on {DEVICE}")
     return pytree.tree_map_only(torch.Tensor, lambda x: same[id(x)] if id(x) in same else on_device(x, index), results)
 
 
 def _on_host(leaf: Any) -> Any:
     if is_on_device(leaf):
-        return on_host(leaf)
+        return on_host(leaf) if leaf.numel() else torch.empty(leaf.shape, dtype=leaf.dtype)  # which torch may resize
     return torch.device("cpu") if isinstance(leaf, torch.device) and leaf.type == DEVICE else leaf

@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -193,6 +194,18 @@ def _apart(result: torch.Tensor, memory: set[int]) -> torch.Tensor:
     return result.clone() if result.numel() and result.untyped_storage().data_ptr() in memory else result
 
 
+@contextmanager
+def _tracing() -> Iterator[None]:
+    """As plans are made, one at a time: without torch's log of calls that its users got wrong."""
+    noise = logging.getLogger("torch._subclasses.fake_tensor")
+    was, noise.disabled = noise.disabled, True
+    try:
+        with torch.no_grad(), keeping_whole(), collecting():
+            yield
+    finally:
+        noise.disabled = was
+
+
 class _Loose(Plan):
     """A plan for any sizes that are equal where those it was made with are, and for any value of some numbers."""
 
@@ -207,7 +220,7 @@ class _Loose(Plan):
 
         values = [torch.tensor(call.given[name], dtype=torch.float64) for name in numbers]
         apart: Any = dict(core_aten_decompositions()) if numbers else decompositions()
-        with torch.no_grad(), keeping_whole(), collecting():
+        with _tracing():
             graph = make_fx(of_numbers, apart, tracing_mode="symbolic")(*map(_like, bases), *values)
             super().__init__(compile_graph(graph, "inference", frozenset(), device.options(bases)))
         self.numbers = numbers
@@ -253,6 +266,11 @@ class Plans:
         """How many there are: one may serve calls that look different."""
         return len({id(plan) for kept in (self._exact, self._loose) for _, plan in kept.items()})
 
+    def abandon(self) -> None:
+        """In a process that was forked: begin anew, and never free sessions whose threads are not there."""
+        self._abandoned = (self._exact, self._loose, getattr(self, "_abandoned", None))
+        self._exact, self._loose, self._lock = LRU(_MOST), LRU(_MOST), threading.RLock()
+
     def clear(self) -> None:
         """Forget all of them."""
         with self._lock:
@@ -267,28 +285,37 @@ class Plans:
     def run(self, call: Call) -> tuple[Plan, Results]:
         """The results of a call, and its plan, which is made if there is none."""
         plan = self.known(call)
-        if plan is None:
-            with self._lock:
-                plan = self._found(call) or self._made(call)
-                if not plan.numbers:
-                    self._exact.put(call.key(), plan)
+        if plan is not None:
+            return plan, plan(call)
+        with self._lock:
+            for numbers in dict.fromkeys((call.numbers, ())):
+                key = call.loose_key(numbers)
+                loose = self._loose.get(key)
+                if loose is None and (self._seen.get(key) or 0) >= _ALIKE:
+                    loose = self._loosely(call, numbers)
+                    self._loose.put(key, loose)
+                if isinstance(loose, _Loose) and loose.fits(call):
+                    found = self._tried(key, loose, call)
+                    if found is not None:
+                        return loose, found
+            plan = self._made(call)
+            for numbers in dict.fromkeys((call.numbers, ())):
+                key = call.loose_key(numbers)
+                self._seen.put(key, (self._seen.get(key) or 0) + 1)
+            self._exact.put(call.key(), plan)
         return plan, plan(call)
 
-    def _found(self, call: Call) -> Plan | None:
-        """The plan for calls that differ from this one in sizes or numbers, once there have been a few."""
-        for numbers in dict.fromkeys((call.numbers, ())):
-            key = call.loose_key(numbers)
-            kept = self._loose.get(key)
-            if kept is None:
-                seen = (self._seen.get(key) or 0) + 1
-                self._seen.put(key, seen)
-                if seen <= _ALIKE:
-                    continue
-                kept = self._loosely(call, numbers)
-                self._loose.put(key, kept)
-            if isinstance(kept, _Loose) and kept.fits(call):
-                return kept
-        return None
+    def _tried(self, key: Hashable, loose: _Loose, call: Call) -> Results | None:
+        """The results by a plan for many calls; None where it fails for this one, and is used no more."""
+        try:
+            results = loose(call)
+        except Exception as error:  # as where a size of none makes an operator of ONNX's impossible
+            log.info("%s has a plan for each look: %s", call.operator, error)
+            self._loose.put(key, str(error))
+            return None
+        if not loose.numbers:
+            self._exact.put(call.key(), loose)
+        return results
 
     def _loosely(self, call: Call, numbers: tuple[str, ...]) -> _Loose | str:
         try:
@@ -301,7 +328,7 @@ class Plans:
     def _made(self, call: Call) -> Plan:
         """Trace the call, and compile it. What cannot be expressed in ONNX raises `UnsupportedOperator`."""
         bases = call.bases()
-        with torch.no_grad(), keeping_whole(), collecting():
+        with _tracing():
             try:
                 graph = make_fx(call.function(), decompositions(), tracing_mode="fake")(*map(_like, bases))
             except _UNTRACEABLE as error:

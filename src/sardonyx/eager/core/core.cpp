@@ -63,6 +63,7 @@ at::Tensor cast(const at::Tensor& tensor, at::ScalarType type) {
 }
 
 at::Tensor& copy(at::Tensor& to, const at::Tensor& from, bool) {
+  Alone alone;
   const bool other = from.scalar_type() != to.scalar_type() && is_ours(from) && from.is_complex() == to.is_complex();
   on_host(to).copy_(on_host(other ? cast(from, to.scalar_type()) : from));
   return to;
@@ -113,6 +114,15 @@ TORCH_LIBRARY(sardonyx_eager, m) {
   m.def("run(int session, Tensor[] inputs) -> Tensor[]", run);
   m.def("cast(Tensor self, ScalarType dtype) -> Tensor");
 }
+
+// Memory is renamed as it is, also where its numbers are meant otherwise.
+void as_they_are(torch::Library& m) {
+  m.impl("host", torch::CppFunction::makeFallthrough());
+  m.impl("device", torch::CppFunction::makeFallthrough());
+}
+
+TORCH_LIBRARY_IMPL(sardonyx_eager, Conjugate, m) { as_they_are(m); }
+TORCH_LIBRARY_IMPL(sardonyx_eager, Negative, m) { as_they_are(m); }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", new_empty);
@@ -249,7 +259,7 @@ EXPORTED int64_t sx_offer(const char* name, const char* overload, int64_t sessio
       plan.results[i].output = results[i];
       plan.results[i].how = How(how[i]);
     }
-    plan.last = std::vector<Last>(input_count + result_count);
+    plan.spare = std::make_unique<const Spare>(plan.session->inputs + plan.session->types.size());
     plan.elementwise = elementwise;
     asked->plan = std::move(plan);
     asked->for_any_number = number_count > 0;

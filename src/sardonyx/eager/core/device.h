@@ -5,6 +5,8 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/alignment.h>
+#include <c10/core/impl/alloc_cpu.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <atomic>
@@ -19,20 +21,82 @@ constexpr int kMostDevices = 8;
 inline std::atomic<int> g_devices{1};
 inline thread_local c10::DeviceIndex t_current = 0;
 
-// The CPU's memory, under the device's name.
+// Blocks of memory that a thread freed last, for results of the same size, which are likely to come next.
+class Freed {
+ public:
+  static Freed& mine() {
+    thread_local Freed freed;
+    return freed;
+  }
+
+  void* take(size_t bytes) {
+    for (auto& block : blocks_) {
+      if (block.data && block.bytes == bytes) return std::exchange(block.data, nullptr);
+    }
+    return nullptr;
+  }
+
+  void put(void* data, size_t bytes) {
+    Block& block = blocks_[next_++ % kBlocks];
+    if (block.data) c10::free_cpu(block.data);
+    block = {data, bytes};
+  }
+
+  ~Freed() {
+    closed_ = true;
+    for (auto& block : blocks_) {
+      if (block.data) c10::free_cpu(std::exchange(block.data, nullptr));
+    }
+  }
+
+  bool takes(size_t bytes) const { return kKeeps && bytes <= kLargest && !closed_; }
+
+ private:
+  struct Block {
+    void* data = nullptr;
+    size_t bytes = 0;
+  };
+  static constexpr size_t kBlocks = 8, kLargest = size_t(1) << 18;
+#ifdef __SANITIZE_ADDRESS__
+  static constexpr bool kKeeps = false;  // or it would not see what is used after it was freed
+#else
+  static constexpr bool kKeeps = true;
+#endif
+
+  Block blocks_[kBlocks];
+  size_t next_ = 0;
+  bool closed_ = false;
+};
+
+// The CPU's memory, under the device's name. What stands before a block says how large it is.
 struct Allocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
-    auto made = c10::GetCPUAllocator()->allocate(bytes);
-    void* data = made.get();
-    auto deleter = made.get_deleter();
-    return {data, made.release_context(), deleter, c10::Device(kType, t_current)};
+    const c10::Device device(kType, t_current);
+    if (!bytes) return {nullptr, nullptr, &ignore, device};
+    void* block = Freed::mine().take(bytes);
+    if (!block) {
+      block = c10::alloc_cpu(bytes + kHead);
+      std::memcpy(block, &bytes, sizeof bytes);
+    }
+    return {static_cast<char*>(block) + kHead, block, &free, device};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return c10::GetCPUAllocator()->raw_deleter(); }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }  // data and its block are not the same
   void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
 
   static Allocator* the() {
     static Allocator allocator;
     return &allocator;
+  }
+
+ private:
+  static constexpr size_t kHead = c10::gAlignment;
+
+  static void ignore(void*) {}
+  static void free(void* block) {
+    size_t bytes;
+    std::memcpy(&bytes, block, sizeof bytes);
+    auto& freed = Freed::mine();
+    freed.takes(bytes) ? freed.put(block, bytes) : c10::free_cpu(block);
   }
 };
 
@@ -91,6 +155,31 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   bool queryEvent(void*) const override { return true; }
   void synchronizeEvent(void*) const override {}
   void destroyEvent(void*, c10::DeviceIndex) const noexcept override {}
+};
+
+// While it lives, torch's operators run on this thread alone. Its other threads spin for milliseconds after they have
+// worked, against ONNX Runtime's: BERT-base took 210 ms instead of 152 on two cores.
+class Alone {
+ public:
+  Alone() : before_(get() ? get()() : 0) {
+    if (set() && before_ > 1) set()(1);
+  }
+  Alone(const Alone&) = delete;
+  ~Alone() {
+    if (set() && before_ > 1) set()(before_);
+  }
+
+ private:
+  const int before_;
+
+  static auto get() -> int (*)() {
+    static const auto found = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "omp_get_max_threads"));
+    return found;
+  }
+  static auto set() -> void (*)(int) {
+    static const auto found = reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"));
+    return found;
+  }
 };
 
 inline at::Tensor empty(at::IntArrayRef sizes, at::ScalarType type) {

@@ -29,15 +29,17 @@ inline at::Tensor taken(ort::Value* value, at::ScalarType type, c10::Device devi
 // A session by itself, over the CPU's tensors.
 inline std::vector<at::Tensor> run_session(const Session& session, const std::vector<at::Tensor>& tensors) {
   TORCH_CHECK(tensors.size() == session.inputs, "a session takes ", session.inputs, " tensors, and got ", tensors.size());
-  Values given(session.inputs), results(session.types.size());
+  Values values(session.inputs + session.types.size());
   std::vector<at::Tensor> ordered, made;
   for (size_t i = 0; i < session.inputs; ++i) {
     const auto& tensor = ordered.emplace_back(tensors[i].contiguous());
     void* data = const_cast<void*>(tensor.const_data_ptr());
-    given.put(i, {data, tensor.sizes().data(), size_t(tensor.dim()), tensor.scalar_type()});
+    values.put(i, {data, tensor.sizes().data(), size_t(tensor.dim()), tensor.scalar_type()});
   }
-  session.run(given, results);
-  for (size_t i = 0; i < session.types.size(); ++i) made.push_back(taken(results.take(i), session.types[i], c10::kCPU));
+  session.run(values);
+  for (size_t i = 0; i < session.types.size(); ++i) {
+    made.push_back(taken(values.take(session.inputs + i), session.types[i], c10::kCPU));
+  }
   return made;
 }
 
@@ -52,10 +54,11 @@ struct Result {
 
 // How calls of one look run.
 struct Plan {
+  c10::SmallVector<uint64_t, 16> words;  // what they look like
   std::shared_ptr<const Session> session;
   std::vector<int> inputs;  // which leaf each is; counted down from -1, which number
   std::vector<Result> results;
-  std::vector<Last> last;  // values of inputs, then of results
+  std::unique_ptr<const Spare> spare;
   bool elementwise = false;  // an element is read before it is written, so operands may lie where results go
 };
 
@@ -94,8 +97,15 @@ class Kernel final : public c10::OperatorKernel {
     const c10::IValue* arguments = stack->data() + stack->size() - count_;
     const bool known = look.of(arguments, count_);
     if (known) {
-      auto plan = find(look);
-      if (plan && fits(*plan, *stack)) return run(*plan, look, op, stack);
+      const uint64_t hash = look.hash();
+      Recent& recent = Recent::of(hash);
+      auto plan = recent.is_of(this) && is_for(*recent.plan, look) ? std::move(recent.plan) : nullptr;
+      if (!plan) plan = find(look, hash);
+      if (plan && fits(*plan, *stack)) {
+        run(*plan, look, op, stack);
+        recent = {this, std::move(plan), Recent::g_valid};
+        return;
+      }
     }
     auto asked_look = std::make_unique<Look>(known ? look : Look());  // the next call on this thread has another
     Asked asked(op, *asked_look);
@@ -106,12 +116,26 @@ class Kernel final : public c10::OperatorKernel {
   void clear() {
     std::unique_lock lock(mutex_);
     kept_.clear();
+    Recent::g_valid.fetch_add(1);
   }
 
  private:
-  struct Kept {
-    c10::SmallVector<uint64_t, 16> words;
-    std::shared_ptr<const Plan> plan;
+  using Shared = std::shared_ptr<const Plan>;
+
+  // What a thread called last: looking there takes no lock. Taken out while it runs, so that no other call has it.
+  struct Recent {
+    const Kernel* kernel = nullptr;
+    Shared plan;
+    uint64_t valid = 0;
+
+    static inline std::atomic<uint64_t> g_valid{0};  // counts how often plans were forgotten
+
+    bool is_of(const Kernel* other) const { return kernel == other && plan && valid == g_valid.load(); }
+
+    static Recent& of(uint64_t hash) {
+      thread_local Recent all[64];
+      return all[hash % std::size(all)];
+    }
   };
   static constexpr size_t kMost = 4096;
 
@@ -121,24 +145,25 @@ class Kernel final : public c10::OperatorKernel {
   c10::SmallVector<size_t, 2> written_;
   std::shared_mutex mutex_;
   // Never freed: torch's dispatcher is, at the end of the process, when ONNX Runtime may be gone.
-  std::unordered_map<uint64_t, Kept>& kept_ = *new std::unordered_map<uint64_t, Kept>;
+  std::unordered_map<uint64_t, Shared>& kept_ = *new std::unordered_map<uint64_t, Shared>;
   std::atomic<bool> any_number_{false};
 
-  std::shared_ptr<const Plan> find(Look& look) {
-    if (auto plan = exactly(look)) return plan;
+  static bool is_for(const Plan& plan, const Look& look) {
+    return plan.words.size() == look.words.size() && std::equal(plan.words.begin(), plan.words.end(), look.words.begin());
+  }
+
+  Shared find(const Look& look, uint64_t hash) {
+    if (auto plan = exactly(look, hash)) return plan;
     if (!any_number_.load(std::memory_order_relaxed) || look.numbers.empty()) return nullptr;
     Look loose = look;
     loose.without_numbers();
-    return exactly(loose);
+    return exactly(loose, loose.hash());
   }
 
-  std::shared_ptr<const Plan> exactly(const Look& look) {
+  Shared exactly(const Look& look, uint64_t hash) {
     std::shared_lock lock(mutex_);
-    auto found = kept_.find(look.hash());
-    if (found == kept_.end()) return nullptr;
-    const auto& words = found->second.words;
-    const bool same = words.size() == look.words.size() && std::equal(words.begin(), words.end(), look.words.begin());
-    return same ? found->second.plan : nullptr;
+    auto found = kept_.find(hash);
+    return found != kept_.end() && is_for(*found->second, look) ? found->second : nullptr;
   }
 
   void keep(Plan plan, bool for_any_number, Look& look, const torch::jit::Stack& stack) {
@@ -148,9 +173,8 @@ class Kernel final : public c10::OperatorKernel {
       look.without_numbers();
       any_number_ = true;
     }
-    Kept kept;
-    kept.words.assign(look.words.begin(), look.words.end());
-    kept.plan = std::make_shared<const Plan>(std::move(plan));
+    plan.words.assign(look.words.begin(), look.words.end());
+    auto kept = std::make_shared<const Plan>(std::move(plan));
     std::unique_lock lock(mutex_);
     if (kept_.size() >= kMost) kept_.clear();
     kept_[look.hash()] = std::move(kept);
@@ -190,9 +214,10 @@ class Kernel final : public c10::OperatorKernel {
 
   void run(const Plan& plan, const Look& look, const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     const Session& session = *plan.session;
-    Values given(session.inputs), results(session.types.size());
+    Spare::Lent lent(*plan.spare);
+    Values& values = *lent;
     c10::SmallVector<at::Tensor, 2> kept;  // copies that live as long as the call
-    feed(plan, look, given, kept);
+    feed(plan, look, values, kept);
     c10::SmallVector<at::Tensor, 2> made(plan.results.size());
     c10::SmallVector<bool, 2> straight(plan.results.size());
     for (size_t i = 0; i < made.size(); ++i) {
@@ -200,48 +225,51 @@ class Kernel final : public c10::OperatorKernel {
       if (result.output < 0) continue;
       const auto type = session.types[result.output];
       if (kind_ == Kind::kFunctional) {
-        if (result.how != How::kSized) continue;
-        made[i] = empty(result.sizes, type);
+        if (result.how == How::kSized) made[i] = empty(result.sizes, type);
       } else {
         const auto& target = target_of(i, *stack);
         straight[i] = result.how == How::kSized && target.is_contiguous() && target.scalar_type() == type &&
                       is_free(plan, look, target);
-        if (!straight[i]) continue;
-        made[i] = target;
+        if (straight[i]) made[i] = target;
       }
-      results.put(result.output, {made[i].mutable_data_ptr(), made[i].sizes().data(), size_t(made[i].dim()), type},
-                  plan.last[plan.inputs.size() + i]);
+      const size_t place = session.inputs + result.output;
+      if (made[i].defined()) {
+        values.put(place, {made[i].mutable_data_ptr(), made[i].sizes().data(), size_t(made[i].dim()), type});
+      } else {
+        values.drop(place);  // what the last call wrote to is not to be written to again
+      }
     }
     try {
-      session.run(given, results);
+      session.run(values);
     } catch (const c10::Error& error) {
       TORCH_CHECK(false, toString(op.operator_name()), ": ", error.what_without_backtrace());
     }
     for (size_t i = 0; i < made.size(); ++i) {
       const int output = plan.results[i].output;
       if (output < 0 || made[i].defined()) continue;
-      made[i] = taken(results.take(output), session.types[output], ours());
+      made[i] = taken(values.take(session.inputs + output), session.types[output], ours());
       if (plan.results[i].how == How::kReshaped) made[i].unsafeGetTensorImpl()->set_sizes_contiguous(plan.results[i].sizes);
     }
     give_back(made, straight, stack);
   }
 
-  void feed(const Plan& plan, const Look& look, Values& given, c10::SmallVector<at::Tensor, 2>& kept) {
+  void feed(const Plan& plan, const Look& look, Values& values, c10::SmallVector<at::Tensor, 2>& kept) {
     for (size_t i = 0; i < plan.inputs.size(); ++i) {
       if (plan.inputs[i] < 0) {
         auto* number = const_cast<double*>(&look.numbers[-1 - plan.inputs[i]]);
-        given.put(i, {number, nullptr, 0, at::kDouble}, plan.last[i]);
+        values.put(i, {number, nullptr, 0, at::kDouble});
         continue;
       }
       const Leaf& leaf = look.leaves[plan.inputs[i]];
       const at::Tensor* tensor = leaf.tensor;
       if (leaf.layout.copied) {
+        Alone alone;
         kept.push_back(on_host(*tensor).contiguous());
         tensor = &kept.back();
       }
       const auto& sizes = leaf.layout.sizes;
       void* data = const_cast<void*>(tensor->const_data_ptr());
-      given.put(i, {data, sizes.data(), sizes.size(), tensor->scalar_type()}, plan.last[i]);
+      values.put(i, {data, sizes.data(), sizes.size(), tensor->scalar_type()});
     }
   }
 

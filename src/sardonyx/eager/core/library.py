@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -69,8 +71,9 @@ def _built() -> Path:
     include = (root / "include", root / "include/torch/csrc/api/include")
     flags = ("-std=c++20", "-O2", f'-DTORCH="{torch.__version__}"', *(f"-isystem{folder}" for folder in include))
     links = (f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10")
+    more = tuple(shlex.split(os.environ.get("SARDONYX_CORE_FLAGS", "")))  # as sanitizers take
     with showing("building the core of the device ort, once for this torch"):
-        return compiler.built(source(), Options(), flags=flags, links=links)
+        return compiler.built(source(), Options(), flags=(*flags, *more), links=(*links, *more))
 
 
 class Core:

@@ -137,70 +137,63 @@ inline ort::Value* value_over(const Piece& piece) {
   return made;
 }
 
-// The last value over some memory, for a place in a call where sizes and types are always the same. It owns nothing, and
-// is used again only where a tensor has that memory.
-class Last {
+// What a session is given, then what it gives. A value owns no memory, and is used again where a tensor has the same: for
+// calls in which sizes and types are the same every time.
+class Values {
  public:
-  struct Of {
-    void* data;
-    ort::Value* value;
-  };
-
-  Last() = default;
-  Last(const Last&) = delete;
-  ~Last() { drop(kept_.load()); }
-
-  Of* take(const Piece& piece) const {
-    Of* last = kept_.exchange(nullptr, std::memory_order_acquire);
-    if (last && last->data == piece.data) return last;
-    if (!last) return new Of{piece.data, value_over(piece)};
-    release(std::exchange(last->value, nullptr));
-    last->data = piece.data;
-    last->value = value_over(piece);
-    return last;
-  }
-
-  void put_back(Of* used) const { drop(kept_.exchange(used, std::memory_order_release)); }
-
- private:
-  mutable std::atomic<Of*> kept_{nullptr};
-
-  static void drop(Of* of) {
-    if (!of) return;
-    if (of->value) release(of->value);
-    delete of;
-  }
-};
-
-// What a session is given, or gives: null for an output that ONNX Runtime is to allocate.
-struct Values {
-  c10::SmallVector<ort::Value*, 4> held;
-
-  explicit Values(size_t count) : held(count, nullptr), from_(count, nullptr), lent_(count, nullptr) {}
+  explicit Values(size_t count) : held_(count, nullptr), over_(count, nullptr) {}
   Values(const Values&) = delete;
   ~Values() {
-    for (size_t i = 0; i < held.size(); ++i) {
-      if (lent_[i]) {
-        from_[i]->put_back(lent_[i]);
-      } else if (held[i]) {
-        release(held[i]);
-      }
+    for (auto* value : held_) {
+      if (value) release(value);
     }
   }
 
-  void put(size_t i, const Piece& piece) { held[i] = value_over(piece); }
+  ort::Value** data() { return held_.data(); }
 
-  void put(size_t i, const Piece& piece, const Last& last) {
-    lent_[i] = last.take(piece);
-    from_[i] = &last;
-    held[i] = lent_[i]->value;
+  void drop(size_t i) {
+    if (auto* old = take(i)) release(old);
   }
 
-  ort::Value* take(size_t i) { return std::exchange(held[i], nullptr); }
+  void put(size_t i, const Piece& piece) {
+    if (held_[i] && over_[i] == piece.data) return;
+    drop(i);
+    held_[i] = value_over(piece);
+    over_[i] = piece.data;
+  }
+
+  // What is null when a session runs, ONNX Runtime allocates, and it is to be taken.
+  ort::Value* take(size_t i) { return std::exchange(held_[i], nullptr); }
 
  private:
-  c10::SmallVector<const Last*, 4> from_;
-  c10::SmallVector<Last::Of*, 4> lent_;
+  c10::SmallVector<ort::Value*, 4> held_;
+  c10::SmallVector<void*, 4> over_;
+};
+
+// Those of the last call, for one call at a time; another that comes meanwhile has its own.
+class Spare {
+ public:
+  explicit Spare(size_t count) : count_(count) {}
+  Spare(const Spare&) = delete;
+  ~Spare() { delete kept_.load(); }
+
+  class Lent {
+   public:
+    explicit Lent(const Spare& spare) : spare_(spare), values_(spare.kept_.exchange(nullptr)) {
+      if (!values_) values_ = new Values(spare.count_);
+    }
+    Lent(const Lent&) = delete;
+    ~Lent() { delete spare_.kept_.exchange(values_); }
+    Values& operator*() { return *values_; }
+
+   private:
+    const Spare& spare_;
+    Values* values_;
+  };
+
+ private:
+  const size_t count_;
+  mutable std::atomic<Values*> kept_{nullptr};
 };
 
 class Session {
@@ -231,13 +224,13 @@ class Session {
   Session(const Session&) = delete;
   ~Session() { ort::call<void(ort::Session*)>(ort::kReleaseSession)(session_); }
 
-  void run(const Values& given, Values& results) const {
+  void run(Values& values) const {
     TORCH_CHECK(!g_forked, "the device ort cannot be used in a process that was forked after it was enabled; "
                            "start processes by multiprocessing's \"spawn\"");
     using Run = ort::Status*(ort::Session*, const ort::RunOptions*, const char* const*, const ort::Value* const*, size_t,
                              const char* const*, size_t, ort::Value**);
-    check(ort::call<Run>(ort::kRun)(session_, Runtime::the().run, pointers_.data(), given.held.data(), inputs,
-                                    pointers_.data() + inputs, types.size(), results.held.data()));
+    check(ort::call<Run>(ort::kRun)(session_, Runtime::the().run, pointers_.data(), values.data(), inputs,
+                                    pointers_.data() + inputs, types.size(), values.data() + inputs));
   }
 
  private:

@@ -186,10 +186,12 @@ def unique_consecutive(
     if others:
         wide = g.ReduceMax(g.Cast(starts, dtype=ir.DataType.INT32), g.ints(others), keepdims=0)
         starts = g.shaped(g.cast(wide, torch.bool), [size])
-    inverse = None
-    if return_inverse:
+    inverse = counts = None
+    if return_inverse or dim is not None:  # along a dimension, torch gives them unasked
         inverse = g.reshape(_numbers(g, starts), g.dims(x) if dim is None else [size])
-    return g.Compress(line, starts, axis=axis), inverse, _counts(g, starts, size) if return_counts else None
+    if return_counts or dim is not None:
+        counts = _counts(g, starts, size)
+    return g.Compress(line, starts, axis=axis), inverse, counts
 
 
 @aten("unique_dim")
@@ -200,8 +202,8 @@ def unique_dim(
     sorted: bool = True,
     return_inverse: bool = False,
     return_counts: bool = False,
-) -> tuple[Value | None, ...]:
-    """Slices in lexicographic order; where there is a NaN, that order is open in torch too."""
+) -> tuple[Value, ...]:
+    """Slices in lexicographic order; where there is a NaN, that order is open in torch too. It gives all unasked."""
     if 0 in g.dims(x) or not g.rank(x):
         raise Unsupported("the unique slices of nothing")
     dtype = g.dtype(x)
@@ -209,7 +211,7 @@ def unique_dim(
     found, *rest = g.several("Unique", 4, [g.cast(x, wide)], axis=g.axis(x, dim), sorted=1)
     for value in rest:
         value.type = ir.TensorType(ir.DataType.INT64)
-    return g.cast(found, dtype), rest[1] if return_inverse else None, rest[2] if return_counts else None
+    return g.cast(found, dtype), rest[1], rest[2]
 
 
 @aten("nonzero_static")

@@ -1,0 +1,73 @@
+"""The ways of a sample: through `torch.compile`, or on the device `ort`, with and without leave to use the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from .database import Arguments, over_tensors
+
+COMPILED, STRICT, FALLBACK = "", "device, strict", "device, with fallback"
+"""Their names. Strictly, everything on the device runs in ONNX Runtime: copies and casts too."""
+
+INDICES_STAY = frozenset({"tensor_split"})
+"""Operators whose further tensors torch wants on the CPU, whatever the device."""
+
+Way: TypeAlias = Callable[[Any, Arguments], Callable[..., Any]]
+"""From an operator and its arguments to a function of the tensors among those, which are the CPU's, as its results."""
+
+
+def way_of(name: str, executor: str | None = None) -> Way:
+    """A way by its name; those of the device enable it, with the executor that is asked for, if any is."""
+    if name == COMPILED:
+        return lambda op, arguments: compiled(over_tensors(op, arguments))
+    from sardonyx import eager
+
+    chosen = {} if executor is None else {"executor": executor}
+    eager.enable(fallback="error" if name == STRICT else "quiet", **chosen)
+    return on_device
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """The function through `torch.compile`, with no operator left to torch."""
+    torch._dynamo.reset()
+    return torch.compile(
+        function, backend="sardonyx", fullgraph=True, dynamic=False, options={"fallback": "error", **options}
+    )
+
+
+def on_device(op: Any, arguments: Arguments) -> Callable[..., Any]:
+    """The operator on tensors that are moved to the device; its results must be there, and are moved back.
+
+    Where nothing says on which device a new tensor is to be, it is to be on this one. Every call is made twice, since a
+    call that was made before goes another way; both must give the same.
+    """
+    function = over_tensors(op, tree_map(_there, arguments))
+    moved = 1 if op.name in INDICES_STAY else len(tree_leaves(arguments))
+
+    def run(*tensors: torch.Tensor) -> Any:
+        seeded = torch.get_rng_state()
+        first = once(*tensors)
+        torch.set_rng_state(seeded)
+        again = once(*tensors)
+        if not op.name.startswith(("empty", "new_empty")):
+            torch.testing.assert_close(again, first, equal_nan=True, msg=lambda text: f"called again: {text}")
+        return again
+
+    def once(*tensors: torch.Tensor) -> Any:
+        with torch.device("ort"):
+            results = function(*(x.to("ort") for x in tensors[:moved]), *tensors[moved:])
+        elsewhere = {x.device.type for x in tree_leaves(results) if isinstance(x, torch.Tensor)} - {"ort"}
+        if elsewhere:
+            raise RuntimeError(f"a result is on {', '.join(elsewhere)}")
+        return tree_map(lambda x: x.cpu() if isinstance(x, torch.Tensor) else x, results)
+
+    return run
+
+
+def _there(leaf: Any) -> Any:
+    """An argument that names a device names ours."""
+    return torch.device("ort") if isinstance(leaf, (str, torch.device)) and str(leaf) == "cpu" else leaf
