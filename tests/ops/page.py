@@ -88,7 +88,7 @@ def _command(results: Results, device: Results | None) -> str:
 def _made(results: Results) -> str:
     made = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     many = f"up to {results['samples']} samples each" if results["samples"] else "every sample"
-    executor = f", the executor in {results['executor']}" if "executor" in results else ""
+    executor = f", the executor {results['executor']}" if "executor" in results else ""
     return f"{results['date']}, {many}, CPU, with {made}{executor}.\n"
 
 
