@@ -125,7 +125,7 @@ class CompiledRegion(torch.nn.Module):
         self._built: _Built | None = None
         self._lock = threading.Lock()
         self._frozen = frozen
-        self._fixed = frozenset(_numbers(region))
+        self._fixed = frozenset(_numbers(region)) if options.freeze else frozenset()
         self._edits = 0
         self._as_they_are = _are_outputs(region.results)
         self._chosen: CompiledRegion | None = None

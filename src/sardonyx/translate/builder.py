@@ -247,7 +247,8 @@ class Builder:
         if x.dtype == to:
             return x
         if x.name in self.initializers and x.const_value is not None and not self.rank(x):
-            return self.scalar(x.const_value.numpy().item(), dtype)
+            number = torch.tensor(x.const_value.numpy().item(), dtype=self.dtype(x))
+            return self.scalar(number.to(dtype).item(), dtype)
         return self.Cast(x, dtype=to)
 
     def promote(self, x: Operand, y: Operand) -> list[ir.Value]:
