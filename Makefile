@@ -5,6 +5,8 @@
 # make bench-engines  every installed engine, what auto chooses, eager and inductor; and how soon a second process starts
 # make customop-versions  packed custom operators in onnxruntime 1.18, 1.24 and 1.31, each in a process of its own
 # make bench-customop  what an operator declared once costs, beside one written by hand for torch
+# make native-versions  natively compiled models in onnxruntime 1.18, 1.24 and 1.31, each in a process of its own
+# make bench-native   native kernels against ONNX Runtime's own, region by region, with one thread and two
 # make bench-eager   the device ort against the CPU
 # make eager-ops     PyTorch's operator database on the device ort, strictly and with fallback; eager-ops-quick for three
 #                    samples of each
@@ -24,7 +26,7 @@ PAGE   := $(BIN)/python -m tests.ops.page docs/operators.json docs/eager-operato
 MINUTES ?= 20
 ORTS   := build/onnxruntime-1.18 build/onnxruntime-1.24 build/onnxruntime-1.31
 
-.PHONY: setup demo test lint format bench bench-customop bench-eager bench-engines bench-export bench-train customop-versions eager-ops eager-ops-quick eager-stress ops ops-full train-sweep clean
+.PHONY: setup demo test lint format bench bench-customop bench-eager bench-engines bench-export bench-native bench-train native-versions customop-versions eager-ops eager-ops-quick eager-stress ops ops-full train-sweep clean
 
 setup: $(READY)
 
@@ -66,6 +68,13 @@ eager-stress: setup
 	SARDONYX_CORE_FLAGS="-fsanitize=address -g" ASAN_OPTIONS=detect_leaks=0 \
 		LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 		$(BIN)/python -m tests.eager.stress --minutes $(MINUTES) --executor native
+
+bench-native: setup
+	$(BIN)/python -m benchmarks.native --json build/native.json
+
+native-versions: $(ORTS)
+	SARDONYX_ORT_PYTHONS=$$(echo $(ORTS:%=$(CURDIR)/%/bin/python) | tr ' ' :) \
+		$(BIN)/python -m pytest tests/native/test_folder.py -k only_onnxruntime
 
 bench-eager: setup
 	$(BIN)/python -m benchmarks.eager --json build/eager.json

@@ -18,6 +18,8 @@ from sardonyx import eager
 from sardonyx.eager.dispatch import State
 from sardonyx.errors import SardonyxError
 
+native = pytest.mark.skipif("State.core is None", reason="memory without the core does not grow, nor is it pinned")
+
 
 @pytest.mark.parametrize(
     "make",
@@ -140,6 +142,31 @@ def test_storages_of_the_device() -> None:
     assert x.clone().resize_(2).tolist() == [1, 7]
 
 
+def test_storages_that_cannot_be() -> None:
+    with pytest.raises(RuntimeError, match=r"negative dimension -1|no memory of 18446744073709551615 bytes"):
+        torch.UntypedStorage(-1, device="ort")
+
+
+@native
+def test_memory_that_was_given_back_is_not_read() -> None:
+    x = torch.ones(4, device="ort")
+    x.untyped_storage().resize_(0)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match=r"aten::add.Tensor: a tensor has no memory"):
+            x + 1
+    x.untyped_storage().resize_(16)
+    assert x.fill_(2).tolist() == [2] * 4
+
+
+@native
+def test_what_is_pinned_for_it_is_a_copy_on_the_host() -> None:
+    x = torch.arange(3.0)
+    pinned = x.pin_memory()
+    assert pinned.device.type == "cpu"
+    assert pinned.tolist() == x.tolist()
+    assert pinned.data_ptr() != x.data_ptr()
+
+
 def test_tensors_of_two_devices_do_not_mix() -> None:
     with pytest.raises(RuntimeError, match="a tensor is on cpu, and others are on ort"):
         torch.ones(3, device="ort") + torch.ones(3)
@@ -155,9 +182,36 @@ def test_autocast_chooses_dtypes() -> None:
     assert (x @ x).dtype == torch.float32
 
 
+def test_gradients_are_scaled_as_on_the_cpu() -> None:
+    def trained(device: str) -> list[list[float]]:
+        layer = nn.Linear(4, 2)
+        with torch.no_grad():
+            layer.weight.fill_(0.5)
+        layer.to(device)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler(device, init_scale=8.0, growth_interval=2)
+        states = []
+        for factor in (1.0, 1.0, 1.0, torch.inf, 1.0):
+            optimizer.zero_grad()
+            with torch.enable_grad():
+                loss = (layer(torch.ones(2, 4, device=device)) * factor).square().mean()
+                scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            states.append([scaler.get_scale(), layer.weight.sum().item()])
+        return states
+
+    torch.manual_seed(0)
+    found = trained("ort")
+    torch.manual_seed(0)
+    torch.testing.assert_close(found, trained("cpu"))
+
+
 def test_functional_transforms_work() -> None:
     x = torch.randn(3, 4)
     torch.testing.assert_close(torch.vmap(lambda row: row * 2)(x.to("ort")).cpu(), x * 2)
+    twice = torch.func.hessian(lambda t: (t.sin() * t).sum())
+    torch.testing.assert_close(twice(x.to("ort")).cpu(), twice(x))
 
 
 # What has no ONNX model
@@ -178,6 +232,25 @@ def test_with_one_it_runs_on_the_cpu_is_said_once_and_counted(caplog: pytest.Log
         assert values.device.type == "ort"
     assert sum(eager.stats().fallbacks.values()) == before + 2
     assert caplog.text.count("on the CPU: aten::_linalg_eigh") == 1
+
+
+def test_dtypes_that_onnx_lacks_are_cast_by_the_cpu() -> None:
+    x = torch.tensor([1.0, 2.5], device="ort")
+    with pytest.raises(eager.NotMapped, match="aten::_to_copy cannot run on ort"):
+        x.to(torch.float8_e5m2)
+    eager.enable(fallback="quiet")
+    assert x.to(torch.float8_e5m2).float().tolist() == [1, 2.5]
+
+
+def test_what_the_engine_refuses_names_the_operator() -> None:
+    x, index = torch.ones(3, device="ort"), torch.tensor([7], device="ort")
+    for place in (0, 0, 7, 7):
+        index.fill_(place)
+        if place:
+            with pytest.raises(RuntimeError, match=r"^aten::gather: onnxruntime"):
+                x.gather(0, index)
+        else:
+            assert x.gather(0, index).tolist() == [1]
 
 
 def test_an_unknown_fallback_is_refused() -> None:
@@ -221,7 +294,7 @@ x = torch.ones(500, 500, device="ort")
 print((x @ x)[0, :2].tolist(), flush=True)
 if os.fork() == 0:
     try:
-        print((x @ x)[0, :2].tolist(), flush=True)
+        print((x.neg().neg() @ x)[0, :2].tolist(), flush=True)
     except RuntimeError as error:
         print(error, flush=True)
     os._exit(0)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from sardonyx.eager.dispatch import State
 from sardonyx.eager.plans import PLANS
 
 X = torch.arange(12.0).reshape(3, 4)
@@ -100,6 +103,41 @@ def test_out_of_another_shape_is_an_error() -> None:
         torch.add(X.to("ort"), 0.5, out=torch.empty(3, 4, dtype=torch.int64, device="ort"))
 
 
+def test_out_on_another_device_is_an_error() -> None:
+    for x in (torch.ones(3, device="ort"), torch.tensor(1.0, device="ort")):
+        for _ in range(3):
+            torch.add(x, x, out=torch.empty_like(x))
+            with pytest.raises(RuntimeError, match=r"aten::add.out: the result is on ort:0, and .* on cpu"):
+                torch.add(x, x, out=torch.empty(x.shape))
+
+
+def test_a_copy_over_its_own_source_is_refused_as_on_the_cpu() -> None:
+    for x in (X.clone(), X.to("ort")):
+        for flat in (x.view(-1), x.t().reshape(-1)):
+            with pytest.raises(RuntimeError, match="refer to a single memory location"):
+                flat[1:].copy_(flat[:-1])
+        x[0].copy_(x[0])
+        x[:, 1].copy_(x[:, 2])
+    torch.testing.assert_close(X.to("ort")[:, 1].copy_(X.to("ort")[:, 2]).cpu(), X[:, 2])
+
+
+def test_a_tensor_that_is_resized_keeps_what_others_see() -> None:
+    x = torch.arange(4.0, device="ort")
+    part = x[:2]
+    x.resize_(2)
+    part.fill_(7)
+    assert x.tolist() == [7, 7]
+    assert x.resize_(4).tolist() == [7, 7, 2, 3]
+    if State.core is None:
+        with pytest.raises(RuntimeError, match="the memory is shared"):
+            x.resize_(9)
+    else:
+        x.resize_(9)
+        part.fill_(5)
+        assert x[:4].tolist() == [5, 5, 2, 3]
+    assert torch.arange(2.0, device="ort").resize_(3)[:2].tolist() == [0, 1]
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -143,6 +181,34 @@ def test_numbers_that_change_do_not_make_new_models_for_ever() -> None:
     for number in torch.linspace(3, 4, 20).tolist():
         torch.testing.assert_close((x * number).cpu(), X * number)
     assert len(PLANS) == before
+
+
+def test_zeros_of_either_sign_are_two_numbers() -> None:
+    x = torch.ones(2)
+    moved = x.to("ort")
+    for number in (0.0, -0.0, 0.0, -0.0):
+        for function in (torch.div, torch.copysign, lambda a, b: torch.full((2,), b, device=a.device).reciprocal()):
+            torch.testing.assert_close(function(moved, number).cpu(), function(x, number))
+
+
+def test_a_number_that_is_none_makes_one_model() -> None:
+    x = X.to("ort")
+    assert x.masked_fill(x > 3, float("nan")).isnan().sum().item() == 8
+    before = len(PLANS)
+    for _ in range(5):
+        x.masked_fill(x > 3, float("nan"))
+    assert len(PLANS) == before
+
+
+def test_the_default_dtype_is_that_of_the_time() -> None:
+    whole = torch.arange(1, 4, device="ort")
+    calls = (lambda: whole / 2, lambda: whole.sqrt(), lambda: torch.ones(2, device="ort"))
+    try:
+        for dtype in (torch.float32, torch.float64, torch.float32, torch.float64):
+            torch.set_default_dtype(dtype)
+            assert {call().dtype for call in calls} == {dtype}
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -233,6 +299,32 @@ def test_complex_numbers() -> None:
         torch.testing.assert_close(function(x.to("ort")).cpu(), function(x))
 
 
+@pytest.mark.parametrize("masks", [(), ("src_mask",), ("src_key_padding_mask",), ("src_mask", "src_key_padding_mask")])
+@pytest.mark.parametrize("settings", [{}, {"norm_first": True, "activation": "gelu"}])
+def test_layers_that_are_whole_without_gradients(masks: tuple[str, ...], settings: dict[str, Any]) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, **settings).eval()
+    moved, x = copy.deepcopy(layer).to("ort"), torch.randn(2, 3, 8)
+    known = {
+        "src_mask": torch.ones(3, 3, dtype=torch.bool).triu(1),
+        "src_key_padding_mask": torch.tensor([[False, False, True], [False, False, False]]),
+    }
+    given = {name: known[name] for name in masks}
+    with torch.no_grad():
+        found = moved(x.to("ort"), **{name: mask.to("ort") for name, mask in given.items()})
+        torch.testing.assert_close(found.cpu(), layer(x, **given))
+
+
+def test_attention_shows_its_weights_where_asked() -> None:
+    layer = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    moved, x = copy.deepcopy(layer).to("ort"), torch.randn(2, 3, 8)
+    y = x.to("ort")
+    with torch.no_grad():
+        for settings in ({}, {"average_attn_weights": False}):
+            for one, other in zip(moved(y, y, y, **settings), layer(x, x, x, **settings), strict=True):
+                torch.testing.assert_close(one.cpu(), other)
+        assert moved(y, y, y, need_weights=False)[1] is None
+
+
 # Gradients
 
 
@@ -267,3 +359,28 @@ def test_checkpoints() -> None:
         checkpoint(lambda t: t.sin().sum(), x, use_reentrant=False).backward()
     assert x.grad is not None
     torch.testing.assert_close(x.grad.cpu(), X.cos())
+
+
+@pytest.mark.parametrize("strides", [(1, 4), (4, 1), (1, 1), (0, 1), (2, 0)])
+def test_a_copy_lies_as_the_cpus_does(strides: tuple[int, int]) -> None:
+    x = torch.arange(20.0)
+    copied, expected = (y.as_strided((3, 4), strides).clone() for y in (x.to("ort"), x))
+    assert copied.stride() == expected.stride()
+    torch.testing.assert_close(copied.resize_(5).cpu(), expected.resize_(5))
+
+
+def test_the_smallest_whole_number_is_divided() -> None:
+    """By −1, where the processor has no answer, and torch's CPU none for a process that goes on."""
+    x, y = torch.tensor([-(2**63), 7, -7, 7]), torch.tensor([-1, -1, 2, -2])
+    moved, by = x.to("ort"), y.to("ort")
+    assert (moved // by).tolist() == [-(2**63), -7, -4, -4]
+    assert (moved % by).tolist() == [0, 0, 1, -1]
+    assert torch.div(moved, by, rounding_mode="trunc").tolist() == [-(2**63), -7, -3, -3]
+    with pytest.raises(RuntimeError, match="floor_divide"):
+        moved // torch.zeros_like(by)
+
+
+def test_numbers_are_cast_as_tensors_are() -> None:
+    for number in (-2.5, 300.0):
+        x = torch.tensor(number, dtype=torch.float64)
+        torch.testing.assert_close(x.to("ort").to(torch.uint8).cpu(), x.to(torch.uint8))

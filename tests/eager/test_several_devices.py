@@ -29,6 +29,7 @@ def test_calls_stay_on_their_device() -> None:
     assert two.to("ort:0").device == one.device
     assert torch.rand(2, device="ort:1").device.index == 1
     assert torch.zeros(2, device="ort:1").device.index == 1
+    assert torch.empty(2, device="ort:1").resize_(9).untyped_storage().device.index == 1
 
 
 def test_what_there_is() -> None:

@@ -241,6 +241,40 @@ def test_sums_of_many_short_rows_stay_exact() -> None:
     assert abs(table.results()["sum"].item() - wanted) < 1e-6 * wanted
 
 
+def test_long_sums_stay_exact() -> None:
+    table = Table()
+    node = helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=0)
+    for name, axis, shape in (("rows", 1, (1, 2_000_003)), ("columns", 0, (100_003, 3))):
+        model = model_of([node], {"x": (FLOAT, ["n", "m"])}, ["y"], {"axes": np.array([axis])})
+        table.add(name, model, np.full(shape, 1.4993, np.float32))
+    results = table.results()
+    for name, size in (("rows", 2_000_003), ("columns", 100_003)):
+        wanted = np.float64(np.float32(1.4993)) * size
+        assert np.abs(results[name] - wanted).max() < 2e-6 * wanted
+
+
+EXACT = {
+    "Exp": lambda x: torch.exp(x),
+    "Sigmoid": lambda x: torch.sigmoid(x),
+    "Tanh": lambda x: torch.tanh(x),
+    "Erf": lambda x: torch.erf(x),
+}
+
+
+def test_functions_are_exact_but_for_a_few_roundings() -> None:
+    small = np.exp(np.linspace(-30, 4.4, 40_001))
+    x = np.concatenate([small, -small]).astype(np.float32)
+    table = Table()
+    for op in EXACT:
+        table.add(op, _one(op, FLOAT), x)
+    for op, found in table.results().items():
+        wanted = EXACT[op](torch.from_numpy(x.astype(np.float64))).numpy()
+        large = np.abs(wanted) > np.finfo(np.float32).tiny  # what would be a denormal may be zero
+        error = np.abs(found - wanted)[large] / np.abs(wanted)[large]
+        assert error.max() < 4 * np.finfo(np.float32).eps, op
+        assert op == "Exp" or np.abs(found).max() <= 1
+
+
 def _bfloat_case(nodes: Sequence[onnx.NodeProto], **shapes: Sequence[int]) -> tuple[onnx.ModelProto, Feeds]:
     rng = np.random.default_rng(0)
     feeds = {name: rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for name, shape in shapes.items()}

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn.functional import gelu, layer_norm, linear
 
-from sardonyx.eager.dispatch import BODIES, body, computed
-from sardonyx.eager.memory import is_on_device, on_device, on_host
+from sardonyx.eager.dispatch import BODIES, body, computed, or_by_torch
+from sardonyx.eager.memory import DEVICE, is_on_device, on_device, on_host
 from sardonyx.eager.plans import PLANS
 from sardonyx.eager.variants import composed, variant_of
 
@@ -29,14 +30,35 @@ def _empty_strided(
     return on_device(torch.empty_strided(size, stride, dtype=dtype), _index(device))
 
 
+@body("aten::_efficientzerotensor")
+def _efficient_zeros(size: Sequence[int], *, dtype: Any = None, device: Any = None, **_: Any) -> torch.Tensor:
+    """With memory, of which the CPU's have none."""
+    return torch.zeros(size, dtype=dtype, device=device or DEVICE)
+
+
 def _index(device: Any) -> int:
     return 0 if device is None else PLANS.index(torch.device(device))
 
 
 @body("aten::copy_")
 def _copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    _host(self).copy_(_host(_cast(src, self.dtype)))
+    _write(self, _cast(src, self.dtype))
     return self
+
+
+def _write(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Over one storage, where they share theirs: or torch would not see that they overlap."""
+    shared = is_on_device(source) and target.dtype == source.dtype and _storage(target) == _storage(source)
+    if not shared or target.is_conj() or target.is_neg() or source.is_conj() or source.is_neg():
+        _host(target).copy_(_host(source))
+        return
+    whole = on_host(target.as_strided((target.untyped_storage().nbytes() // target.element_size(),), (1,), 0))
+    seen = [whole.as_strided(x.shape, x.stride(), x.storage_offset()) for x in (target, source)]
+    seen[0].copy_(seen[1])
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -48,13 +70,16 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def cast(self: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A tensor of the device in another dtype, by ONNX Runtime."""
-    made: torch.Tensor = _functional(aten._to_copy.default)(self, dtype=dtype)
+    operator = aten._to_copy.default
+    made: torch.Tensor = or_by_torch(
+        operator, (self,), {"dtype": dtype}, lambda: _functional(operator)(self, dtype=dtype)
+    )
     return made
 
 
 @body("aten::_copy_from")
 def _copy_from(self: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    _host(dst).copy_(_host(_cast(self, dst.dtype)))
+    _write(dst, _cast(self, dst.dtype))
     return dst
 
 
@@ -83,16 +108,24 @@ def _equal(self: torch.Tensor, other: torch.Tensor) -> bool:
 
 @body("aten::resize_")
 def _resize(self: torch.Tensor, size: Sequence[int], *, memory_format: Any = None) -> torch.Tensor:
-    """Memory that DLPack brought does not grow, so a tensor that has to is given other memory."""
+    """Memory that DLPack brought does not grow, so a tensor that has to is given other memory, if it alone has it."""
     sizes = tuple(int(n) for n in size)
     if sizes == tuple(self.shape):
         return self
-    made = torch.empty(sizes, dtype=self.dtype)
-    host = on_host(self).reshape(-1)
-    kept = min(host.numel(), made.numel())
-    made.reshape(-1)[:kept].copy_(host[:kept])
-    fresh = on_device(made, self.get_device())
-    return _set_tensor(self, fresh)
+    like = torch.empty(sizes, dtype=self.dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
+    memory = self.untyped_storage()
+    room = memory.nbytes() // self.element_size()
+    if self.storage_offset() + like.numel() <= room:
+        return _set_tensor(self, self.as_strided(sizes, like.stride(), self.storage_offset()))
+    if room and torch._C._storage_Use_Count(memory._cdata) > _IF_ALONE:
+        raise RuntimeError("aten::resize_: the memory is shared, and cannot grow without the device's core")
+    made = torch.empty(self.storage_offset() + like.numel(), dtype=self.dtype)
+    made[:room].copy_(on_host(self.as_strided((room,), (1,), 0)))
+    return _set_tensor(self, on_device(made, self.get_device()).as_strided(sizes, like.stride(), self.storage_offset()))
+
+
+_IF_ALONE = 2
+"""How many keep the memory of a tensor that shares it with no other: it, and the storage that Python sees."""
 
 
 @body("aten::set_.source_Tensor")
@@ -205,6 +238,33 @@ def _batch_norm_with_update(
     return *results, torch.empty(0, dtype=torch.uint8, device=input.device)
 
 
+# Scales of gradients in lower precision
+
+
+@body("aten::_amp_foreach_non_finite_check_and_unscale_")
+def _unscale(self: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
+    for gradient in self:
+        found_inf.copy_(torch.maximum(found_inf, (~gradient.isfinite()).any().to(found_inf.dtype)))
+        gradient.mul_(inv_scale)
+
+
+@body("aten::_amp_update_scale_")
+def _update_scale(
+    self: torch.Tensor,
+    growth_tracker: torch.Tensor,
+    found_inf: torch.Tensor,
+    scale_growth_factor: float,
+    scale_backoff_factor: float,
+    growth_interval: int,
+) -> torch.Tensor:
+    steps, grown = growth_tracker + 1, self * scale_growth_factor
+    due = steps == growth_interval
+    scale = torch.where(due & grown.isfinite(), grown, self)
+    self.copy_(torch.where(found_inf > 0, self * scale_backoff_factor, scale))
+    growth_tracker.copy_(torch.where((found_inf > 0) | due, 0, steps))
+    return self
+
+
 # Operators that become one model, by what they are composed of
 
 composed("aten::convolution_overrideable")(aten.convolution.default)
@@ -288,3 +348,79 @@ def _summed(first: torch.Tensor, *others: Any) -> torch.Tensor:
     for other in others:
         first = first if other is None else first + other
     return first
+
+
+# Attention and layers with it, which torch's modules have whole where no gradient is asked for
+
+
+@composed("aten::_native_multi_head_attention")
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    proj_weight: torch.Tensor,
+    proj_bias: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> Any:
+    """A mask hides where it is not 0: pairs of places, or (1) places in each sequence, or (2) all of it is said."""
+    given = zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3), strict=True)
+    q, k, v = (linear(x, w, b).view(*x.shape[:2], num_head, -1).transpose(1, 2) for x, w, b in given)
+    scores = q @ k.mT * (embed_dim // num_head) ** -0.5
+    if mask is not None:
+        scores = scores.masked_fill((mask[:, None, None] if mask_type == 1 else mask).bool(), -torch.inf)
+    weights = scores.softmax(-1)
+    attended = linear((weights @ v).transpose(1, 2).flatten(2), proj_weight, proj_bias)
+    shown = weights.mean(1) if average_attn_weights else weights
+    return attended, shown if need_weights else None
+
+
+@composed("aten::_transformer_encoder_layer_fwd")
+def _encoder_layer(
+    src: torch.Tensor,
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: Any,
+    qkv_bias: Any,
+    proj_weight: Any,
+    proj_bias: Any,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: Any,
+    norm_bias_1: Any,
+    norm_weight_2: Any,
+    norm_bias_2: Any,
+    ffn_weight_1: Any,
+    ffn_bias_1: Any,
+    ffn_weight_2: Any,
+    ffn_bias_2: Any,
+    mask: Any = None,
+    mask_type: int | None = None,
+) -> torch.Tensor:
+    def first(x: torch.Tensor) -> torch.Tensor:
+        return layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)
+
+    def second(x: torch.Tensor) -> torch.Tensor:
+        return layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps)
+
+    def attended(x: torch.Tensor) -> torch.Tensor:
+        weights = (qkv_weight, qkv_bias, proj_weight, proj_bias)
+        found: torch.Tensor = _attention(x, x, x, embed_dim, num_heads, *weights, mask, mask_type=mask_type)[0]
+        return found
+
+    def fed_forward(x: torch.Tensor) -> torch.Tensor:
+        x = linear(x, ffn_weight_1, ffn_bias_1)
+        return linear(gelu(x) if use_gelu else x.relu(), ffn_weight_2, ffn_bias_2)
+
+    if norm_first:
+        src = src + attended(first(src))
+        return src + fed_forward(second(src))
+    src = first(src + attended(src))
+    return second(src + fed_forward(src))

@@ -35,22 +35,24 @@ log = logging.getLogger(__name__)
 Executor: TypeAlias = Literal["auto", "native", "python"]
 
 _registered: list[Any] = []
-_process = os.getpid()
 
 _MEMORY = frozenset(
-    {"_to_copy", "clone", "contiguous", "lift_fresh", "lift_fresh_copy", "copy", "_unsafe_view", "alias"}
+    {
+        *("_to_copy", "clone", "contiguous", "lift_fresh", "lift_fresh_copy", "copy", "_unsafe_view", "alias"),
+        *("empty_like", "empty_permuted", "new_empty", "new_empty_strided"),
+    }
 )
 """Operators of the table that are a matter of memory on a device: torch composes them of copies and views."""
 
 _IN_CORE = frozenset(
     {
         *("empty.memory_format", "empty_strided", "copy_", "_copy_from", "_local_scalar_dense", "set_"),
-        *("view", "as_strided", "_reshape_alias"),
+        *("view", "as_strided", "_reshape_alias", "resize_"),
     }
 )
 """Operators whose bodies the core has in C++."""
-_AS_ON_CPU = frozenset({"resize_", "set_.source_Storage", "set_.source_Storage_storage_offset", "set_.source_Tensor"})
-"""Operators for which the core calls the CPU's kernels: memory that it allocated can grow."""
+_AS_ON_CPU = frozenset({"set_.source_Storage", "set_.source_Storage_storage_offset", "set_.source_Tensor"})
+"""Operators for which the core calls the CPU's kernels."""
 
 
 def enable(*, fallback: Fallback = "warn", executor: Executor = "auto") -> None:
@@ -90,7 +92,7 @@ def enable(*, fallback: Fallback = "warn", executor: Executor = "auto") -> None:
         rename_privateuse1_backend(DEVICE)
         generate_methods_for_privateuse1_backend()
         torch._register_device_module(DEVICE, _module)  # type: ignore[no-untyped-call]
-    State.fallback = fallback
+    State.fallback, State.process = fallback, os.getpid()
     torch.__future__.set_swap_module_params_on_conversion(True)  # or tied weights come apart in `module.to("ort")`
     hosted.DEVICES[DEVICE] = hosted.Hosted(on_host, on_device)
     _register(State.core)
@@ -312,7 +314,7 @@ class Module:
         return [torch.float16, torch.bfloat16]
 
     def _is_in_bad_fork(self) -> bool:
-        return State.core is not None and os.getpid() != _process
+        return State.core is not None and os.getpid() != State.process
 
 
 _module = Module()

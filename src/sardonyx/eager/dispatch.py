@@ -15,9 +15,9 @@ from torch.utils import _pytree as pytree
 from sardonyx.eager.core import Core
 from sardonyx.eager.layout import IN_ORDER, layout_of
 from sardonyx.eager.memory import DEVICE, is_on_device, on_device, on_host
-from sardonyx.eager.plans import PLANS, Call, Direct, Plan, Results, tensors_of
+from sardonyx.eager.plans import PLANS, Call, Direct, Plan, Results, distinct, tensors_of
 from sardonyx.eager.variants import Variant, is_view, variant_of
-from sardonyx.errors import SardonyxError, UnsupportedOperator
+from sardonyx.errors import EngineError, SardonyxError, UnsupportedOperator
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,8 @@ class State:
     fallback: Fallback = "warn"
     core: Core | None = None
     """What has the calls of the executor in C++."""
+    process = 0
+    """In which the device was enabled."""
     calls: ClassVar[Counter[str]] = Counter()
     fallbacks: ClassVar[Counter[str]] = Counter()
 
@@ -57,7 +59,7 @@ def called(operator: Any, *args: Any, **kwargs: Any) -> Any:
     State.calls[name] += 1
     written = BODIES.get(name)
     if written is not None:
-        return _or_by_torch(operator, args, kwargs, lambda: written(*args, **kwargs))
+        return or_by_torch(operator, args, kwargs, lambda: written(*args, **kwargs))
     if torch.Tag.nondeterministic_seeded in operator.tags:
         return by_cpu(operator, args, kwargs)  # random numbers are torch's, so that its seeds govern them
     if is_view(operator):
@@ -65,10 +67,11 @@ def called(operator: Any, *args: Any, **kwargs: Any) -> Any:
     variant = variant_of(operator)
     if variant is None:
         return _by_torch(operator, args, kwargs, "there is no functional operator behind it")
-    return _or_by_torch(operator, args, kwargs, lambda: computed(variant, args, kwargs))
+    return or_by_torch(operator, args, kwargs, lambda: computed(variant, args, kwargs))
 
 
-def _or_by_torch(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], run: Callable[[], Any]) -> Any:
+def or_by_torch(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], run: Callable[[], Any]) -> Any:
+    """What `run` gives; where ONNX cannot express it, what the CPU does, if that is allowed."""
     try:
         return run()
     except UnsupportedOperator as error:
@@ -103,7 +106,10 @@ class Kernel:
             return results
         State.calls[self._name] += 1
         tensors = [x for x in args if isinstance(x, torch.Tensor)]
-        found = direct(tensors, tensors[0].get_device() if tensors else 0)
+        try:
+            found = direct(tensors, tensors[0].get_device() if tensors else 0)
+        except EngineError as error:
+            raise _named(self._operator, error) from error
         return found[0] if self._single else tuple(found)
 
     def _learn(self, look: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -124,7 +130,7 @@ def _look(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable | None:
 
     Complex tensors are never run straight, so it does not matter whether one is conjugate.
     """
-    look: list[Any] = []
+    look: list[Any] = [torch.get_default_dtype()]  # which decides that of many results
     for x in args:
         if isinstance(x, torch.Tensor):
             index = x.get_device()  # of the CPU's less than none
@@ -134,13 +140,13 @@ def _look(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable | None:
         elif isinstance(x, (list, tuple)):
             if any(isinstance(y, torch.Tensor) or y is None for y in x):
                 return None
-            look += (list, tuple(x))
+            look += (list, tuple([distinct(y) for y in x]))
         else:
-            look += (type(x), x)
+            look.append(distinct(x))
     for name, x in kwargs.items():  # a call that names a device may not be on the first
         if isinstance(x, (torch.Tensor, list, tuple, torch.device)):
             return None
-        look += (name, type(x), x)
+        look += (name, distinct(x))
     return tuple(look)
 
 
@@ -171,10 +177,18 @@ def _run(variant: Variant, wanted: Mapping[str, Any], given: Mapping[str, Any]) 
         if isinstance(fitted.get(name), (bool, int, float)):
             fitted[name] = on_device(_tensor(fitted[name], tensors_of(fitted)), index)
     call = Call(variant.functional, fitted, index)
-    plan, results = PLANS.run(call)
+    try:
+        plan, results = PLANS.run(call)
+    except EngineError as error:
+        raise _named(variant.operator, error) from error
     if State.core is not None:
         _offer(State.core, variant, plan, call, given)
     return results
+
+
+def _named(operator: Any, error: EngineError) -> EngineError:
+    """What the engine has to say, with the operator's name."""
+    return EngineError(f"{operator.name()}: {error.what}")
 
 
 def _offer(core: Core, variant: Variant, plan: Plan, call: Call, given: Mapping[str, Any]) -> None:
@@ -244,6 +258,9 @@ def _tell_dtype(variant: Variant, given: dict[str, Any], targets: Sequence[torch
 
 def _write(target: torch.Tensor, result: torch.Tensor, variant: Variant) -> None:
     """Put a result where it is wanted. A target of another shape is an error, unless it is empty."""
+    if target.device != result.device:
+        devices = f"on {result.device}, and the tensor it is to be written to on {target.device}"
+        raise RuntimeError(f"{variant.operator.name()}: the result is {devices}")
     if target.shape != result.shape:
         if variant.kind == "in place" or target.numel():
             shapes = f"the shape {tuple(result.shape)}, and the tensor it is to be written to {tuple(target.shape)}"

@@ -69,7 +69,7 @@ class Device:
 
     def options(self, tensors: Sequence[torch.Tensor]) -> Options:
         """Those that plans are compiled with."""
-        given: dict[str, Any] = {"engine": self.engine, "fallback": "error", "cache_dir": ""}
+        given: dict[str, Any] = {"engine": self.engine, "fallback": "error", "cache_dir": "", "freeze": False}
         if not self.threads:
             large = sum(x.numel() for x in tensors) >= _LARGE
             given["session_options"] = {"intra_op_num_threads": torch.get_num_threads() if large else 1}
@@ -107,7 +107,7 @@ class Call:
 
     def key(self) -> Hashable:
         """What a plan is for: the operator, dtypes, sizes and layouts of tensors, and everything else as it is."""
-        return self.operator, self.index, tuple(self.layouts), self._kinds(lambda x: tuple(x.shape), ())
+        return self._where(), self._kinds(lambda x: tuple(x.shape), ())
 
     def loose_key(self, numbers: tuple[str, ...]) -> Hashable:
         """The same for any sizes that are equal where these are, and any of these numbers."""
@@ -117,7 +117,10 @@ class Call:
             return tuple(size if size < 2 else 2 + places.setdefault(size, len(places)) for size in tensor.shape)
 
         repeated = tuple(x.shape[axis] for x, y in zip(self.tensors, self.layouts, strict=True) for axis in y.repeated)
-        return self.operator, self.index, tuple(self.layouts), repeated, self._kinds(pattern, numbers)
+        return self._where(), repeated, self._kinds(pattern, numbers)
+
+    def _where(self) -> Hashable:
+        return self.operator, self.index, tuple(self.layouts), torch.get_default_dtype()
 
     def _kinds(self, sizes: Callable[[torch.Tensor], Hashable], any_of: tuple[str, ...]) -> Hashable:
         def kind(value: Any) -> Hashable:
@@ -125,7 +128,7 @@ class Call:
                 return value.dtype, sizes(value)
             if isinstance(value, (list, tuple)):
                 return tuple([kind(x) for x in value])
-            return type(value), value  # 1, 1.0 and True are equal, and not the same argument
+            return distinct(value)
 
         return tuple([(name, None if name in any_of else kind(value)) for name, value in self.given.items()])
 
@@ -143,6 +146,12 @@ class Call:
             return list(result) if isinstance(result, (tuple, list)) else [result]
 
         return call
+
+
+def distinct(value: Hashable) -> Hashable:
+    """An argument as a key: 1, 1.0 and True are equal and not the same, nor are 0.0 and -0.0; NaN equals nothing."""
+    odd = isinstance(value, complex) or (isinstance(value, float) and (not value or value != value))
+    return type(value), repr(value) if odd else value
 
 
 def tensors_of(given: Mapping[str, Any]) -> list[torch.Tensor]:

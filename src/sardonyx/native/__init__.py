@@ -9,8 +9,25 @@ import onnx_ir as ir
 
 from sardonyx.errors import MissingDependency
 from sardonyx.native.carve import plan
+from sardonyx.native.compiling import Generated, compile, convert_graph, generate
+from sardonyx.native.model import FolderError, NativeModel, load
+from sardonyx.native.report import NativeReport
+from sardonyx.native.select import scope
 from sardonyx.options import Options
 from sardonyx.toolchain import compiler
+
+__all__ = [
+    "FolderError",
+    "Generated",
+    "NativeModel",
+    "NativeReport",
+    "compile",
+    "convert_graph",
+    "generate",
+    "load",
+    "native",
+    "scope",
+]
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +50,17 @@ def native(model: ir.Model, options: Options) -> Path | None:
     except (MissingDependency, compiler.CompilerError) as error:
         if not automatic:
             raise
-        log.warning("no native kernels: %s", error)
+        _warn_once(str(error))
         return None
     log.info("%d native kernels", len(found.parts))
     found.splice()
     return library
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(why: str) -> None:
+    if why not in _warned:
+        _warned.add(why)
+        log.warning("no native kernels: %s", why)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -12,7 +12,7 @@ import onnx_ir as ir
 from sardonyx.native.cpp import Kernel
 from sardonyx.native.lower import lower
 from sardonyx.native.region import CannotLower, Lowering
-from sardonyx.native.select import Choice, is_worth_it, select
+from sardonyx.native.select import Choice, cannot_be, is_by_name, is_worth_it, select
 from sardonyx.toolchain.headers import header
 
 log = logging.getLogger(__name__)
@@ -48,12 +48,29 @@ class Library:
 
 
 @dataclass(frozen=True)
-class _Part:
+class Part:
     """A group of nodes, and the kernel that does the same."""
 
     group: Sequence[ir.Node]
     kernel: Kernel
     name: str
+
+    @property
+    def node_name(self) -> str:
+        """The name of the node that calls the kernel."""
+        return f"{self.name}_{self.group[-1].name}"
+
+    @property
+    def reads(self) -> list[ir.Value]:
+        """What the nodes read that changes from call to call."""
+        own = {output for node in self.group for output in node.outputs}
+        read = dict.fromkeys(x for node in self.group for x in node.inputs if x is not None and x not in own)
+        return [x for x in read if not _is_fixed(x)]
+
+    @property
+    def gives(self) -> list[ir.Value]:
+        """What others want of its results."""
+        return list(self.kernel.region.outputs)
 
 
 @dataclass(frozen=True)
@@ -61,7 +78,7 @@ class Plan:
     """Which parts of a model become kernels."""
 
     model: ir.Model
-    parts: Sequence[_Part]
+    parts: Sequence[Part]
     library: Library
     refused: dict[ir.Node, str]
     """Why other nodes that were wanted stay as they are."""
@@ -76,50 +93,75 @@ class Plan:
         """For each kernel in the model, the operators it stands for."""
         return [[node.op_type for node in part.group] for part in self.parts]
 
+    def only(self, kept: Collection[int]) -> Plan:
+        """The same with some of its parts, by their places, and a library for these."""
+        library = Library()
+        parts = [
+            Part(part.group, part.kernel, library.add(part.kernel)) for i, part in enumerate(self.parts) if i in kept
+        ]
+        return Plan(self.model, parts, library, self.refused)
+
     def splice(self) -> None:
         """Put the kernels into the model, in the place of what they compute."""
         graph, domain = self.model.graph, self.library.domain
         now: dict[ir.Value, ir.Value] = {}
         for part in self.parts:
-            _replace(graph, part, domain, now)
+            _replace(part, domain, now)
         graph.opset_imports[domain] = 1
         graph.sort()
 
 
-def plan(model: ir.Model, *, choice: Choice = "auto", least: int = 0, library: Library | None = None) -> Plan:
-    """What of a model is to be kernels of its own, each of which has to write at least so many elements."""
+def plan(
+    model: ir.Model,
+    *,
+    choice: Choice = "auto",
+    least: int = 0,
+    library: Library | None = None,
+    branches: bool = False,
+) -> Plan:
+    """What of a model is to be kernels of its own, each of which has to write at least so many elements.
+
+    In the branches of `If` too, where that is asked for and the choice is not by name.
+    """
     library = Library() if library is None else library
-    selection = select(model.graph, choice)
-    refused = dict(selection.refused)
+    refused: dict[ir.Node, str] = {}
     parts = []
-    for wanted in selection.groups:
-        for group, kernel in _kernels(wanted, refused, anything=choice != "auto"):
-            if kernel.writes() >= least:
-                parts.append(_Part(group, kernel, library.add(kernel)))
+    for graph in [model.graph, *(_branches(model.graph) if branches and not is_by_name(choice) else [])]:
+        selection = select(graph, choice)
+        refused |= selection.refused
+        for wanted in selection.groups:
+            for group, kernel in _kernels(wanted, refused, choice):
+                if kernel.writes() >= least:
+                    parts.append(Part(group, kernel, library.add(kernel)))
     for node, why in refused.items():
         log.debug("%s %s stays: %s", node.op_type, node.name, why)
     return Plan(model, parts, library, refused)
 
 
+def _branches(graph: ir.Graph) -> list[ir.Graph]:
+    """The graphs that an `If` of a graph chooses from, and those in these."""
+    chosen = [attribute.as_graph() for node in graph if node.op_type == "If" for attribute in node.attributes.values()]
+    return [found for branch in chosen for found in (branch, *_branches(branch))]
+
+
 def _kernels(
-    group: Sequence[ir.Node], refused: dict[ir.Node, str], *, anything: bool
+    group: Sequence[ir.Node], refused: dict[ir.Node, str], choice: Choice
 ) -> list[tuple[Sequence[ir.Node], Kernel]]:
     """The kernel of a group; where it cannot be one, those of its halves, before and after."""
-    if not anything and not is_worth_it(group):
+    if choice == "auto" and not is_worth_it(group):
         return []
     try:
         kernel = _kernel(group)
         kernel.code("NAME")
         return [(group, kernel)]
     except CannotLower as error:
+        if is_by_name(choice):
+            raise cannot_be(group[-1], f"not in one with {group[0].name!r}: {error}") from None
         if len(group) == 1:
             refused[group[0]] = str(error)
             return []
         half = len(group) // 2
-        return [
-            *_kernels(group[:half], refused, anything=anything),
-            *_kernels(group[half:], refused, anything=anything),
-        ]
+        return [*_kernels(group[:half], refused, choice), *_kernels(group[half:], refused, choice)]
 
 
 def _kernel(group: Sequence[ir.Node]) -> Kernel:
@@ -131,13 +173,21 @@ def _kernel(group: Sequence[ir.Node]) -> Kernel:
     return Kernel(region)
 
 
-def _replace(graph: ir.Graph, part: _Part, domain: str, now: dict[ir.Value, ir.Value]) -> None:
+def _is_fixed(value: ir.Value) -> bool:
+    source = value.producer()
+    if source is not None:
+        return source.op_type == "Constant"
+    return value.is_initializer() and not value.is_graph_input()
+
+
+def _replace(part: Part, domain: str, now: dict[ir.Value, ir.Value]) -> None:
     """Put one node in the place of a group; `now` tells which values others have already become."""
-    group, kernel = part.group, part.kernel
+    group, kernel, graph = part.group, part.kernel, part.group[-1].graph
+    assert isinstance(graph, ir.Graph)
     outputs = list(kernel.region.outputs)
     inputs = [now.get(x, x) for x in kernel.region.inputs]
     node = ir.Node(domain, part.name, inputs, num_outputs=len(outputs))
-    node.name = f"{part.name}_{group[-1].name}"
+    node.name = part.node_name
     for old, new in zip(outputs, node.outputs, strict=True):
         new.name, new.type, new.shape = old.name, old.type, old.shape
         new.meta.update(old.meta)

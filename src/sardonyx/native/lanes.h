@@ -5,6 +5,10 @@
 // all ones or zero. Half precision is stored narrow and computed in float.
 #pragma once
 
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
+
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -119,21 +123,36 @@ LANES_INLINE auto some_of(P x, std::index_sequence<i...>) { return __builtin_shu
 template <class P, size_t... i>
 LANES_INLINE auto both(P x, P y, std::index_sequence<i...>) { return __builtin_shufflevector(x, y, i...); }
 
+// A register in another type. Compilers change sizes by a factor of two at once, and take larger ones lane by lane.
+template <class To, int N, class P>
+LANES_INLINE auto converted(P x) {
+  using From = std::decay_t<decltype(x[0])>;
+  constexpr int before = sizeof(From), after = sizeof(To);
+  using Wide = std::conditional_t<std::is_signed_v<From>, int16_t, uint16_t>;
+  if constexpr (before == 1 && after >= 4) return converted<To, N>(converted<Wide, N>(x));
+  else if constexpr (before == 2 && after == 8) return converted<To, N>(converted<int32_t, N>(x));
+  else if constexpr (before == 8 && after <= 2) return converted<To, N>(converted<int32_t, N>(x));
+  else if constexpr (before == 4 && after == 1 && std::is_floating_point_v<From>) {
+    return converted<To, N>(converted<int32_t, N>(x));
+  } else if constexpr (before == 4 && after == 1) return converted<To, N>(converted<int16_t, N>(x));
+  else return __builtin_convertvector(x, typename VectorOf<To, N>::type);
+}
+
 template <class R, class V, size_t... k>
 LANES_INLINE R widened(const V& v, std::index_sequence<k...>) {  // each part becomes two
   using Half = std::make_index_sequence<R::kLong>;
-  return R{{__builtin_convertvector((some_of<k % 2 * R::kLong>(v.parts[k / 2], Half{})), typename R::Part)...}};
+  return R{{converted<ScalarOf<R>, R::kLong>(some_of<k % 2 * R::kLong>(v.parts[k / 2], Half{}))...}};
 }
 template <class R, class V, size_t... k>
 LANES_INLINE R narrowed(const V& v, std::index_sequence<k...>) {  // two parts become one
-  using Half = typename VectorOf<ScalarOf<R>, V::kLong>::type;
-  return R{{both(__builtin_convertvector(v.parts[2 * k], Half), __builtin_convertvector(v.parts[2 * k + 1], Half),
+  using To = ScalarOf<R>;
+  return R{{both(converted<To, V::kLong>(v.parts[2 * k]), converted<To, V::kLong>(v.parts[2 * k + 1]),
                  std::make_index_sequence<R::kLong>{})...}};
 }
 template <class R, class V>
 LANES_INLINE R as_pack(const V& v) {
   constexpr auto parts = std::make_index_sequence<R::kParts>{};
-  if constexpr (R::kLong == V::kLong) return by_part<R>([](auto x) { return __builtin_convertvector(x, typename R::Part); }, v);
+  if constexpr (R::kLong == V::kLong) return by_part<R>([](auto x) { return converted<ScalarOf<R>, R::kLong>(x); }, v);
   else if constexpr (R::kLong < V::kLong) return widened<R>(v, parts);
   else return narrowed<R>(v, parts);
 }
@@ -223,9 +242,38 @@ LANES_INLINE auto apart(const T* p, int64_t step) {
     return loaded<Of<typename Computed<T>::type, W>>(values);
   }
 }
+// A register of floats from halves in memory and back, where processors have an instruction for it.
+#if defined(__AVX512F__)
+constexpr bool kHalves = true;
+LANES_INLINE auto of_halves(const half* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+LANES_INLINE void to_halves(half* p, __m512 x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+#elif defined(__AVX__) && defined(__F16C__)
+constexpr bool kHalves = true;
+LANES_INLINE auto of_halves(const half* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+LANES_INLINE void to_halves(half* p, __m256 x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+#else
+constexpr bool kHalves = false;
+#endif
+template <int W, size_t... k>
+LANES_INLINE auto row_of_halves(const half* p, std::index_sequence<k...>) {
+  using V = Of<float, W>;
+  return V{{static_cast<typename V::Part>(of_halves(p + k * V::kLong))...}};
+}
+template <class V, size_t... k>
+LANES_INLINE void put_halves(half* p, const V& v, std::index_sequence<k...>) { (to_halves(p + k * V::kLong, v.parts[k]), ...); }
+
 template <int W, class T>
 LANES_INLINE auto row(const T* p) {
   if constexpr (W == 1) return wide(*p);
+  else if constexpr (std::is_same_v<T, half> && kHalves) return row_of_halves<W>(p, std::make_index_sequence<W / kNative>{});
   else if constexpr (std::is_same_v<T, half>) return apart<W>(p, 1);
   else if constexpr (std::is_same_v<T, bfloat>) {
     return bits<Of<float, W>>(convert<uint32_t>(loaded<Of<uint16_t, W>>(p)) << 16);
@@ -272,16 +320,21 @@ LANES_INLINE void put_apart(T* p, int64_t step, V v) {
   if constexpr (kWidth<V> == 1) *p = stored<T>(v);
   else for (int i = 0; i < kWidth<V>; ++i) p[i * step] = stored<T>(v[i]);
 }
+// The upper bits of floats, rounded to even, with what is no number still none.
+template <class V>
+LANES_INLINE auto upper_bits(V v) {
+  const auto u = bits<Of<uint32_t, kWidth<V>>>(v);
+  return select(is_nan(v), (u >> 16) | 0x40u, (u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
 template <class T, class V>
 LANES_INLINE void put(T* p, V v) {
   if constexpr (kWidth<V> == 1) *p = stored<T>(v);
   else if constexpr (std::is_same_v<T, boolean>) {
     copied(p, convert<uint8_t>(v & 1));
   } else if constexpr (std::is_same_v<T, bfloat>) {
-    const auto u = bits<Of<uint32_t, kWidth<V>>>(v);
-    const auto round = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-    copied(p, convert<uint16_t>(select(is_nan(v), (u >> 16) | 0x40u, round)));
-  } else if constexpr (std::is_same_v<T, half>) put_apart(p, 1, v);
+    copied(p, convert<uint16_t>(upper_bits(v)));
+  } else if constexpr (std::is_same_v<T, half> && kHalves) put_halves(p, v, std::make_index_sequence<V::kParts>{});
+  else if constexpr (std::is_same_v<T, half>) put_apart(p, 1, v);
   else copied(p, v);
 }
 
@@ -304,7 +357,14 @@ LANES_INLINE auto gathered(const T* p, int64_t stride, I index, int64_t step, in
 
 // What is left of a float that was stored narrow.
 template <class T, class V>
-LANES_INLINE V through(V v) { return each(v, [](auto x) { return wide(stored<T>(x)); }); }
+LANES_INLINE V through(V v) {
+  if constexpr (kWidth<V> > 1 && std::is_same_v<T, bfloat>) return bits<V>(upper_bits(v) << 16);
+  else if constexpr (kWidth<V> > 1 && kHalves) {
+    half narrow[kWidth<V>];
+    put(narrow, v);
+    return row<kWidth<V>>(narrow);
+  } else return each(v, [](auto x) { return wide(stored<T>(x)); });
+}
 
 // Arithmetic
 
@@ -323,9 +383,35 @@ template <class V> LANES_INLINE V divided(V a, V b) {
     return static_cast<T>(x / y);
   });
 }
-template <class V> LANES_INLINE V minimum(V a, V b) { return select(less(a, b) | is_nan(a), a, b); }
-template <class V> LANES_INLINE V maximum(V a, V b) { return select(less(b, a) | is_nan(a), a, b); }
-template <class V> LANES_INLINE V relu(V a) { return select(less(a, V{}), V{}, a); }
+// The lesser and the greater of two; the second where one is no number, as processors have it. Said as a comparison,
+// compilers may make several instructions of it.
+template <class T, class P> LANES_INLINE P lesser_part(P x, P y) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<T, float>) return static_cast<P>(_mm512_min_ps(x, y));
+#elif defined(__AVX__)
+  if constexpr (std::is_same_v<T, float>) return static_cast<P>(_mm256_min_ps(x, y));
+#endif
+  return x < y ? x : y;
+}
+template <class T, class P> LANES_INLINE P greater_part(P x, P y) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<T, float>) return static_cast<P>(_mm512_max_ps(x, y));
+#elif defined(__AVX__)
+  if constexpr (std::is_same_v<T, float>) return static_cast<P>(_mm256_max_ps(x, y));
+#endif
+  return x > y ? x : y;
+}
+template <class V> LANES_INLINE V lesser(V a, V b) {
+  if constexpr (kWidth<V> == 1) return a < b ? a : b;
+  else return by_part<V>([](auto x, auto y) { return lesser_part<ScalarOf<V>>(x, y); }, a, b);
+}
+template <class V> LANES_INLINE V greater(V a, V b) {
+  if constexpr (kWidth<V> == 1) return a > b ? a : b;
+  else return by_part<V>([](auto x, auto y) { return greater_part<ScalarOf<V>>(x, y); }, a, b);
+}
+template <class V> LANES_INLINE V minimum(V a, V b) { return select(is_nan(a), a, lesser(a, b)); }
+template <class V> LANES_INLINE V maximum(V a, V b) { return select(is_nan(a), a, greater(a, b)); }
+template <class V> LANES_INLINE V relu(V a) { return greater(V{}, a); }
 template <class V> LANES_INLINE V absolute(V a) {
   if constexpr (std::is_unsigned_v<ScalarOf<V>>) return a;
   else if constexpr (std::is_floating_point_v<ScalarOf<V>>) {
@@ -372,19 +458,33 @@ template <class V> LANES_INLINE V power(V a, V b) { return each(a, b, [](auto x,
 
 template <class V> constexpr bool kFloat = std::is_same_v<ScalarOf<V>, float>;
 
-// 2ⁿ · (1 + r + …) with x = n·ln 2 + r. The factor is applied in two steps, so that infinity comes out right. What would be
-// a denormal is zero: processors take a hundred times as long for those, and every masked score of an attention is one.
+constexpr float kLeastExponent = -87.3365f;
+
+// p · 2ⁿ, and nothing where x is so small that it would be a denormal.
+template <class V>
+LANES_INLINE V times_two_to(V p, V n, V x) {
+#if defined(__AVX512F__)
+  if constexpr (kWidth<V> > 1) {
+    return by_part<V>([](auto power, auto by, auto given) {
+      const auto large = _mm512_cmp_ps_mask(given, _mm512_set1_ps(kLeastExponent), _CMP_NLT_UQ);
+      return static_cast<typename V::Part>(_mm512_maskz_scalef_ps(large, power, by));
+    }, p, n, x);
+  }
+#endif
+  using I = BitsOf<V>;  // in two steps, so that infinity comes out right
+  const I k = bits<I>(V(n + 12582912.0f)) - 0x4b400000, low = k >> 1, high = k - low;
+  return select(less(x, all<V>(kLeastExponent)), V{}, V(p * bits<V>((low + 127) << 23) * bits<V>((high + 127) << 23)));
+}
+
+// 2ⁿ · (1 + r + …) with x = n·ln 2 + r. What would be a denormal is zero: processors take a hundred times as long for
+// those, and every masked score of an attention is one.
 template <class V>
 LANES_INLINE V exponential(V x) {
   if constexpr (!kFloat<V>) return each(x, [](auto v) { return std::exp(v); });
   else {
-    using I = BitsOf<V>;
-    const auto tiny = less(x, all<V>(-87.3365f));
-    x = select(less(all<V>(89.0f), x), all<V>(89.0f), x);
-    x = select(tiny, V{}, x);
+    x = lesser(all<V>(89.0f), x);
     const V magic = all<V>(12582912.0f);
-    const V t = x * 1.44269504f + magic;
-    const V n = t - magic;
+    const V n = (x * 1.44269504f + magic) - magic;
     const V r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
     V p = all<V>(0.00139560621f);
     p = p * r + 0.00837513496f;
@@ -393,8 +493,7 @@ LANES_INLINE V exponential(V x) {
     p = p * r + 0.500000017f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    const I k = bits<I>(t) - 0x4b400000, low = k >> 1, high = k - low;
-    return select(tiny, V{}, p * bits<V>((low + 127) << 23) * bits<V>((high + 127) << 23));
+    return times_two_to(p, n, x);
   }
 }
 
@@ -438,24 +537,35 @@ LANES_INLINE V log_one_plus(V x) {
 
 template <class V>
 LANES_INLINE V sigmoid(V x) {
-  const V e = exponential(V(-absolute(x)));
   const V one = all<V>(1);
-  return select(less(x, V{}), V(e / (one + e)), V(one / (one + e)));
+  if constexpr (kFloat<V>) return one / (one + exponential(V(-x)));
+  else {
+    const V e = exponential(V(-absolute(x)));
+    return select(less(x, V{}), e, one) / (one + e);
+  }
 }
+
+// Odd functions that end at ±1: x·p(x²)/q(x²), fitted for the least relative error up to where the nearest float is ±1.
+template <class V>
+LANES_INLINE V within(V x, float most) { return greater(all<V>(-most), lesser(all<V>(most), x)); }
 
 template <class V>
 LANES_INLINE V hyperbolic_tangent(V x) {
   if constexpr (!kFloat<V>) return each(x, [](auto v) { return std::tanh(v); });
   else {
-    const V a = absolute(x), s = x * x;
-    V p = all<V>(-0.00567242166f);
-    p = p * s + 0.0206031471f;
-    p = p * s - 0.0537252316f;
-    p = p * s + 0.133311858f;
-    p = p * s - 0.333332634f;
-    p = p * s + 0.999999996f;
-    const V far = 1.0f - 2.0f / (exponential(V(a + a)) + 1.0f);
-    return select(less(a, all<V>(0.625f)), V(x * p), select(less(x, V{}), V(-far), far));
+    x = within(x, 9.0f);
+    const V s = x * x;
+    V p = all<V>(1.33549083e-08f);
+    p = p * s + 2.06093009e-05f;
+    p = p * s + 0.00349560333f;
+    p = p * s + 0.133810386f;
+    p = p * s + 1.0f;
+    V q = all<V>(7.77667083e-07f);
+    q = q * s + 0.000328565831f;
+    q = q * s + 0.0258770417f;
+    q = q * s + 0.467143536f;
+    q = q * s + 1.0f;
+    return within(V(x * p / q), 1.0f);
   }
 }
 
@@ -463,27 +573,21 @@ template <class V>
 LANES_INLINE V error_function(V x) {
   if constexpr (!kFloat<V>) return each(x, [](auto v) { return std::erf(v); });
   else {
-    const V a = absolute(x), s = x * x;
-    V near = all<V>(-9.68013956e-06f);
-    near = near * s + 0.000112705455f;
-    near = near * s - 0.000848471159f;
-    near = near * s + 0.00522107489f;
-    near = near * s - 0.0268654458f;
-    near = near * s + 0.112837827f;
-    near = near * s - 0.376126385f;
-    near = near * s + 1.12837917f;
-    const V b = select(less(all<V>(4.0f), a), all<V>(4.0f), a);
-    V far = all<V>(2.51326748e-07f);
-    far = far * b - 2.53148102e-05f;
-    far = far * b + 0.000463788029f;
-    far = far * b - 0.00428238265f;
-    far = far * b + 0.0253735558f;
-    far = far * b - 0.108638998f;
-    far = far * b - 0.633039613f;
-    far = far * b - 1.12966116f;
-    far = 1.0f - exponential(V(far * b + 0.000204359885f));
-    far = select(less(x, V{}), V(-far), far);
-    return select(less(a, all<V>(1.0f)), V(near * x), select(is_nan(x), x, far));
+    x = within(x, 3.9192059f);
+    const V s = x * x;
+    V p = all<V>(0.000230354752f);
+    p = p * s + 0.00357932388f;
+    p = p * s + 0.0514928959f;
+    p = p * s + 0.189673886f;
+    p = p * s + 1.12837911f;
+    V q = all<V>(-1.12254874e-07f);
+    q = q * s + 2.3161736e-05f;
+    q = q * s + 0.0010534121f;
+    q = q * s + 0.0144229271f;
+    q = q * s + 0.112781323f;
+    q = q * s + 0.501426518f;
+    q = q * s + 1.0f;
+    return within(V(x * p / q), 1.0f);
   }
 }
 
@@ -512,22 +616,49 @@ struct Smallest {
   template <class V> static V join(V a, V b) { return minimum(b, a); }
 };
 
+template <int by, class P, size_t... i>
+LANES_INLINE P turned(P x, std::index_sequence<i...>) { return __builtin_shufflevector(x, x, (i + by) % sizeof...(i)...); }
+
+// The lanes of one register joined, halves with halves: each part's first lane has all of it.
+template <class How, int by, class T>
+LANES_INLINE T folded(Pack<T, kNative> v) {
+  using V = Pack<T, kNative>;
+  if constexpr (by > 0) {
+    constexpr auto lanes = std::make_index_sequence<V::kLong>{};
+    return folded<How, by / 2, T>(How::join(v, by_part<V>([](auto x) { return turned<by>(x, decltype(lanes){}); }, v)));
+  } else {
+    T r = v[0];
+    for (int part = 1; part < V::kParts; ++part) r = How::template join<T>(r, v[part * V::kLong]);
+    return r;
+  }
+}
+
 template <size_t at, class T, int W, size_t... k>
 LANES_INLINE auto piece(const Pack<T, W>& v, std::index_sequence<k...>) {  // a register's worth of lanes
   return Pack<T, kNative>{{v.parts[at * sizeof...(k) + k]...}};
 }
 
+// Sums in single precision are put by when a lane has so many numbers, so that it does not matter how many there are.
+constexpr int64_t kMostAdded = 128;
+template <class How, class T>
+constexpr bool kPutBy = std::is_same_v<How, Sum> && std::is_same_v<T, float>;
+
 template <class How, class T, int W>
 struct Along {  // over the lanes of a row
   Of<T, W> many = How::template start<Of<T, W>>();
   Of<T, kNative> some = How::template start<Of<T, kNative>>();
-  // Short rows go to a single sum, one by one: in double precision, so that it does not matter how many they are.
-  using Single = std::conditional_t<std::is_same_v<How, Sum> && std::is_same_v<T, float>, double, T>;
+  using Single = std::conditional_t<kPutBy<How, T>, double, T>;
   Single one = How::template start<Single>();
+  int64_t added = 0;
   template <class V> LANES_INLINE void operator()(V v) {
     if constexpr (kWidth<V> == 1) one = How::template join<Single>(one, v);
     else if constexpr (kWidth<V> == W) many = How::join(many, v);
     else some = How::join(some, v);
+  }
+  LANES_INLINE void pause(int64_t count) {  // after so many numbers
+    if ((added += count / W + 2) < kMostAdded) return;
+    one = How::template join<Single>(one, lanes());
+    *this = Along{How::template start<Of<T, W>>(), How::template start<Of<T, kNative>>(), one};
   }
   template <size_t... k>
   LANES_INLINE auto joined(std::index_sequence<k...>) const {
@@ -535,18 +666,26 @@ struct Along {  // over the lanes of a row
     ((r = How::join(r, piece<k>(many, std::make_index_sequence<Of<T, kNative>::kParts>{}))), ...);
     return r;
   }
-  LANES_INLINE T total() const {
-    const auto lane = joined(std::make_index_sequence<W / kNative>{});
-    Single r = one;
-    for (int i = 0; i < kNative; ++i) r = How::template join<Single>(r, lane[i]);
-    return static_cast<T>(r);
+  LANES_INLINE T lanes() const {
+    return folded<How, Of<T, kNative>::kLong / 2, T>(joined(std::make_index_sequence<W / kNative>{}));
   }
+  LANES_INLINE T total() const { return static_cast<T>(How::template join<Single>(one, lanes())); }
 };
 template <class How, class V>
 struct Across {  // each lane has a row of its own
+  using T = ScalarOf<V>;
+  using Long = std::conditional_t<kPutBy<How, T>, double, T>;
   V many = How::template start<V>();
+  Of<Long, kWidth<V>> before = How::template start<Of<Long, kWidth<V>>>();
+  int64_t added = 0;
   LANES_INLINE void operator()(V v) { many = How::join(many, v); }
-  LANES_INLINE V total() const { return many; }
+  LANES_INLINE void pause() {
+    if (++added < kMostAdded) return;
+    before = How::join(before, convert<Long>(many));
+    many = How::template start<V>();
+    added = 0;
+  }
+  LANES_INLINE V total() const { return convert<T>(How::join(before, convert<Long>(many))); }
 };
 
 // Calls `body(w, i)` for i in [begin, end): W lanes at a time, then one register, then one lane.

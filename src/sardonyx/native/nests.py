@@ -6,11 +6,22 @@ reduction over the inner axes leaves a number for the row, which the next sweep 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
-from sardonyx.native.values import Buffer, Expressions, Value, View, contiguous, dim_of, gathered, views_of
+from sardonyx.native.values import (
+    Buffer,
+    CannotView,
+    Expressions,
+    Value,
+    View,
+    common_pieces,
+    contiguous,
+    dim_of,
+    gathered,
+    views_of,
+)
 from sardonyx.translate.sizes import Dim, Dims
 
 How: TypeAlias = Literal["Sum", "Product", "Largest", "Smallest"]
@@ -105,11 +116,12 @@ def live(roots: Sequence[Root]) -> list[Root]:
     return kept[::-1]
 
 
-def nests_of(roots: Sequence[Root]) -> list[Nest]:
+def nests_of(roots: Sequence[Root], expressions: Expressions) -> list[Nest]:
     """Roots, in the order of their dependencies, gathered into as few nests as may be."""
     nests: list[Nest] = []
     for root in roots:
-        if not any(_join(nest, root) for nest in _candidates(nests, root)):
+        found = _candidates(nests, root)
+        if not any(_join(nest, root) or _join_in_pieces(nest, root, expressions) for nest in found):
             inner = root.reduced if root.how else None
             nests.append(Nest(root.value.dims, inner, [Step(root, 0, once=False)]))
     return nests
@@ -138,6 +150,29 @@ def _join(nest: Nest, root: Root) -> bool:
         return False
     nest.inner = inner
     nest.steps.append(Step(root, level, once))
+    return True
+
+
+def _join_in_pieces(nest: Nest, root: Root, expressions: Expressions) -> bool:
+    """Put a root into the nest whose rows it reads in another shape: the axes of both are split until they agree."""
+    if root.how or nest.inner is None or not any(nest.maker(view.buffer) for view in views_of(root.value)):
+        return False
+    pieces = common_pieces(nest.dims, root.value.dims)
+    if pieces is None:
+        return False
+    try:
+        finer = nest
+        for axis in reversed(range(len(nest.dims))):
+            finer = _split(finer, axis, pieces[0][axis], expressions)
+        value, target = root.value, root.target
+        for axis in reversed(range(len(root.value.dims))):
+            value = expressions.split(value, axis, pieces[1][axis])
+            target = cast(View, expressions.split(target, axis, pieces[1][axis]))
+    except CannotView:
+        return False
+    if not _join(finer, replace(root, value=value, target=target)):
+        return False
+    nest.dims, nest.inner, nest.steps = finer.dims, finer.inner, finer.steps
     return True
 
 
@@ -205,24 +240,38 @@ def _mergeable(nest: Nest, axis: int) -> bool:
 
 
 def _merge(nest: Nest, axis: int, expressions: Expressions) -> Nest:
-    def squeezed(value: Value, places: Sequence[int]) -> Value:
-        if axis not in places:
-            return value
-        return expressions.merge(value, places.index(axis))
+    joined = dim_of(nest.dims[axis] * nest.dims[axis + 1])
+    dims = (*nest.dims[:axis], joined, *nest.dims[axis + 2 :])
+    return _with_axis(nest, axis, expressions.merge, lambda a: [a - (a > axis)], dims)
+
+
+def _split(nest: Nest, axis: int, pieces: Dims, expressions: Expressions) -> Nest:
+    def moved(a: int) -> Sequence[int]:
+        return range(axis, axis + len(pieces)) if a == axis else [a + (len(pieces) - 1) * (a > axis)]
+
+    dims = (*nest.dims[:axis], *pieces, *nest.dims[axis + 1 :])
+    return _with_axis(nest, axis, lambda value, at: expressions.split(value, at, pieces), moved, dims)
+
+
+def _with_axis(
+    nest: Nest, axis: int, change: Callable[[Value, int], Value], moved: Callable[[int], Sequence[int]], dims: Dims
+) -> Nest:
+    """The same with every access changed at an axis; `moved` says which axes an axis has become."""
+
+    def seen(value: Value, places: Sequence[int]) -> Value:
+        return change(value, places.index(axis)) if axis in places else value
+
+    def all_moved(axes: frozenset[int]) -> frozenset[int]:
+        return frozenset(new for old in axes for new in moved(old))
 
     def changed(step: Step) -> Step:
         places = nest.outer if step.once else list(range(len(nest.dims)))
-        value = squeezed(step.root.value, places)
-        target = squeezed(step.root.target, nest.outer if step.per_row else places)
+        value = seen(step.root.value, places)
+        target = seen(step.root.target, nest.outer if step.per_row else places)
         assert isinstance(target, View)
-        return replace(step, root=replace(step.root, value=value, target=target, reduced=moved(step.root.reduced)))
+        return replace(step, root=replace(step.root, value=value, target=target, reduced=all_moved(step.root.reduced)))
 
-    def moved(axes: frozenset[int]) -> frozenset[int]:
-        return frozenset(a - (a > axis) for a in axes)
-
-    joined = dim_of(nest.dims[axis] * nest.dims[axis + 1])
-    dims = (*nest.dims[:axis], joined, *nest.dims[axis + 2 :])
-    inner = None if nest.inner is None else moved(nest.inner)
+    inner = None if nest.inner is None else all_moved(nest.inner)
     return Nest(dims, inner, [changed(step) for step in nest.steps])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from sardonyx.native.values import (
     applied,
     contiguous,
     dim_of,
+    gathered,
     views_of,
 )
 from sardonyx.optimize.pattern import array_of
@@ -54,6 +56,9 @@ class Lowering:
         self._made = 0
         self._values: dict[ir.Value, Value | Reshaped] = {}
         self._stored: dict[Value | Reshaped, View] = {}
+        self._source: dict[View, Value | Reshaped] = {}
+        self._joined: dict[View, _Joined] = {}
+        self._reduced: dict[tuple[How, Value | Reshaped, tuple[int, ...]], View] = {}
 
     # What a region reads and returns
 
@@ -175,11 +180,19 @@ class Lowering:
         if all(value.dims[axis] == 1 for axis in axes):
             result = value
         else:
-            buffer = self._new(tuple(dim for axis, dim in enumerate(value.dims) if axis not in axes), value.dtype)
-            self._write(value, buffer.view(), how, axes)
-            result = self.x.unsqueeze(buffer.view(), axes)
+            result = self.x.unsqueeze(self._reduction(how, value, axes), axes)
         assert result.dims == dims
         return result if keep else self.x.squeeze(result, axes)
+
+    def _reduction(self, how: How, value: Value, axes: Sequence[int]) -> View:
+        """The reduction without the axes; the same one is made once, be the value stored by now or not."""
+        source = self._source.get(value, value) if isinstance(value, View) else value
+        key = (how, source, tuple(axes))
+        if key not in self._reduced:
+            buffer = self._new(tuple(dim for axis, dim in enumerate(value.dims) if axis not in axes), value.dtype)
+            self._write(value, buffer.view(), how, axes)
+            self._reduced[key] = buffer.view()
+        return self._reduced[key]
 
     def mean(self, value: Value, axes: Sequence[int]) -> Value:
         """The mean over these axes, which stay with size one."""
@@ -201,6 +214,7 @@ class Lowering:
             buffer = self._new(value.dims, value.dtype)
             self._write(value, buffer.view())
             self._stored[value] = buffer.view()
+            self._source[buffer.view()] = value
         return self._stored[value]
 
     def settled(self, value: Value) -> Value:
@@ -242,6 +256,9 @@ class Lowering:
             assert isinstance(part, View)
             self._write(piece, part)
             start = dim_of(start + piece.dims[axis])
+        values = [piece for piece in pieces if not isinstance(piece, Reshaped)]
+        if len(values) == len(pieces) and not any(v.operator in COSTLY for piece in values for v in applied(piece)):
+            self._joined[buffer.view()] = _Joined(axis, values)
         return buffer.view()
 
     def _new(self, dims: Dims, dtype: ir.DataType) -> Buffer:
@@ -251,7 +268,14 @@ class Lowering:
         return buffer
 
     def _write(self, value: Value | Reshaped, target: View, how: How | None = None, axes: Sequence[int] = ()) -> None:
-        """A root, without axes of size one."""
+        """A root, without axes of size one; where it reads joined pieces at their places, one for each piece."""
+        if how is None and isinstance(value, Apply):
+            anywhere = gathered(value)
+            found = (v for v in views_of(value) if v in self._joined and v.buffer not in anywhere)
+            read = next(found, None)
+            if read is not None:
+                self._write_apart(value, target, read)
+                return
         if isinstance(value, Reshaped):
             try:
                 seen = self.x.reshape(target, value.value.dims)
@@ -267,6 +291,25 @@ class Lowering:
         assert isinstance(squeezed, View)
         reduced = frozenset(keep.index(axis) for axis in axes if axis in keep)
         self.roots.append(Root(self.x.squeeze(value, ones), squeezed, how if reduced else None, reduced))
+
+    def _write_apart(self, value: Apply, target: View, read: View) -> None:
+        """What reads joined pieces, piece by piece: they need no memory then."""
+        joined = self._joined[read]
+        start: Dim = 0
+        for piece in joined.pieces:
+            size = piece.dims[joined.axis]
+            part = self.x.cut(target, joined.axis, start, 1, size)
+            assert isinstance(part, View)
+            self._write(self.x.cut(value, joined.axis, start, 1, size, {read: piece}), part)
+            start = dim_of(start + size)
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """Values that lie one after the other along an axis."""
+
+    axis: int
+    pieces: Sequence[Value]
 
 
 def _is_whole(view: View) -> bool:

@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
+import ast
+import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import onnx_ir as ir
 
+from sardonyx.errors import OptionError
 from sardonyx.native.lower import LAYOUT, lower
 from sardonyx.native.nests import count
 from sardonyx.native.region import CannotLower, Lowering, dims_of
 
-Choice: TypeAlias = "Literal['auto', 'all'] | Collection[str] | Callable[[ir.Node], bool]"
-"""Which nodes are wanted: those that win, every one that can be, those with these names, or those a function says."""
+
+@dataclass(frozen=True)
+class Between:
+    """The nodes that compute some values from others, both given by name."""
+
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+
+
+Choice: TypeAlias = "Literal['auto', 'all'] | Collection[str] | Callable[[ir.Node], bool] | Between"
+"""Which nodes are wanted: those that win, every one that can be, those with these names, those a function says, or
+those between some values. What is given by name has to be possible, or is an error."""
+
+_SCOPES = "pkg.torch.onnx.name_scopes"
+
+
+def scope(module: str) -> Callable[[ir.Node], bool]:
+    """Chooses the nodes of a module of the exported model, by its name, as `encoder.layer.0`.
+
+    Exports write into each node which modules it is from: those of this package, and those of `torch.onnx`.
+    """
+
+    def belongs(node: ir.Node) -> bool:
+        *modules, _ = ast.literal_eval(node.metadata_props.get(_SCOPES, "['']"))
+        return module in modules
+
+    return belongs
+
 
 FREE = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 """Layout that costs an engine nothing, and a kernel a copy where it begins or ends with it."""
@@ -62,6 +91,14 @@ class _Order:
             for source in _sources(nodes[i]):
                 if source in self.place:
                     self.after[self.place[source]] |= self.after[i] | 1 << i
+
+    def between(self, nodes: Iterable[ir.Node]) -> list[int]:
+        """The places of what depends on some of these nodes, and others of them on it."""
+        own = before = after = 0
+        for node in nodes:
+            i = self.place[node]
+            own, before, after = own | 1 << i, before | self.before[i], after | self.after[i]
+        return list(_bits(before & after & ~own))
 
     def joins(self, nodes: Iterable[ir.Node]) -> bool:
         """Make nodes one, if no path leaves them and comes back; whether it was done.
@@ -127,15 +164,21 @@ def select(graph: ir.Graph, choice: Choice = "auto") -> Selection:
     for node in _wanted(nodes, choice):
         why = refusal(node) or (_unwise(node) if choice == "auto" else None)
         if why is not None:
+            if is_by_name(choice):
+                raise cannot_be(node, why)
             refused[node] = why
             continue
         group = group_of[node] = [node]
         for source in dict.fromkeys(_sources(node)):
             other = group_of.get(source)
-            if other is not None and other is not group and order.joins([*other, *group]):
+            if other is None or other is group:
+                continue
+            if order.joins([*other, *group]):
                 group[:0] = other
                 for member in other:
                     group_of[member] = group
+            elif is_by_name(choice):
+                _need_nothing_between(nodes, source, node, [*other, *group])
     unique = {id(group): group for group in group_of.values()}
     groups = [sorted(group, key=order.place.__getitem__) for group in unique.values()]
     if choice == "auto":
@@ -143,16 +186,77 @@ def select(graph: ir.Graph, choice: Choice = "auto") -> Selection:
     return Selection(groups, refused)
 
 
+def is_by_name(choice: Choice) -> bool:
+    """Whether a choice says exactly what it wants."""
+    return not isinstance(choice, str) and not callable(choice)
+
+
+def cannot_be(node: ir.Node, why: str) -> OptionError:
+    """The error about a node that was asked for and cannot be in a kernel."""
+    return OptionError(
+        f"{node.op_type} {node.name!r} cannot be in a kernel: {why}",
+        hint="leave it out of what is selected; ONNX Runtime goes on computing it",
+    )
+
+
+def _need_nothing_between(nodes: Sequence[ir.Node], source: ir.Node, node: ir.Node, members: Sequence[ir.Node]) -> None:
+    """Refuse to make one kernel of nodes that something else waits for and is waited for by."""
+    places = _Order(nodes).between(members)
+    if places:
+        between = nodes[places[0]]
+        raise OptionError(
+            f"{source.name!r} and {node.name!r} cannot be in one kernel: {between.op_type} {between.name!r} is in the "
+            "way, which needs results of the one and gives to the other",
+            hint=f"select {between.name!r} too, or only one of the two",
+        )
+
+
 def _wanted(nodes: Sequence[ir.Node], choice: Choice) -> list[ir.Node]:
-    if choice in ("auto", "all"):
-        return list(nodes)
+    if isinstance(choice, Between):
+        return _bounded(nodes, choice)
     if callable(choice):
         return [node for node in nodes if choice(node)]
-    assert not isinstance(choice, str), f"{choice!r} is neither 'auto' nor 'all'; give names as a list"
+    if isinstance(choice, str):
+        if choice not in ("auto", "all"):
+            raise OptionError(f"select is {choice!r}", hint="use 'auto', 'all', or a list, also for a single name")
+        return list(nodes)
     missing = {*choice} - {node.name for node in nodes}
     if missing:
-        raise ValueError(f"the graph has no node {sorted(missing)[0]!r}")
+        raise OptionError(f"the graph has no node {min(missing)!r}", hint=_near(min(missing), nodes))
     return [node for node in nodes if node.name in choice]
+
+
+def _near(name: str, nodes: Sequence[ir.Node]) -> str:
+    near = difflib.get_close_matches(name, [str(node.name) for node in nodes], n=1)
+    return f"did you mean {near[0]!r}?" if near else "a region between values is given by inputs= and outputs="
+
+
+def _bounded(nodes: Sequence[ir.Node], choice: Between) -> list[ir.Node]:
+    """What computes the outputs from the inputs, and from nothing else that changes."""
+    values = {x.name: x for node in nodes for x in (*node.inputs, *node.outputs) if x is not None}
+    for name in (*choice.inputs, *choice.outputs):
+        if name not in values:
+            raise OptionError(f"the graph has no value {name!r}", hint="name inputs and outputs of its nodes")
+    found: set[ir.Node] = set()
+    open_ends = [values[name] for name in choice.outputs]
+    while open_ends:
+        value = open_ends.pop()
+        source = value.producer()
+        if value.name in choice.inputs or source in found or value.is_initializer():
+            continue
+        if source is None or source.graph is not nodes[0].graph:
+            raise OptionError(f"what is selected also reads {value.name!r}", hint="name it in inputs= too")
+        if source.op_type != "Constant":
+            found.add(source)
+            open_ends += [x for x in source.inputs if x is not None]
+    bounded = [node for node in nodes if node in found]
+    if not bounded:
+        raise OptionError(
+            "nothing lies between the inputs and the outputs that bound a region",
+            hint="outputs= names what nodes give that depend on inputs=",
+        )
+    _need_nothing_between(nodes, bounded[0], bounded[-1], bounded)
+    return bounded
 
 
 def _peeled(group: list[ir.Node]) -> list[ir.Node]:

@@ -182,11 +182,15 @@ class Expressions:
         """A single place as an axis of size one, along which elements lie in order."""
         return self._mapped(value, (1,), lambda view: replace(view, dims=(1,), strides=(1,)))
 
-    def cut(self, value: Value, axis: int, start: Dim, step: int, size: Dim) -> Value:
-        """Every `step`-th along an axis, from `start` on."""
+    def cut(
+        self, value: Value, axis: int, start: Dim, step: int, size: Dim, known: Mapping[View, Value] | None = None
+    ) -> Value:
+        """Every `step`-th along an axis, from `start` on; of some views it may be known what that is."""
         dims = (*value.dims[:axis], size, *value.dims[axis + 1 :])
 
-        def taken(view: View) -> View:
+        def taken(view: View) -> Value:
+            if known and view in known:
+                return known[view]
             stride = view.strides[axis]
             strides = (*view.strides[:axis], dim_of(stride * step), *view.strides[axis + 1 :])
             if step != 1 and any(guard.axis == axis for guard in view.guards):
@@ -226,6 +230,18 @@ class Expressions:
         axes = {a: a - (a > axis) for a in range(len(value.dims)) if a not in (axis, axis + 1)}
         return self._seen(value, dims, joined, axes)
 
+    def split(self, value: Value, axis: int, pieces: Dims) -> Value:
+        """An axis as several, whose sizes are its factors."""
+
+        def parted(strides: Dims) -> Dims:
+            inner = (dim_of(strides[axis] * step) for step in contiguous(pieces))
+            return (*strides[:axis], *inner, *strides[axis + 1 :])
+
+        dims = (*value.dims[:axis], *pieces, *value.dims[axis + 1 :])
+        more = len(pieces) - 1
+        axes = {a: a + more * (a > axis) for a in range(len(value.dims)) if a != axis}
+        return self._seen(value, dims, parted, axes)
+
     def _seen(self, value: Value, dims: Dims, strides: Callable[[Dims], Dims], axes: Mapping[int, int]) -> Value:
         """The same through other strides; `axes` says where each axis goes."""
 
@@ -237,7 +253,7 @@ class Expressions:
 
         return self._mapped(value, dims, seen)
 
-    def _mapped(self, value: Value, dims: Dims, change: Callable[[View], View]) -> Value:
+    def _mapped(self, value: Value, dims: Dims, change: Callable[[View], Value]) -> Value:
         done: dict[int, Value] = {}
 
         def walk(value: Value) -> Value:
@@ -340,3 +356,36 @@ def _divides(small: Dim, large: Dim) -> bool:
     if isinstance(small, int) and isinstance(large, int):
         return large % small == 0
     return not sympy.denom(sympy.cancel(sympy.sympify(large) / small)).free_symbols
+
+
+def common_pieces(one: Dims, other: Dims) -> tuple[list[Dims], list[Dims]] | None:
+    """Factors of the sizes of each, axis by axis, which are the same one after the other; None if there are none.
+
+    >>> common_pieces((32, 10240), (320, 1024))
+    ([(32,), (10, 1024)], [(32, 10), (1024,)])
+    """
+    pieces: tuple[list[Dims], list[Dims]] = ([], [])
+    rests: list[list[Dim]] = [list(one), list(other)]
+    fresh = [True, True]
+    while rests[0] and rests[1]:
+        a, b = rests[0][0], rests[1][0]
+        piece = a if _quotient(b, a) is not None else b
+        for side, rest in enumerate(rests):
+            left = _quotient(rest[0], piece)
+            if left is None:
+                return None
+            before = () if fresh[side] else pieces[side].pop()
+            pieces[side].append((*before, piece))
+            fresh[side] = left == 1
+            rest[:1] = [] if left == 1 else [left]
+    return None if rests[0] or rests[1] else pieces
+
+
+def _quotient(large: Dim, small: Dim) -> Dim | None:
+    """How often a size is in another; None if that may be no integer."""
+    if large == small:
+        return 1
+    if isinstance(large, int) and isinstance(small, int):
+        return None if small == 0 or large % small else large // small
+    ratio = sympy.cancel(sympy.sympify(large) / small) if small != 0 else sympy.nan
+    return dim_of(ratio) if ratio.is_integer and sympy.denom(ratio) == 1 else None

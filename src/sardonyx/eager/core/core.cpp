@@ -3,6 +3,7 @@
 #include <ATen/ops/_local_scalar_dense.h>
 #include <ATen/ops/_reshape_alias_ops.h>
 #include <ATen/ops/as_strided_ops.h>
+#include <ATen/ops/resize_ops.h>
 #include <ATen/ops/view_ops.h>
 #include <pthread.h>
 #include <torch/library.h>
@@ -65,7 +66,11 @@ at::Tensor cast(const at::Tensor& tensor, at::ScalarType type) {
 at::Tensor& copy(at::Tensor& to, const at::Tensor& from, bool) {
   Alone alone;
   const bool other = from.scalar_type() != to.scalar_type() && is_ours(from) && from.is_complex() == to.is_complex();
-  on_host(to).copy_(on_host(other ? cast(from, to.scalar_type()) : from));
+  const auto target = on_host(to), source = on_host(other ? cast(from, to.scalar_type()) : from);
+  if (!other && is_ours(to) && is_ours(from) && from.storage().is_alias_of(to.storage())) {
+    source.unsafeGetTensorImpl()->set_storage_keep_dtype(target.storage());  // or torch would not see that they overlap
+  }
+  target.copy_(source);
   return to;
 }
 
@@ -96,6 +101,11 @@ at::Tensor as_strided(const at::Tensor& tensor, c10::SymIntArrayRef sizes, c10::
 
 at::Tensor reshape_alias(const at::Tensor& tensor, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides) {
   return at::_ops::_reshape_alias::redispatch(kCpu, tensor, sizes, strides);
+}
+
+const at::Tensor& resize(const at::Tensor& tensor, c10::SymIntArrayRef sizes, std::optional<at::MemoryFormat> format) {
+  c10::DeviceGuard guard(tensor.device());  // on which memory is allocated
+  return at::_ops::resize_::redispatch(kCpu, tensor, sizes, format);
 }
 
 at::Tensor host(const at::Tensor& tensor) { return elsewhere(tensor, c10::kCPU); }
@@ -134,6 +144,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("view", view);
   m.impl("as_strided", as_strided);
   m.impl("_reshape_alias", reshape_alias);
+  m.impl("resize_", resize);
 }
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)

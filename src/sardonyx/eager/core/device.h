@@ -5,6 +5,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/alignment.h>
 #include <c10/core/impl/alloc_cpu.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -75,6 +76,7 @@ struct Allocator final : c10::Allocator {
     if (!bytes) return {nullptr, nullptr, &ignore, device};
     void* block = Freed::mine().take(bytes);
     if (!block) {
+      TORCH_CHECK(bytes <= SIZE_MAX - kHead, "the device ort has no memory of ", bytes, " bytes");
       block = c10::alloc_cpu(bytes + kHead);
       std::memcpy(block, &bytes, sizeof bytes);
     }
@@ -116,9 +118,13 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   }
   at::Generator getNewGenerator(c10::DeviceIndex) const override { return at::detail::createCPUGenerator(); }
   at::Device getDeviceFromPtr(void*) const override { return {kType, t_current}; }
+  // Memory of the host is as near as any can be: what torch calls pinned is a copy there.
+  c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
+  bool isPinnedPtr(const void*) const override { return false; }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
+    c10::DeviceGuard guard(storage.device());
     auto made = Allocator::the()->allocate(bytes);
-    std::memcpy(made.get(), storage.data(), std::min(bytes, storage.nbytes()));
+    if (const auto kept = std::min(bytes, storage.nbytes())) std::memcpy(made.get(), storage.data(), kept);
     storage.set_data_ptr_noswap(std::move(made));
     storage.set_nbytes(bytes);
   }

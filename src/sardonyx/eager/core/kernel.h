@@ -97,13 +97,13 @@ class Kernel final : public c10::OperatorKernel {
     const c10::IValue* arguments = stack->data() + stack->size() - count_;
     const bool known = look.of(arguments, count_);
     if (known) {
-      const uint64_t hash = look.hash();
+      const uint64_t hash = look.hash(), valid = Recent::g_valid;
       Recent& recent = Recent::of(hash);
-      auto plan = recent.is_of(this) && is_for(*recent.plan, look) ? std::move(recent.plan) : nullptr;
+      auto plan = recent.is_of(this, valid) && is_for(*recent.plan, look) ? std::move(recent.plan) : nullptr;
       if (!plan) plan = find(look, hash);
       if (plan && fits(*plan, *stack)) {
         run(*plan, look, op, stack);
-        recent = {this, std::move(plan), Recent::g_valid};
+        recent = {this, std::move(plan), valid};
         return;
       }
     }
@@ -130,7 +130,7 @@ class Kernel final : public c10::OperatorKernel {
 
     static inline std::atomic<uint64_t> g_valid{0};  // counts how often plans were forgotten
 
-    bool is_of(const Kernel* other) const { return kernel == other && plan && valid == g_valid.load(); }
+    bool is_of(const Kernel* other, uint64_t now) const { return kernel == other && plan && valid == now; }
 
     static Recent& of(uint64_t hash) {
       thread_local Recent all[64];
@@ -207,6 +207,7 @@ class Kernel final : public c10::OperatorKernel {
   bool fits(const Plan& plan, const torch::jit::Stack& stack) const {
     for (size_t i = 0; i < written_.size(); ++i) {
       if (plan.results[i].how == How::kAsGiven) return false;
+      if (!is_ours(target_of(i, stack))) return false;  // which Python refuses
       if (target_of(i, stack).sizes() != at::IntArrayRef(plan.results[i].sizes)) return false;
     }
     return true;
@@ -277,13 +278,17 @@ class Kernel final : public c10::OperatorKernel {
     return stack[stack.size() - count_ + written_[i]].toTensor();
   }
 
-  // Whether results may be written to a tensor while operands are read.
+  // Whether results may be written to a tensor while operands are read. Both lie in order.
   bool is_free(const Plan& plan, const Look& look, const at::Tensor& target) const {
+    const char* begin = static_cast<const char*>(target.const_data_ptr());
+    const char* end = begin + target.nbytes();
     for (int input : plan.inputs) {
       if (input < 0) continue;
       const Leaf& leaf = look.leaves[input];
-      if (leaf.layout.copied || !is_ours(*leaf.tensor) || !leaf.tensor->storage().is_alias_of(target.storage())) continue;
-      const bool same = leaf.tensor->const_data_ptr() == target.const_data_ptr() && leaf.tensor->is_contiguous() &&
+      if (leaf.layout.copied) continue;
+      const char* data = static_cast<const char*>(leaf.tensor->const_data_ptr());
+      if (data >= end || data + leaf.bytes() <= begin) continue;
+      const bool same = data == begin && data + leaf.bytes() == end && leaf.tensor->is_contiguous() &&
                         leaf.tensor->sizes() == target.sizes();
       if (!plan.elementwise || !same) return false;
     }

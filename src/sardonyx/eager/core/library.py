@@ -45,8 +45,9 @@ _ELEMENTWISE = frozenset(
 
 def load(threads: int) -> Core:
     """The core, built before or now, and started."""
+    runtime = _runtime()  # before the core is there: torch cannot be rid of it
     core = Core(_built())
-    core.start(_runtime(), threads)
+    core.start(runtime, threads)
     return core
 
 
@@ -195,7 +196,10 @@ class CoreRunner(Runner):
     def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:
         """Run once."""
         given = [x if isinstance(x, torch.Tensor) else torch.tensor(x) for x in inputs]
-        results: list[torch.Tensor] = torch.ops.sardonyx_eager.run(self.session, given)
+        try:
+            results: list[torch.Tensor] = torch.ops.sardonyx_eager.run(self.session, given)
+        except RuntimeError as error:
+            raise EngineError(str(error)) from error
         return results
 
     def close(self) -> None:

@@ -2,6 +2,9 @@
 #pragma once
 
 #include <ATen/core/stack.h>
+#include <c10/core/DefaultDtype.h>
+
+#include <numeric>
 
 namespace eager {
 
@@ -57,6 +60,11 @@ struct Layout {
 struct Leaf {
   const at::Tensor* tensor = nullptr;
   Layout layout;
+
+  // What it takes in memory.
+  size_t bytes() const {
+    return std::accumulate(layout.sizes.begin(), layout.sizes.end(), tensor->element_size(), std::multiplies<size_t>());
+  }
 };
 
 class Look {
@@ -71,6 +79,7 @@ class Look {
     numbers.clear();
     places_.clear();
     used_ = 0;
+    words.push_back(uint64_t(c10::get_default_dtype_as_scalartype()));  // which decides that of many results
     for (size_t i = 0; i < count; ++i) {
       if (!add(arguments[i])) return false;
     }

@@ -53,6 +53,11 @@ inline void check(ort::Status* status) {
 // Whether this process is a copy of one that had ONNX Runtime's threads: it has none of them.
 inline bool g_forked = false;
 
+inline void check_threads() {
+  TORCH_CHECK(!g_forked, "the device ort cannot be used in a process that was forked after it was enabled; "
+                         "start processes by multiprocessing's \"spawn\"");
+}
+
 // One for the process: the library allows no other.
 struct Runtime {
   ort::Env* env = nullptr;
@@ -128,6 +133,7 @@ inline void release(ort::Value* value) { ort::call<void(ort::Value*)>(ort::kRele
 inline ort::Value* value_over(const Piece& piece) {
   size_t count = 1;
   for (size_t axis = 0; axis < piece.rank; ++axis) count *= piece.sizes[axis];
+  TORCH_CHECK(!count || piece.data, "a tensor has no memory: its storage was resized to nothing");
   static char nothing;
   ort::Value* made = nullptr;
   using Make = ort::Status*(const ort::MemoryInfo*, void*, size_t, const int64_t*, size_t, int, ort::Value**);
@@ -204,6 +210,7 @@ class Session {
   Session(const void* model, size_t bytes, std::vector<std::string> names, std::vector<at::ScalarType> output_types,
           const std::vector<std::string>& libraries)
       : types(std::move(output_types)), inputs(names.size() - types.size()), names_(std::move(names)) {
+    check_threads();
     for (const auto& name : names_) pointers_.push_back(name.c_str());
     using ort::Status;
     ort::SessionOptions* options = nullptr;
@@ -225,8 +232,7 @@ class Session {
   ~Session() { ort::call<void(ort::Session*)>(ort::kReleaseSession)(session_); }
 
   void run(Values& values) const {
-    TORCH_CHECK(!g_forked, "the device ort cannot be used in a process that was forked after it was enabled; "
-                           "start processes by multiprocessing's \"spawn\"");
+    check_threads();
     using Run = ort::Status*(ort::Session*, const ort::RunOptions*, const char* const*, const ort::Value* const*, size_t,
                              const char* const*, size_t, ort::Value**);
     check(ort::call<Run>(ort::kRun)(session_, Runtime::the().run, pointers_.data(), values.data(), inputs,

@@ -260,7 +260,8 @@ def count_of(dims: Sequence[Dim]) -> Dim:
 @aten("masked_select")
 def masked_select(g: Builder, x: Value, mask: Value) -> Value:
     shape = broadcast(g.dims(x), g.dims(mask))
-    return g.Compress(flat(g, g.expand(x, shape)), flat(g, g.expand(mask, shape)), axis=0)
+    given = g.cast(x, torch.float32) if g.dtype(x) == torch.bfloat16 else x  # ONNX has no Compress of it
+    return g.cast(g.Compress(flat(g, g.expand(given, shape)), flat(g, g.expand(mask, shape)), axis=0), g.dtype(x))
 
 
 @aten("masked_scatter_backward")

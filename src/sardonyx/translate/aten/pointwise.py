@@ -65,7 +65,10 @@ def div(g: Builder, x: Operand, y: Operand) -> Value:
 def div_mode(g: Builder, x: Operand, y: Operand, rounding_mode: str | None = None) -> Value:
     if rounding_mode is None:
         return div(g, x, y)
-    return floor_divide(g, x, y) if rounding_mode == "floor" else _trunc(g, g.Div(*_operands(g, x, y)))
+    if rounding_mode == "floor":
+        return floor_divide(g, x, y)
+    x, y = _operands(g, x, y)
+    return _trunc(g, g.Div(x, y)) if g.out.dtype.is_floating_point else _divided(g, x, x, y)
 
 
 @aten("floor_divide", "floor_divide.Scalar")
@@ -77,7 +80,27 @@ def floor_divide(g: Builder, x: Operand, y: Operand) -> Value:
         return g.Where(_equals_zero(g, y), g.Div(x, y), g.Round(quotient))
     if not g.out.dtype.is_signed:
         return g.Div(x, y)
-    return g.Div(g.Sub(x, g.Mod(x, y)), y)
+    return _divided(g, x, g.Sub(x, remainder_of(g, x, y)), y)
+
+
+def _divided(g: Builder, x: Value, dividend: Value, y: Value) -> Value:
+    """Of whole numbers; by −1 as x of the other sign: there the processor traps for the smallest number of all."""
+    if not g.dtype(y).is_signed or not _may_be(g, y, -1):
+        return g.Div(dividend, y)
+    minus_one = g.Equal(y, g.scalar(-1, g.dtype(y)))
+    return g.Where(minus_one, g.Neg(x), g.Div(dividend, _but_minus_one(g, y)))
+
+
+def _but_minus_one(g: Builder, y: Value) -> Value:
+    if not g.dtype(y).is_signed or not _may_be(g, y, -1):
+        return y
+    return g.Where(g.Equal(y, g.scalar(-1, g.dtype(y))), g.scalar(1, g.dtype(y)), y)
+
+
+def _may_be(g: Builder, x: Value, number: int) -> bool:
+    """Whether an element may be that number: all of them are known of constants alone."""
+    known = x.const_value if x.name in g.initializers else None
+    return known is None or number in known.numpy()
 
 
 def _equals_zero(g: Builder, x: Value) -> Value:
@@ -87,7 +110,7 @@ def _equals_zero(g: Builder, x: Value) -> Value:
 def remainder_of(g: Builder, x: Value, y: Value) -> Value:
     """Python's `%`: the result takes the divisor's sign."""
     if not g.dtype(x).is_floating_point:
-        return g.Mod(x, y)
+        return g.Mod(x, _but_minus_one(g, y))  # of which nothing is left either way
     rest = g.Mod(x, y, fmod=1)
     zero = g.scalar(0, g.dtype(x))
     wrong_sign = g.And(g.Not(g.Equal(rest, zero)), g.Xor(g.Less(rest, zero), g.Less(y, zero)))

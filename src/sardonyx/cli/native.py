@@ -1,0 +1,117 @@
+"""`sardonyx native`: parts of a model compiled to a library that a stock onnxruntime loads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.filesize import decimal
+
+from sardonyx import native
+from sardonyx.doors.optimize import optimize
+from sardonyx.native.measure import Feeds
+from sardonyx.native.select import Choice
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, with times in seconds.")
+
+
+@click.group()
+def command() -> None:
+    """Compile parts of an ONNX model to native code.
+
+    \b
+      sardonyx native compile model.onnx -o compiled
+      sardonyx native show compiled
+    """
+
+
+@command.command("compile")
+@click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The folder that is written.")
+@click.option(
+    "--select",
+    default="auto",
+    show_default=True,
+    metavar="WHAT",
+    help="auto, all, scope:MODULE, or names of nodes with commas between.",
+)
+@click.option("--inputs", help="Values at which a region begins, with commas between; with --outputs.")
+@click.option("--outputs", help="Values at which it ends.")
+@click.option("--measure", is_flag=True, help="Time each kernel against ONNX Runtime, and put back what is slower.")
+@click.option(
+    "--feed",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE.npz",
+    help="Inputs to measure with, by name; else they are made up.",
+)
+@click.option("--optimize", "first", is_flag=True, help="Apply the rewrite rules first, as sardonyx.optimize does.")
+@click.option("--processor", help="Processors it is for, as x86-64-v3; by default this machine's.")
+@as_json
+def compile_(
+    model: Path,
+    output: Path,
+    select: str,
+    inputs: str | None,
+    outputs: str | None,
+    measure: bool,
+    feed: Path | None,
+    first: bool,
+    processor: str | None,
+    as_json: bool,
+) -> None:
+    """Compile parts of a model, and write a folder that onnxruntime alone can run.
+
+    The folder has the model, the library with its C++ source, and manifest.json, which shows the lines that run it.
+
+    \b
+      sardonyx native compile model.onnx -o compiled --measure
+      sardonyx native compile model.onnx -o compiled --select scope:encoder.layer.0
+      sardonyx native compile model.onnx -o compiled --inputs x,mask --outputs y
+    """
+    with Console(stderr=True).status("reading the model") as status:
+        compiled = native.compile(
+            optimize(model) if first else model,
+            select=_choice(select),
+            inputs=_names(inputs),
+            outputs=_names(outputs),
+            measure=_feeds(feed) if feed else measure,
+            processor=processor,
+            progress=status.update,
+        )
+        compiled.save(output)
+    _tell(compiled, output, as_json)
+
+
+@command.command()
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@as_json
+def show(folder: Path, as_json: bool) -> None:
+    """Check a compiled model, and say what is in it."""
+    _tell(native.load(folder), folder, as_json)
+
+
+def _choice(text: str) -> Choice:
+    if text == "auto" or text == "all":
+        return text
+    return native.scope(text.removeprefix("scope:")) if text.startswith("scope:") else _names(text)
+
+
+def _names(text: str | None) -> list[str]:
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+def _feeds(path: Path) -> Feeds:
+    import numpy as np
+
+    return dict(np.load(path))
+
+
+def _tell(compiled: native.NativeModel, folder: Path, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"folder": str(folder), **compiled.report.as_dict()}, indent=1, ensure_ascii=False))
+        return
+    click.echo(compiled.report)
+    total = decimal(sum(path.stat().st_size for path in folder.iterdir()))
+    click.echo(f"\n{folder}  {total}, for {compiled.processor.name} processors of {compiled.processor.machine}")

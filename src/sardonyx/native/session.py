@@ -1,0 +1,54 @@
+"""Sessions of ONNX Runtime for models that may have kernels, and weights in other files."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from sardonyx.errors import EngineError, MissingDependency
+
+_LARGEST_PROTOBUF = 2**31 - 2**24
+"""Protobuf refuses messages of 2 GiB; some room is left for the graph beside the weights."""
+
+
+def onnxruntime() -> Any:
+    """The package."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingDependency(
+            "a session needs the package onnxruntime", hint='pip install "sardonyx[cpu]"'
+        ) from error
+    return onnxruntime
+
+
+def open_session(model: ir.Model, library: Path | None, options: Any = None, **kwargs: Any) -> Any:
+    """An `onnxruntime.InferenceSession` of a model, with the library registered that its kernels are in."""
+    ort = onnxruntime()
+    options = ort.SessionOptions() if options is None else options
+    kwargs.setdefault("providers", ["CPUExecutionProvider"])
+    if library is not None:
+        options.register_custom_ops_library(str(library))
+    try:
+        if not has_weights_apart(model):
+            return ort.InferenceSession(ir.to_proto(model).SerializeToString(), options, **kwargs)
+        with tempfile.TemporaryDirectory() as folder:
+            write(model, Path(folder, "model.onnx"))
+            return ort.InferenceSession(str(Path(folder, "model.onnx")), options, **kwargs)
+    except Exception as error:
+        raise EngineError(f"onnxruntime refused the model: {error}") from error
+
+
+def write(model: ir.Model, path: Path) -> None:
+    """Write a model; one whose weights are in other files, or too large for its own, with a file for them beside it."""
+    apart = f"{path.name}.data" if has_weights_apart(model) else None
+    ir.save(model.clone(), path, external_data=apart)  # saving lets a model refer to the new file
+
+
+def has_weights_apart(model: ir.Model) -> bool:
+    """Whether weights of a model are, or have to be, in other files: ONNX Runtime finds these only beside the model."""
+    held = [x.const_value for x in model.graph.initializers.values() if x.const_value is not None]
+    return any(isinstance(x, ir.ExternalTensor) for x in held) or sum(x.nbytes for x in held) > _LARGEST_PROTOBUF

@@ -1,0 +1,91 @@
+"""`sardonyx native`: a model compiled and shown from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+from onnx import TensorProto, helper
+
+from sardonyx import native
+from sardonyx.cli._program import program
+from tests.native.running import model_of
+
+N = helper.make_node
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(program, ["native", *words])
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    nodes = [
+        N("Exp", ["x"], ["a"], name="exp"),
+        N("Neg", ["a"], ["b"], name="neg"),
+        N("MatMul", ["b", "w"], ["c"], name="product"),
+        N("Abs", ["c"], ["y"], name="abs"),
+    ]
+    made = model_of(nodes, {"x": (TensorProto.FLOAT, ["n", 4])}, ["y"], {"w": np.eye(4, dtype="f")})
+    onnx.save(made, str(tmp_path / "model.onnx"))
+    return tmp_path / "model.onnx"
+
+
+def test_compile_writes_a_folder_and_says_what_is_in_it(model: Path) -> None:
+    folder = model.parent / "out"
+    done = run("compile", str(model), "-o", str(folder))
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[:3] == [
+        "4 nodes → 3: 1 kernel in the place of 2 nodes",
+        "kernels",
+        "   1 × Kernel0: Exp Neg",
+    ]
+    x = np.ones((2, 4), "f")
+    np.testing.assert_allclose(native.load(folder).session().run(None, {"x": x})[0], np.exp(x), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "nodes"),
+    [
+        (["--select", "abs, neg"], [["neg"], ["abs"]]),
+        (["--select", "all"], [["exp", "neg"], ["abs"]]),
+        (["--inputs", "c", "--outputs", "y"], [["abs"]]),
+        (["--optimize"], [["exp", "neg"]]),
+    ],
+)
+def test_compile_selects_by_what_it_is_told(model: Path, words: list[str], nodes: list[list[str]]) -> None:
+    done = run("compile", str(model), "-o", str(model.parent / "out"), "--json", *words)
+    assert done.exit_code == 0, done.output
+    assert [taken["nodes"] for taken in json.loads(done.stdout)["kernels"]] == nodes
+
+
+def test_compile_measures_with_inputs_from_a_file(model: Path) -> None:
+    np.savez(model.parent / "in.npz", x=np.ones((3, 4), "f"))
+    done = run("compile", str(model), "-o", str(model.parent / "out"), "--feed", str(model.parent / "in.npz"), "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    (taken,) = [*told["kernels"], *told["put_back"]]
+    assert taken["seconds_before"] > 0
+    assert taken["seconds_after"] > 0
+
+
+def test_a_wish_that_cannot_be_is_an_error_with_the_next_step(model: Path) -> None:
+    done = run("compile", str(model), "-o", str(model.parent / "out"), "--select", "product")
+    assert done.exit_code == 1
+    assert "MatMul 'product' cannot be in a kernel: MatMul has no lowering" in done.output
+    assert "next: " in done.output
+    assert not (model.parent / "out").exists()
+
+
+def test_show_checks_a_folder(model: Path) -> None:
+    folder = model.parent / "out"
+    run("compile", str(model), "-o", str(folder))
+    assert "1 × Kernel0: Exp Neg" in run("show", str(folder)).stdout
+    (folder / "kernels.so").unlink()
+    done = run("show", str(folder))
+    assert done.exit_code == 1
+    assert "kernels.so is missing" in done.output
