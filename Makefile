@@ -112,7 +112,7 @@ ops-full: setup
 	$(PAGE)
 
 eager-ops: setup
-	$(BIN)/python -m tests.ops.sweep --device ort --resume --results build/eager-operators.json
+	$(BIN)/python -m tests.ops.sweep --device ort --executor native --resume --results build/eager-operators.json
 	cp build/eager-operators.json docs/eager-operators.json
 	$(PAGE)
 
