@@ -89,3 +89,30 @@ def trained(model: nn.Module, x: torch.Tensor, wanted: torch.Tensor, optimizer: 
             steps.step()
             losses.append(loss.item())
     return torch.tensor(losses)
+
+
+EVERY = sorted(
+    name
+    for name, kind in vars(torch.optim).items()
+    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and name not in ("Optimizer", "SparseAdam")
+)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_optimizer_steps_as_on_the_cpu(name: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3, bias=name != "Muon")  # which is for matrices alone
+    moved, x = copy.deepcopy(model).to("ort"), torch.randn(5, 4)
+    with torch.enable_grad():
+        for some, given in ((model, x), (moved, x.to("ort"))):
+            optimizer = getattr(torch.optim, name)(some.parameters(), lr=0.01)
+
+            def closure(some: nn.Module = some, given: torch.Tensor = given, optimizer: Any = optimizer) -> Any:
+                optimizer.zero_grad()
+                loss = some(given).square().mean()
+                loss.backward()
+                return loss
+
+            for _ in range(4):
+                optimizer.step(closure)
+    torch.testing.assert_close(moved.weight.cpu(), model.weight, rtol=1e-4, atol=1e-5)
