@@ -25,7 +25,7 @@ _pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 class _Described(ctypes.Structure):
-    """How DLPack describes a tensor, as far as it is changed here."""
+    """How DLPack describes a tensor, and who frees the description."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -33,6 +33,13 @@ class _Described(ctypes.Structure):
         ("index", ctypes.c_int32),
         ("rank", ctypes.c_int32),
         ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("sizes", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("offset", ctypes.c_uint64),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
     )
 
 
@@ -85,25 +92,6 @@ def _elsewhere(tensor: torch.Tensor, device: int, index: int) -> torch.Tensor:
     return made
 
 
-class _Block(ctypes.Structure):
-    """A tensor for DLPack that owns no memory but the block it is described in."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device", ctypes.c_int32),
-        ("index", ctypes.c_int32),
-        ("rank", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("sizes", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("offset", ctypes.c_uint64),
-        ("context", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-    )
-
-
 _libc = ctypes.CDLL(None)
 _libc.malloc.restype = ctypes.c_void_p
 _libc.malloc.argtypes = [ctypes.c_size_t]
@@ -116,12 +104,12 @@ def value_over(tensor: torch.Tensor) -> Any:
     """A value of ONNX Runtime's over a tensor's memory that does not keep it: for as long as a tensor is there."""
     capsule = to_dlpack(tensor)
     code = _Described.from_address(_pointer(capsule, b"dltensor")).code
-    place = _libc.malloc(ctypes.sizeof(_Block) + 8 * tensor.dim())
-    block = _Block.from_address(place)
-    ctypes.memset(place, 0, ctypes.sizeof(_Block))
+    place = _libc.malloc(ctypes.sizeof(_Described) + 8 * tensor.dim())
+    block = _Described.from_address(place)
+    ctypes.memset(place, 0, ctypes.sizeof(_Described))
     block.data, block.device, block.rank = tensor.data_ptr(), _CPU, tensor.dim()
     block.code, block.bits, block.lanes = _UNSIGNED if code == _BOOLEAN else code, 8 * tensor.element_size(), 1
-    block.sizes = place + ctypes.sizeof(_Block)
+    block.sizes = place + ctypes.sizeof(_Described)
     (ctypes.c_int64 * tensor.dim()).from_address(block.sizes)[:] = list(tensor.shape)
     block.deleter = ctypes.cast(_libc.free, ctypes.c_void_p).value
     return binding().OrtValue.from_dlpack(_new_capsule(place, b"dltensor", None), code == _BOOLEAN)
