@@ -1,8 +1,9 @@
 """Random programs of operators on the device, beside the same on the CPU: `python -m tests.eager.stress --minutes 20`.
 
 A program is a list of steps over a few tensors, each of which is on both devices. A step views, writes in place,
-computes, differentiates, copies or saves; tensors are forgotten in any order. All is drawn from a seed, so that a seed
-is a program; those that run are written to a file before they do, so that one that kills the process is known.
+computes, differentiates, copies or saves; tensors are forgotten in any order. Hypothesis draws them, in batches that
+a number names, and makes one that fails as small as it can; the batches that run are written to a file before they do,
+so that one that kills the process is known, and `--batches` takes them again, telling each step before it is taken.
 
 With the address sanitizer, libstdc++ has to be there first too, or the first exception ends the process:
 ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libstdc++.so)"
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import gc
 import io
 import logging
@@ -21,12 +23,14 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sardonyx import eager
@@ -38,6 +42,7 @@ TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 1e-1, torch.float32: 1e-3, tor
 SIZES = (0, 1, 1, 2, 3, 3, 4, 5)
 _MOST_ELEMENTS = 600
 _MOST_TENSORS = 12
+_A_BATCH = 20
 
 
 @dataclass
@@ -427,22 +432,22 @@ table(
 
 @dataclass
 class Program:
-    """The steps of a seed, as they come about."""
+    """Steps, as they are drawn."""
 
-    seed: int
+    rng: random.Random
+    tell: Callable[[str], object] = str
     said: list[str] = field(default_factory=list)
     mismatch: str = ""
-    operators: int = 0
 
     def run(self) -> None:
         """Take the steps, until one gives something else on the device than on the CPU."""
-        rng = random.Random(self.seed)
+        rng = self.rng
         pairs = [self._made(rng) for _ in range(3)]
         for _ in range(rng.randint(4, 16)):
             name = rng.choice(list(STEPS))
             chosen = rng.sample(pairs, min(2, len(pairs)))
             self.said.append(f"{name} of {', '.join(_described(pair.theirs) for pair in chosen)}")
-            self.operators += 1
+            self.tell(self.said[-1])
             results = self._both(name, rng, chosen)
             if self.mismatch:
                 return
@@ -483,7 +488,7 @@ class Program:
         return results
 
     def _wrong(self, problem: str) -> list[Pair]:
-        self.mismatch = f"seed {self.seed}: {self.said[-1]}: {problem}"
+        self.mismatch = f"{self.said[-1]}: {problem}"
         return []
 
 
@@ -528,13 +533,13 @@ def _described(x: Tensor) -> str:
 
 
 class Stress:
-    """Programs in several threads, and what became of them."""
+    """Batches of programs in several threads, and what became of them."""
 
-    def __init__(self, seed: int, last: Path) -> None:
-        self._seeds, self._last = iter(range(seed, sys.maxsize)), last
+    def __init__(self, batch: int, last: Path) -> None:
+        self._batches, self._last = iter(range(batch, sys.maxsize)), last
         self._lock = threading.Lock()
         self._running: dict[int, int] = {}
-        self.programs = self.operators = 0
+        self.programs = 0
         self.mismatches: list[str] = []
         self.steps: Counter[str] = Counter()
 
@@ -547,46 +552,67 @@ class Stress:
             worker.join()
 
     def _work(self, until: Callable[[], bool]) -> None:
-        with torch.no_grad():  # which a thread has to itself
-            for program in self._programs(until):
-                try:
-                    program.run()
-                except Exception as error:
-                    program.mismatch = f"seed {program.seed}: {program.said[-1:]}: {error!r}"
-                with self._lock:
-                    self.programs += 1
-                    self.operators += program.operators
-                    self.steps.update(said.split()[0] for said in program.said)
-                    if program.mismatch:
-                        self.mismatches.append(program.mismatch)
-
-    def _programs(self, until: Callable[[], bool]) -> Iterator[Program]:
         while not until():
-            with self._lock:
-                program = Program(next(self._seeds))
-                self._running[threading.get_ident()] = program.seed
-                seeds = " ".join(map(str, sorted(self._running.values())))
-                self._last.write_text(f"python -m tests.eager.stress --programs {seeds}\n")
-            yield program
+            number = self._next()
+            problem = batch(number, self._count)
+            if problem:
+                with self._lock:
+                    self.mismatches.append(f"batch {number}: {problem}")
+
+    def _next(self) -> int:
+        with self._lock:
+            number = self._running[threading.get_ident()] = next(self._batches)
+            running = " ".join(map(str, sorted(self._running.values())))
+            self._last.write_text(f"python -m tests.eager.stress --batches {running}\n")
+        return number
+
+    def _count(self, program: Program) -> None:
+        with self._lock:
+            self.programs += 1
+            self.steps.update(said.split()[0] for said in program.said)
+
+
+def batch(number: int, done: Callable[[Program], object], tell: Callable[[str], object] = str) -> str:
+    """Let hypothesis draw the programs of a batch; the smallest that goes wrong, or nothing."""
+    smallest: list[Program] = []
+
+    @seed(number)
+    @settings(max_examples=_A_BATCH, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(st.randoms(use_true_random=False))
+    def right(rng: random.Random) -> None:
+        program = Program(rng, tell)
+        smallest[:] = [program]
+        try:
+            with torch.no_grad():  # which a thread has to itself
+                program.run()
+        finally:
+            done(program)
+        assert not program.mismatch, program.mismatch
+
+    try:
+        right()
+    except Exception as error:
+        return "; ".join((*smallest[0].said[:-1], smallest[0].mismatch or f"{smallest[0].said[-1:]}: {error!r}"))
+    return ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, tell how it goes, sum up."""
     parser = argparse.ArgumentParser(prog="python -m tests.eager.stress", description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0, help="how long (default: 1)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first program (default: 0)")
-    parser.add_argument("--threads", type=int, default=2, help="programs at once (default: 2)")
-    parser.add_argument("--programs", type=int, nargs="*", help="these seeds alone, with their steps, one by one")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first batch (default: 0)")
+    parser.add_argument("--threads", type=int, default=2, help="batches at once (default: 2)")
+    parser.add_argument("--batches", type=int, nargs="*", help="these alone, with their steps, one by one")
     parser.add_argument("--executor", help="of the device (default: its own choice)")
     parser.add_argument("--last", type=Path, default=Path("build/stress-last.txt"), help="where the last is written")
-    given = parser.parse_args(arguments)
-    eager.enable(fallback="quiet", **({} if given.executor is None else {"executor": given.executor}))
+    asked = parser.parse_args(arguments)
+    eager.enable(fallback="quiet", **({} if asked.executor is None else {"executor": asked.executor}))
     torch.set_num_threads(1)
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # of programs that torch refuses
-    if given.programs:
-        return _again(given.programs)
-    given.last.parent.mkdir(parents=True, exist_ok=True)
-    return _for_minutes(Stress(given.seed, given.last), given.minutes, given.threads)
+    if asked.batches:
+        return _again(asked.batches)
+    asked.last.parent.mkdir(parents=True, exist_ok=True)
+    return _for_minutes(Stress(asked.first, asked.last), asked.minutes, asked.threads)
 
 
 def _for_minutes(stress: Stress, minutes: float, threads: int) -> int:
@@ -596,26 +622,23 @@ def _for_minutes(stress: Stress, minutes: float, threads: int) -> int:
     def over() -> bool:
         if time.monotonic() - told[0] > 30:
             told[0] = time.monotonic()
-            print(f"{stress.programs} programs, {stress.operators} steps, {len(stress.mismatches)} wrong", flush=True)
+            print(
+                f"{stress.programs} programs, {stress.steps.total()} steps, {len(stress.mismatches)} wrong", flush=True
+            )
         return time.monotonic() > end
 
     stress.run(over, threads)
     for mismatch in stress.mismatches[:20]:
         print(mismatch)
-    print(f"{stress.programs} programs, {stress.operators} steps of {len(stress.steps)} kinds, ", end="")
+    print(f"{stress.programs} programs, {stress.steps.total()} steps of {len(stress.steps)} kinds, ", end="")
     print(f"{len(eager.stats().calls)} ATen operators, {len(stress.mismatches)} mismatches")
     return int(bool(stress.mismatches))
 
 
-def _again(seeds: Sequence[int]) -> int:
-    wrong = 0
-    for seed in seeds:
-        program = Program(seed)
-        with torch.no_grad():
-            program.run()
-        print("\n".join(program.said), program.mismatch or "right", sep="\n", flush=True)
-        wrong += bool(program.mismatch)
-    return int(bool(wrong))
+def _again(numbers: Sequence[int]) -> int:
+    problems = [batch(number, lambda program: print(), functools.partial(print, flush=True)) for number in numbers]
+    print("\n".join(problem or "right" for problem in problems))
+    return int(any(problems))
 
 
 if __name__ == "__main__":
