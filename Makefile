@@ -6,7 +6,9 @@
 # make customop-versions  packed custom operators in onnxruntime 1.18, 1.24 and 1.31, each in a process of its own
 # make bench-customop  what an operator declared once costs, beside one written by hand for torch
 # make native-versions  natively compiled models in onnxruntime 1.18, 1.24 and 1.31, each in a process of its own
-# make bench-native   native kernels against ONNX Runtime's own, region by region, with one thread and two
+# make bench-native   native kernels against ONNX Runtime's own, region by region and in whole models, one thread and two
+# make native-checks  every onnx node test of an operator that has a kernel, in all types, and 600 random graphs
+# make docs   the documentation as a site in build/site; the code in its pages is run
 # make bench-eager   the device ort against the CPU
 # make eager-ops     PyTorch's operator database on the device ort, strictly and with fallback; eager-ops-quick for three
 #                    samples of each
@@ -26,7 +28,7 @@ PAGE   := $(BIN)/python -m tests.ops.page docs/operators.json docs/eager-operato
 MINUTES ?= 20
 ORTS   := build/onnxruntime-1.18 build/onnxruntime-1.24 build/onnxruntime-1.31
 
-.PHONY: setup demo test lint format bench bench-customop bench-eager bench-engines bench-export bench-native bench-train native-versions customop-versions eager-ops eager-ops-quick eager-stress ops ops-full train-sweep clean
+.PHONY: setup demo test lint format bench bench-customop bench-eager bench-engines bench-export bench-native bench-train native-checks native-versions customop-versions eager-ops eager-ops-quick eager-stress ops ops-full train-sweep docs clean
 
 setup: $(READY)
 
@@ -71,6 +73,11 @@ eager-stress: setup
 
 bench-native: setup
 	$(BIN)/python -m benchmarks.native --json build/native.json
+	$(BIN)/python -m benchmarks.native_models --json build/native-models.json
+
+native-checks: setup
+	$(BIN)/python -m tests.native.node_tests --write
+	$(BIN)/python -m tests.native.random --graphs 600
 
 native-versions: $(ORTS)
 	SARDONYX_ORT_PYTHONS=$$(echo $(ORTS:%=$(CURDIR)/%/bin/python) | tr ' ' :) \
@@ -121,6 +128,10 @@ eager-ops-quick: setup
 
 train-sweep: setup
 	$(BIN)/python -m tests.train.sweep --results docs/training-sweep.json --page docs/training-sweep.md
+
+docs: setup
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python -m sphinx -W --keep-going -b html docs build/site
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -15,6 +15,7 @@ import torch
 from benchmarks.tables import say
 
 _BUSY = 0.2
+_CORES = sorted(os.sched_getaffinity(0))
 _PACKAGES = ("torch", "onnxruntime", "onnxruntime-gpu", "onnx", "onnxscript", "transformers", "openvino")
 
 
@@ -65,6 +66,18 @@ def _ticks() -> tuple[int, int] | None:
         return None
     ticks = [int(number) for number in stat.read_text().split("\n", 1)[0].split()[1:9]]
     return ticks[3] + ticks[4], sum(ticks)
+
+
+def run_on_cores(options: Any, threads: int) -> None:
+    """Let a session of ONNX Runtime have so many threads, this one and others, each on a core of its own.
+
+    The system may keep a thread that calls and the one it wakes on one core for as long as a measurement takes.
+    """
+    options.intra_op_num_threads = threads
+    first, *others = _CORES[:threads]
+    os.sched_setaffinity(0, {first})
+    if others:
+        options.add_session_config_entry("session.intra_op_thread_affinities", ";".join(f"{i + 1}" for i in others))
 
 
 def resident_megabytes() -> float:

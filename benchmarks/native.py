@@ -23,18 +23,16 @@ import onnx_ir as ir
 import onnxruntime
 import torch
 
-from benchmarks.machine import describe, note_if_busy
+from benchmarks.machine import describe, note_if_busy, run_on_cores
 from benchmarks.native_regions import REGIONS, Array, Feeds, Region
 from benchmarks.tables import Table, progress, say
 from sardonyx import Options
 from sardonyx.native.carve import Library, Plan, plan
 from sardonyx.toolchain import compiler
 
-_ROUND_SECONDS = 0.002
-_PAUSE_SECONDS = (
-    0.02  # the threads of a session spin for a moment after a run; the other must not share the cores with them
-)
-_WAKING_CALLS = 3
+_ROUND_SECONDS, _WAKING_SECONDS = 0.01, 0.003
+_PAUSE_SECONDS = 0.06
+"""The threads of a session spin for 40 ms after a run; the other must not share the cores with them."""
 _MOST_ERROR = 1e-6
 
 
@@ -75,7 +73,7 @@ class Runner:
 
     def __init__(self, model: bytes, feeds: Feeds, threads: int, library: Path | None) -> None:
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
+        run_on_cores(options, threads)
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
         options.log_severity_level = 3
         if library is not None:
@@ -105,7 +103,8 @@ class Runner:
     def wake(self) -> None:
         """Wait until other threads are asleep, and wake our own."""
         time.sleep(_PAUSE_SECONDS)
-        for _ in range(_WAKING_CALLS):
+        awake = time.perf_counter() + _WAKING_SECONDS
+        while time.perf_counter() < awake:
             self._session.run_with_iobinding(self._binding)
 
     def round(self) -> float:
@@ -188,7 +187,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.native", description=__doc__)
     parser.add_argument("--only", default="", help="regions whose names contain this")
     parser.add_argument("--threads", default="1,2", help="numbers of threads, with commas between them")
-    parser.add_argument("--rounds", type=int, default=101, help="turns of each session")
+    parser.add_argument("--rounds", type=int, default=31, help="turns of each session")
     parser.add_argument("--json", type=Path, help="where to write everything measured")
     given = parser.parse_args()
     regions = [region for region in REGIONS if given.only.lower() in region.name.lower()]

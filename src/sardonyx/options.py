@@ -90,6 +90,12 @@ class Options:
         "folder for numbered .onnx files, each with its FX graph beside it; or their path, with '{number}' in it",
         old={"ONNXRT_DUMP_PATH": lambda prefix: prefix + NUMBER},
     )
+    report: str | None = _option(
+        None, "an HTML file on everything compiled with it: graphs, rules, times, errors; needs the extra 'report'"
+    )
+    repro: str | None = _option(
+        None, "folder for programs that reproduce failures, each in a folder of its own that the error names"
+    )
     verify: bool = _option(False, "compare each graph's first call with PyTorch")
     intercept: Intercept = _option(
         False, "show the arguments of each call, then run it; or a function that is handed the call instead"

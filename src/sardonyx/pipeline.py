@@ -14,8 +14,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sardonyx.capture.regions import Region, copied, device_of, partition, region_of, torchs_own
 from sardonyx.capture.views import views_of_inputs
 from sardonyx.customop.registry import is_declared
-from sardonyx.diagnose import dump
+from sardonyx.diagnose import dump, html
+from sardonyx.diagnose.profile_nodes import Picture
 from sardonyx.diagnose.report import Fallback, GraphReport, RegionReport, new_graph_report
+from sardonyx.diagnose.repro import reproducible
 from sardonyx.diagnose.source import source_of
 from sardonyx.engines import Engine
 from sardonyx.engines.registry import find as find_engine
@@ -47,10 +49,13 @@ def compile_graph(
     graphs = [module for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]  # branches, loops
     calls = [node for module in graphs for node in module.graph.nodes if node.op == "call_function"]
     report = new_graph_report(kind, len(calls))
+    html.follow(options, report)
     operators = {node.target.name() for node in calls if hasattr(node.target, "name")}
-    compiler = _GraphCompiler(kind, weights, device, operators, options, report)
-    with report.stage("translate"), _disable_current_modes():
-        run = compiler.compile(graph)
+    with reproducible(options, graph, kind=kind, weights=weights):
+        compiler = _GraphCompiler(kind, weights, device, operators, options, report)
+        with report.stage("translate"), _disable_current_modes():
+            run = compiler.compile(graph)
+    html.write(options)
     log.info("%s graph: %d operators, %d region(s)", kind, report.operators, len(report.regions))
     return run
 
@@ -187,6 +192,8 @@ def rewrite(model: ir.Model, options: Options, domains: Sequence[str] | None, re
         weights=sum(type(v.const_value) is not ir.Tensor for v in model.graph.initializers.values()),
     )
     report.regions.append(region)
+    if options.report:
+        region.pictures["translated"] = Picture.of(model)
     names = selected(options.optimize)
     allowed = find_engine(options.engine).domains if domains is None else frozenset(domains)
     if names:
@@ -199,6 +206,8 @@ def rewrite(model: ir.Model, options: Options, domains: Sequence[str] | None, re
     graphs = (model.graph, *(function.graph for function in model.functions.values()))
     region.operators = Counter(node.op_type for graph in graphs for node in graph.all_nodes())
     dump.add_metadata(model)
+    if options.report:
+        region.pictures["rewritten"] = region.pictures["runs"] = Picture.of(model)
 
 
 _HINT = 'options={"fallback": "warn"} runs it in torch; CONTRIBUTING.md shows how to add a translation'

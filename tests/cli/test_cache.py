@@ -107,7 +107,7 @@ def test_what_is_no_size_is_refused(cache: DiskCache, text: str) -> None:
 def test_a_folder_that_others_can_write_to_is_an_error_with_the_next_step(cache: DiskCache) -> None:
     cache.root.chmod(0o777)
     done = run(cache, "ls")
-    assert done.exit_code == 1
+    assert done.exit_code == 3
     assert f"next: chmod go-w {cache.root}" in done.output
 
 
@@ -131,5 +131,5 @@ def test_python_can_run_the_program(cache: DiskCache) -> None:
 def test_without_click_the_program_says_what_to_install() -> None:
     code = "import sys; sys.modules['click'] = None; from sardonyx.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stderr.strip() == 'the command line needs the package click\n  next: pip install "sardonyx[cli]"'
+    assert done.returncode == 4
+    assert done.stderr.strip() == 'error: the command line needs the package click\n  next: pip install "sardonyx[cli]"'

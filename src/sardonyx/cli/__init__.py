@@ -12,5 +12,8 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("click", "rich"):
             raise
-        sys.exit(f'the command line needs the package {error.name}\n  next: pip install "sardonyx[cli]"')
+        sys.stderr.write(
+            f'error: the command line needs the package {error.name}\n  next: pip install "sardonyx[cli]"\n'
+        )
+        sys.exit(4)
     program()

@@ -1,7 +1,13 @@
-"""`sardonyx`: a group of the commands that lie beside this file."""
+"""`sardonyx`: a group of the commands that lie beside this file.
+
+It exits with 0 when what was asked for is done; 1 when it failed, as a check that is not passed or a difference that is
+found; 2 after a wrong use of the command line; 3 when the model or its input is at fault; 4 when a package or a program
+is missing; 130 after Ctrl-C. Errors are a line "error: …", and where there is one a line "next: …" with the next step.
+"""
 
 from __future__ import annotations
 
+import traceback
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
@@ -9,7 +15,29 @@ from typing import Any
 import click
 
 import sardonyx.cli
-from sardonyx.errors import SardonyxError
+from sardonyx.cli._told import example
+from sardonyx.errors import MissingDependency, SardonyxError, VerificationError
+
+FAILED, OF_THE_MODEL, MISSING, INTERRUPTED = 1, 3, 4, 130
+_EXIT_CODES = """\b
+Exit codes:
+  0  done
+  1  what was asked for failed: a check not passed, a difference found
+  2  wrong use of the command line
+  3  the model or its input is at fault
+  4  a package or a program is missing"""
+
+
+class Told(click.ClickException):
+    """An error for the user, with the code that the program exits with."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # type: ignore[misc]  # click declares it for classes, and reads it from the error
+
+    def show(self, file: Any = None) -> None:
+        """Print it on stderr."""
+        click.echo(self.message, file=file, err=True)
 
 
 class _Beside(click.Group):
@@ -25,14 +53,42 @@ class _Beside(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; what the package raises on purpose is for the user, without a traceback."""
+        """Run the command; whatever is raised becomes a line for the user, with a traceback only for --debug."""
         try:
             return super().invoke(ctx)
-        except SardonyxError as error:
-            raise click.ClickException(str(error)) from error
+        except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
+            raise
+        except KeyboardInterrupt as error:
+            raise Told("\ninterrupted", INTERRUPTED) from error
+        except Exception as error:
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            raise _told(error) from error
 
 
-@click.command(cls=_Beside, context_settings={"help_option_names": ["-h", "--help"]})
+def _told(error: Exception) -> Told:
+    if not isinstance(error, SardonyxError):
+        said = str(error).strip() or "no reason given"
+        return Told(f"error: {type(error).__name__}: {said}\n  next: sardonyx --debug … shows where", FAILED)
+    codes = {MissingDependency: MISSING, VerificationError: FAILED}
+    code = next((code for kind, code in codes.items() if isinstance(error, kind)), OF_THE_MODEL)
+    return Told(f"error: {error}", code)
+
+
+_EXAMPLE = example(
+    "sardonyx doctor",
+    "sardonyx export examples/models.py:bert -o bert.onnx",
+    "sardonyx run bert.onnx",
+    "sardonyx bench examples/models.py:bert",
+)
+
+
+@click.command(
+    cls=_Beside,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=f"{_EXAMPLE}\n\n{_EXIT_CODES}",
+)
 @click.version_option(package_name="sardonyx")
-def program() -> None:
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def program(debug: bool) -> None:
     """Run PyTorch through ONNX."""

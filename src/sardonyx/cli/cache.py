@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from dataclasses import asdict
 from datetime import timedelta
 
 import click
-from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
 from sardonyx.cache.disk import DiskCache, Entry, place
+from sardonyx.cli._given import as_json, example, table, tell
 from sardonyx.options import Options
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 _HOURS_SHOWN = timedelta(hours=48)
 
 pass_cache = click.make_pass_decorator(DiskCache)
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, with sizes in bytes and times in seconds.")
 
 
 def size_of(text: str) -> int:
@@ -31,7 +29,7 @@ def size_of(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
-@click.group()
+@click.group(epilog=example("sardonyx cache ls", "sardonyx cache prune --limit 2GB"))
 @click.option("--dir", "folder", help="The cache's folder; by default the one that SARDONYX_CACHE_DIR or the user has.")
 @click.pass_context
 def command(ctx: click.Context, folder: str | None) -> None:
@@ -42,35 +40,27 @@ def command(ctx: click.Context, folder: str | None) -> None:
     ctx.obj = cache
 
 
-@command.command()
+@command.command(epilog=example("sardonyx cache ls"))
 @as_json
 @pass_cache
 def ls(cache: DiskCache, as_json: bool) -> None:
     """List what is kept, the most recently used first."""
     entries = cache.entries()
-    if as_json:
-        click.echo(json.dumps([asdict(entry) for entry in entries], indent=1))
-    elif entries:
-        Console().print(_table(entries))
-    else:
-        click.echo(f"{cache.root} is empty")
+    tell([asdict(x) for x in entries], as_json, _table(entries) if entries else f"{cache.root} is empty")
 
 
-@command.command()
+@command.command(epilog=example("sardonyx cache size"))
 @as_json
 @pass_cache
 def size(cache: DiskCache, as_json: bool) -> None:
     """Tell how much is kept, where, and how large it may grow."""
     entries = cache.entries()
     total = sum(entry.bytes for entry in entries)
-    if as_json:
-        told = {"folder": str(cache.root), "entries": len(entries), "bytes": total, "limit": cache.limit}
-        click.echo(json.dumps(told, indent=1))
-    else:
-        click.echo(f"{decimal(total)} of {decimal(cache.limit)} in {_count(len(entries))}, in {cache.root}")
+    told = {"folder": str(cache.root), "entries": len(entries), "bytes": total, "limit": cache.limit}
+    tell(told, as_json, f"{decimal(total)} of {decimal(cache.limit)} in {_count(len(entries))}, in {cache.root}")
 
 
-@command.command()
+@command.command(epilog=example("sardonyx cache prune --limit 2GB"))
 @click.option(
     "--limit", type=size_of, metavar="SIZE", help="How much may stay, as 2GB; by default what the cache may grow to."
 )
@@ -84,7 +74,7 @@ def prune(cache: DiskCache, limit: int | None, as_json: bool) -> None:
     _tell(cache, cache.prune(cache.limit if limit is None else limit), as_json)
 
 
-@command.command()
+@command.command(epilog=example("sardonyx cache clear --yes"))
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @as_json
 @pass_cache
@@ -99,19 +89,12 @@ def clear(cache: DiskCache, yes: bool, as_json: bool) -> None:
 
 def _tell(cache: DiskCache, freed: int, as_json: bool) -> None:
     left = cache.size()
-    if as_json:
-        click.echo(json.dumps({"freed": freed, "bytes": left}))
-    else:
-        click.echo(f"{decimal(freed)} dropped, {decimal(left)} left")
+    tell({"freed": freed, "bytes": left}, as_json, f"{decimal(freed)} dropped, {decimal(left)} left")
 
 
 def _table(entries: list[Entry]) -> Table:
-    table = Table("key", "what", "size", "made", "used", box=None)
-    table.columns[2].justify = "right"
-    for entry in entries:
-        about = " ".join(entry.about.values())
-        table.add_row(entry.key[:12], about, decimal(entry.bytes), _ago(entry.made), _ago(entry.used))
-    return table
+    rows = [(x.key[:12], " ".join(x.about.values()), decimal(x.bytes), _ago(x.made), _ago(x.used)) for x in entries]
+    return table(["key", "what", "size", "made", "used"], rows, right=["size"])
 
 
 def _ago(then: float) -> str:

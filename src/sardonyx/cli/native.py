@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.filesize import decimal
 
 from sardonyx import native
+from sardonyx.cli._given import as_json, example, tell, working
 from sardonyx.doors.optimize import optimize
 from sardonyx.native.measure import Feeds
 from sardonyx.native.select import Choice
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, with times in seconds.")
 
-
-@click.group()
+@click.group(epilog=example("sardonyx native compile model.onnx -o compiled", "sardonyx native show compiled"))
 def command() -> None:
-    """Compile parts of an ONNX model to native code.
-
-    \b
-      sardonyx native compile model.onnx -o compiled
-      sardonyx native show compiled
-    """
+    """Compile parts of an ONNX model to native code."""
 
 
-@command.command("compile")
+@command.command(
+    "compile",
+    epilog=example(
+        "sardonyx native compile model.onnx -o compiled --measure",
+        "sardonyx native compile model.onnx -o compiled --select scope:encoder.layer.0",
+        "sardonyx native compile model.onnx -o compiled --inputs x,mask --outputs y",
+    ),
+)
 @click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The folder that is written.")
 @click.option(
@@ -47,7 +46,8 @@ def command() -> None:
     help="Inputs to measure with, by name; else they are made up.",
 )
 @click.option("--optimize", "first", is_flag=True, help="Apply the rewrite rules first, as sardonyx.optimize does.")
-@click.option("--processor", help="Processors it is for, as x86-64-v3; by default this machine's.")
+@click.option("--target", default="cpu", show_default=True, help="What the kernels run on: cpu or cuda.")
+@click.option("--processor", help="Processors it is for, as x86-64-v3, or sm_90 for GPUs; by default this machine's.")
 @as_json
 def compile_(
     model: Path,
@@ -58,33 +58,30 @@ def compile_(
     measure: bool,
     feed: Path | None,
     first: bool,
+    target: str,
     processor: str | None,
     as_json: bool,
 ) -> None:
     """Compile parts of a model, and write a folder that onnxruntime alone can run.
 
     The folder has the model, the library with its C++ source, and manifest.json, which shows the lines that run it.
-
-    \b
-      sardonyx native compile model.onnx -o compiled --measure
-      sardonyx native compile model.onnx -o compiled --select scope:encoder.layer.0
-      sardonyx native compile model.onnx -o compiled --inputs x,mask --outputs y
     """
-    with Console(stderr=True).status("reading the model") as status:
+    with working("reading the model", as_json) as say:
         compiled = native.compile(
             optimize(model) if first else model,
             select=_choice(select),
             inputs=_names(inputs),
             outputs=_names(outputs),
             measure=_feeds(feed) if feed else measure,
+            target=target,
             processor=processor,
-            progress=status.update,
+            progress=say,
         )
         compiled.save(output)
     _tell(compiled, output, as_json)
 
 
-@command.command()
+@command.command(epilog=example("sardonyx native show compiled"))
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @as_json
 def show(folder: Path, as_json: bool) -> None:
@@ -109,9 +106,6 @@ def _feeds(path: Path) -> Feeds:
 
 
 def _tell(compiled: native.NativeModel, folder: Path, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps({"folder": str(folder), **compiled.report.as_dict()}, indent=1, ensure_ascii=False))
-        return
-    click.echo(compiled.report)
     total = decimal(sum(path.stat().st_size for path in folder.iterdir()))
-    click.echo(f"\n{folder}  {total}, for {compiled.processor.name} processors of {compiled.processor.machine}")
+    place = f"{folder}  {total}, for {compiled.processor.name} processors of {compiled.processor.machine}"
+    tell({"folder": str(folder), **compiled.report.as_dict()}, as_json, str(compiled.report), "", place)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -11,70 +10,65 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
+from rich.console import RenderableType
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from sardonyx.cli._given import as_json, example, table, tell
 from sardonyx.customop import pack as packing
 from sardonyx.customop import project
 from sardonyx.customop.declaration import CustomOp
 from sardonyx.customop.trial import Outcome, Result, trials
 
 path_argument = click.argument("path", default=".")
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, with sizes in bytes.")
 
 
-@click.group()
+@click.group(
+    epilog=example(
+        "sardonyx op new GroupNorm",
+        "cd group_norm",
+        "sardonyx op build",
+        "sardonyx op test",
+        "sardonyx op pack --output dist --wheel",
+    )
+)
 def command() -> None:
     """Write, build, test and pack custom operators.
 
     PATH is a project's folder, a .py file or a module by its name; by default the folder one is in.
-
-    \b
-      sardonyx op new GroupNorm
-      cd group_norm
-      sardonyx op build
-      sardonyx op test
-      sardonyx op pack --output dist --wheel
     """
 
 
-@command.command()
+@command.command(epilog=example("sardonyx op new GroupNorm --domain mydomain"))
 @click.argument("name")
 @click.option("--domain", help="The operator's domain in ONNX and namespace in torch; by default the project's name.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Where to write; by default a folder of its name here.")
-def new(name: str, domain: str | None, folder: Path | None) -> None:
+@as_json
+def new(name: str, domain: str | None, folder: Path | None, as_json: bool) -> None:
     """Write a small project for an operator.
 
     It has a declaration, a kernel, a test and a README; it works, and is meant to be changed. Nothing is overwritten.
-
-    \b
-      sardonyx op new GroupNorm --domain mydomain
     """
-    for path in project.create(name, domain=domain, folder=folder):
-        click.echo(path)
+    files = [str(path) for path in project.create(name, domain=domain, folder=folder)]
+    tell({"files": files}, as_json, *files)
 
 
-@command.command()
+@command.command(epilog=example("sardonyx op build", "sardonyx op build my_operators.py"))
 @path_argument
 @as_json
 def build(path: str, as_json: bool) -> None:
     """Compile the kernels.
 
     Says where the libraries are and what they have. A mistake in a kernel is shown at its line.
-
-    \b
-      sardonyx op build
-      sardonyx op build my_operators.py
     """
     built = [_described(op) for op in project.load(path).operators]
-    if as_json:
-        click.echo(json.dumps(built, indent=1))
-        return
-    for told in built:
-        click.echo(f"{told['operator']}  {'; '.join(told['types'])}")
-        click.echo(f"  {told['library']}  {decimal(told['bytes'])}" if told["library"] else "  needs no library")
+    tell(built, as_json, *[line for told in built for line in _built(told)])
+
+
+def _built(told: Mapping[str, Any]) -> list[str]:
+    where = f"{told['library']}  {decimal(told['bytes'])}" if told["library"] else "needs no library"
+    return [f"{told['operator']}  {'; '.join(told['types'])}", f"  {where}"]
 
 
 def _described(op: CustomOp) -> dict[str, Any]:
@@ -89,7 +83,7 @@ def _described(op: CustomOp) -> dict[str, Any]:
     }
 
 
-@command.command()
+@command.command(epilog=example("sardonyx op test", "sardonyx op test my_operators.py --json"))
 @path_argument
 @as_json
 @click.pass_context
@@ -104,18 +98,12 @@ def test(ctx: click.Context, path: str, as_json: bool) -> None:
       reference(...)      takes what the operator takes, floating-point tensors in double precision
     Where a module has several operators their names follow: examples_group_norm, reference_group_norm.
     Without examples, inputs are made up from the signature.
-
-    \b
-      sardonyx op test
-      sardonyx op test my_operators.py --json
     """
     outcomes = list(trials(project.load(path)))
-    if as_json:
-        click.echo(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
-    else:
-        for operator, made in itertools.groupby(outcomes, lambda outcome: outcome.operator):
-            Console().print(operator, _table(made), "", sep="\n")
-        click.echo(_counted(outcomes))
+    shown: list[RenderableType] = []
+    for operator, made in itertools.groupby(outcomes, lambda outcome: outcome.operator):
+        shown += [operator, _table(made), ""]
+    tell([asdict(outcome) for outcome in outcomes], as_json, *shown, _counted(outcomes))
     ctx.exit(any(outcome.result == "failed" for outcome in outcomes))
 
 
@@ -123,11 +111,8 @@ _COLOURS: Mapping[Result, str] = {"passed": "green", "failed": "red", "skipped":
 
 
 def _table(outcomes: Iterable[Outcome]) -> Table:
-    table = Table("check", "example", "types", "result", "", box=None)
-    for x in outcomes:
-        result = Text(x.result, _COLOURS[x.result])
-        table.add_row(x.check, str(x.example or ""), x.types, result, Text(x.detail))
-    return table
+    rows = [(x.check, x.example or "", x.types, Text(x.result, _COLOURS[x.result]), x.detail) for x in outcomes]
+    return table(["check", "example", "types", "result", ""], rows)
 
 
 def _counted(outcomes: Sequence[Outcome]) -> str:
@@ -135,7 +120,12 @@ def _counted(outcomes: Sequence[Outcome]) -> str:
     return ", ".join(f"{counts[word]} {word}" for word in _COLOURS if counts[word])
 
 
-@command.command()
+@command.command(
+    epilog=example(
+        "sardonyx op pack --output dist --wheel",
+        """python -c 'import group_norm_ort; group_norm_ort.session("model.onnx")'""",
+    )
+)
 @path_argument
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="The folder that is written to.")
 @click.option("--wheel", is_flag=True, help="Write a wheel too.")
@@ -148,10 +138,6 @@ def pack(path: str, output: Path, wheel: bool, march: str | None, as_json: bool)
 
     The result is a folder that can be imported: the library, manifest.json, and a few lines of Python. With --wheel
     there is a wheel of the same beside it. A processor that lacks what --march names is told so.
-
-    \b
-      sardonyx op pack --output dist --wheel
-      python -c 'import group_norm_ort; group_norm_ort.session("model.onnx")'
     """
     loaded = project.load(path)
     for op in loaded.operators:
@@ -161,8 +147,4 @@ def pack(path: str, output: Path, wheel: bool, march: str | None, as_json: bool)
             click.echo(f"{op.signature.qualified} is packed for the CPU, without its CUDA kernel", err=True)
     packed = packing.pack(loaded, output, march=march)
     written = {"folder": str(packed)} | ({"wheel": str(packing.wheel(packed))} if wheel else {})
-    if as_json:
-        click.echo(json.dumps(written, indent=1))
-    else:
-        for place in written.values():
-            click.echo(place)
+    tell(written, as_json, *written.values())

@@ -1,7 +1,23 @@
 """Seeing what happened: reports, dumps, comparisons, calls."""
 
-from sardonyx.diagnose.bisect import bisect_rules
+from sardonyx.diagnose.bisect import Bisection, bisect, bisect_rules
+from sardonyx.diagnose.compare import Comparison, Way, compare, find_nonfinite
 from sardonyx.diagnose.intercept import intercepting, restore
 from sardonyx.diagnose.recording import record, replay
+from sardonyx.diagnose.reduce import Reduction, reduce
 
-__all__ = ["bisect_rules", "intercepting", "record", "replay", "restore"]
+__all__ = [
+    "Bisection",
+    "Comparison",
+    "Reduction",
+    "Way",
+    "bisect",
+    "bisect_rules",
+    "compare",
+    "find_nonfinite",
+    "intercepting",
+    "record",
+    "reduce",
+    "replay",
+    "restore",
+]

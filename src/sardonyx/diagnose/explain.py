@@ -36,7 +36,7 @@ def explain(
     def fresh(graph: torch.fx.GraphModule, inputs: Any) -> Any:
         return backend(graph, inputs, options=chosen)
 
-    with torch.no_grad(), _unchanged(model), collecting() as report:
+    with torch.no_grad(), unchanged(model), collecting() as report:
         result = torch.compile(model, backend=fresh, dynamic=dynamic)(*args, **kwargs)
         expected = model(*args, **kwargs)
     pairs = zip(pytree.tree_leaves(result), pytree.tree_leaves(expected), strict=True)
@@ -45,7 +45,7 @@ def explain(
 
 
 @contextmanager
-def _unchanged(model: Any) -> Iterator[None]:
+def unchanged(model: Any) -> Iterator[None]:
     """Give buffers their values back at the end: batch norm in training mode, for one, counts what it sees."""
     before = [(b, b.clone()) for b in model.buffers()] if isinstance(model, torch.nn.Module) else []
     try:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
 
 from sardonyx.diagnose.progress import showing
+
+if TYPE_CHECKING:
+    from sardonyx.diagnose.profile_nodes import Picture
+    from sardonyx.engines.engine import Job, Runner
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +59,16 @@ class RegionReport:
     sessions: int = 0
     choice: Choice | None = None
     """Of the engine, where it was left to `auto`."""
+    pictures: dict[str, Picture] = field(default_factory=dict)
+    """With the option `report`: the model as it was "translated", as rules left it ("rewritten"), and as it "runs"."""
+    times: dict[str, float] = field(default_factory=dict)
+    """With the option `report`: seconds of a call by node, as the engine tells them."""
+    errors: dict[str, float] = field(default_factory=dict)
+    """With the option `report`: how far each FX node's value is from PyTorch's, as translated, without rules."""
+    max_error: float | None = None
+    """With the option `report`: how far the results are from PyTorch's, rules included."""
+    remarks: list[str] = field(default_factory=list)
+    """With the option `report`: what could not be measured, and why."""
 
     @property
     def nodes(self) -> int:
@@ -183,3 +198,28 @@ def new_graph_report(kind: str, operators: int) -> GraphReport:
     if report is not None:
         report.graphs.append(graph)
     return graph
+
+
+Observer: TypeAlias = "Callable[[Job, Runner], Runner]"
+_observer: ContextVar[Observer | None] = ContextVar("sardonyx_observer", default=None)
+
+
+@contextmanager
+def observing(observer: Observer) -> Iterator[None]:
+    """While active, every model that is loaded is shown to a function, which gives the runner to use for it."""
+    token = _observer.set(observer)
+    try:
+        yield
+    finally:
+        _observer.reset(token)
+
+
+def is_observed() -> bool:
+    """Whether someone wants to see what is loaded."""
+    return _observer.get() is not None
+
+
+def observed(job: Job, runner: Runner) -> Runner:
+    """The runner to use for a model that was loaded."""
+    observer = _observer.get()
+    return runner if observer is None else observer(job, runner)

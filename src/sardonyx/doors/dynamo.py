@@ -10,7 +10,9 @@ import torch
 
 from sardonyx.cache import sessions
 from sardonyx.capture import aot
+from sardonyx.diagnose import html
 from sardonyx.diagnose.intercept import watched
+from sardonyx.diagnose.repro import reproducible
 from sardonyx.errors import OptionError
 from sardonyx.options import Options
 from sardonyx.pipeline import compile_graph
@@ -42,7 +44,7 @@ def onnxrt(
     mode: str | None = None,
 ) -> Callable[..., Any]:
     """The backend under the name torch once had, which also takes the options of that time."""
-    return sardonyx(graph, inputs, options=_modern(options), mode=mode)
+    return sardonyx(graph, inputs, options=modern(options), mode=mode)
 
 
 def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
@@ -53,7 +55,8 @@ def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Any], options: Option
             trained.append(fx)
         return compile_graph(fx, kind, weights, options)
 
-    run = aot.lower(graph, inputs, compile_one)
+    with reproducible(options, graph, lambda: inputs, door="dynamo", kind="captured"):
+        run = aot.lower(graph, inputs, compile_one)
     if trained:
         run = with_all_of_autograd(run, Captured.of(graph, trained[0], options.fallback))
     return watched(run, graph, options.intercept) if options.intercept else run
@@ -62,6 +65,7 @@ def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Any], options: Option
 def reset() -> None:
     """Called by `torch._dynamo.reset()`."""
     sessions.clear()
+    html.forget()
 
 
 sardonyx.reset = reset  # type: ignore[attr-defined]  # dynamo's convention
@@ -75,7 +79,7 @@ _RENAMED = {
 _PROVIDER_OPTIONS = ("preferred_execution_providers", "default_execution_providers", "infer_execution_providers")
 
 
-def _modern(options: Any) -> Options | dict[str, Any]:
+def modern(options: Any) -> Options | dict[str, Any]:
     """Old option names in terms of the new ones; new names pass."""
     if isinstance(options, Options):
         return options

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -16,11 +18,14 @@ from torch.utils import _pytree as pytree
 from sardonyx.capture import export as capturing
 from sardonyx.capture.export import Captured
 from sardonyx.capture.regions import device_of
-from sardonyx.diagnose.report import collecting, new_graph_report
+from sardonyx.diagnose import html
+from sardonyx.diagnose.report import GraphReport, collecting, new_graph_report
+from sardonyx.diagnose.repro import reproducible
 from sardonyx.diagnose.verify import close, difference
 from sardonyx.doors.program import Calling, Output, Program
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import OptionError, VerificationError
+from sardonyx.native import native
 from sardonyx.optimize.legalize import lack
 from sardonyx.options import Options
 from sardonyx.pipeline import rewrite, unsupported
@@ -58,7 +63,9 @@ def export(
     `domains` are the operator domains beside ONNX's own that the model may use: by default those of the engine, which
     is "com.microsoft" for onnxruntime; with none of them, `()`, the model runs anywhere. `translations` are functions,
     by operator (`torch.ops.mylib.op`), that are used in place of the table's. `functions` are classes of modules, or
-    their names, whose calls become calls of ONNX functions. Everything else is an option, see `Options`.
+    their names, whose calls become calls of ONNX functions. Everything else is an option, see `Options`. With
+    `native=True` groups of operators become kernels of a library, without which the model does not run: see
+    `Program.library`. Functions stay as they are.
 
     >>> program = export(torch.nn.Linear(4, 2).eval(), (torch.ones(3, 4),), dynamic_shapes=({0: "batch"},))
     >>> program.model.graph.inputs[0].shape
@@ -80,15 +87,20 @@ def export(
         with graph_report.stage("capture"):
             captured, names = _capture(model, args, kwargs, dynamic_shapes, examples, own)
         graph_report.operators = sum(node.op == "call_function" for node in captured.graph.graph.nodes)
-        with graph_report.stage("translate"):
-            translation, calling = _translate(captured, chosen, own)
-            graph_report.note_own(translation.own)
-            onnx_functions.make_functions(translation.model, functions)
-        rewrite(translation.model, chosen, domains, graph_report)
-        _name(translation.model.graph, calling, input_names, output_names, names)
-    program = Program(translation.model, calling, device_of(captured.graph), chosen, report)
+        with reproducible(chosen, captured.graph, door="export", kind="exported"):
+            with graph_report.stage("translate"):
+                translation, calling = _translate(captured, chosen, own)
+                graph_report.note_own(translation.own)
+                onnx_functions.make_functions(translation.model, functions)
+            rewrite(translation.model, chosen, domains, graph_report)
+            _name(translation.model.graph, calling, input_names, output_names, names)
+            device = device_of(captured.graph)
+            library = add_kernels(translation.model, device, chosen, graph_report)
+    program = Program(translation.model, calling, device, chosen, report, library)
     if chosen.verify:
         _verify(program, model, args, kwargs)
+    if chosen.report:
+        html.tell_program(program, args, kwargs, model)
     return program
 
 
@@ -265,6 +277,22 @@ def _name_sizes(graph: ir.Graph, names: Mapping[sympy.Symbol, str]) -> None:
 
 
 # The rest of the way
+
+
+def add_kernels(model: ir.Model, device: torch.device, options: Options, report: GraphReport) -> Path | None:
+    """Give a model kernels of its own, if the options ask for it; the library they are in, if there are any."""
+    if options.native is not True:
+        return None
+    if not find_engine(options.engine).takes_kernels(device):
+        raise OptionError(
+            f"native=True, and the engine {options.engine!r} takes no kernels on the device {device.type!r}",
+            hint="native=False, or the engine 'onnxruntime' and a model on the CPU",
+        )
+    with report.stage("native"):
+        library = native(model, options)
+    graphs = (model.graph, *(function.graph for function in model.functions.values()))
+    report.regions[-1].operators = Counter(node.op_type for graph in graphs for node in graph.all_nodes())
+    return library
 
 
 def _verify(program: Program, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -57,7 +57,8 @@ def key(
     told = _told(arguments.key)
     plain = all(tensor.device.type == "cpu" and not tensor.is_complex() for tensor in arguments.tensors)
     single = all(tensor.dim() or tensor.dtype != torch.float64 for tensor in arguments.tensors)  # taken for numbers
-    if told is None or not plain or not single or options.transforms or options.dump or options.verify:
+    looked_at = options.transforms or options.dump or options.verify or options.report
+    if told is None or not plain or not single or looked_at:
         return None
     found = fingerprint(module) if default_cache(options) else None
     if found is None:

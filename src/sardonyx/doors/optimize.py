@@ -15,6 +15,7 @@ from onnx_ir.passes.common import ShapeInferencePass
 from torch.utils import _pytree as pytree
 
 from sardonyx.diagnose.report import collecting, new_graph_report
+from sardonyx.doors.export import add_kernels
 from sardonyx.doors.program import Calling, Output, Program
 from sardonyx.errors import SardonyxError
 from sardonyx.options import OLDEST_OPSET, Options
@@ -30,6 +31,7 @@ def optimize(
     What is given stays as it is. With `opset` it is converted to a later one first: attention, RMS norm and rotary
     embedding, which the rules find in older graphs too, are operators since 23. `domains` are operator domains beside
     ONNX's own that the result may use, by default those of the engine. It is called with the model's inputs in order.
+    With `native=True` groups of operators become kernels, as `sardonyx.export` makes them.
 
     >>> from sardonyx import export
     >>> model = export(torch.nn.SiLU(), (torch.ones(2),), optimize="none").proto()
@@ -43,7 +45,9 @@ def optimize(
             loaded = _described(_modern(_loaded(model), chosen.opset))
         graph_report.operators = sum(1 for _ in loaded.graph.all_nodes())
         rewrite(loaded, chosen, domains, graph_report)
-    return Program(loaded, _calling(loaded), torch.device("cpu"), chosen, report)
+        device = torch.device("cpu")
+        library = add_kernels(loaded, device, chosen, graph_report)
+    return Program(loaded, _calling(loaded), device, chosen, report, library)
 
 
 def _loaded(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model) -> ir.Model:

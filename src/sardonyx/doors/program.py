@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from onnx_ir.tensor_adapters import TorchTensor
 from torch.utils import _pytree as pytree
 
 from sardonyx.cache import artifacts
-from sardonyx.diagnose.report import Report
+from sardonyx.diagnose.report import Report, observed
 from sardonyx.engines import Job, Runner
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import SardonyxError
@@ -76,9 +77,16 @@ class Program:
     """
 
     def __init__(
-        self, model: ir.Model, calling: Calling, device: torch.device, options: Options, report: Report
+        self,
+        model: ir.Model,
+        calling: Calling,
+        device: torch.device,
+        options: Options,
+        report: Report,
+        library: Path | None = None,
     ) -> None:
         self.model, self.report = model, report
+        self._library = library
         self._calling, self._device, self._options = calling, device, options
         self._runner: Runner | None = None
         self._lock = threading.Lock()
@@ -92,6 +100,11 @@ class Program:
     def outputs(self) -> list[str]:
         """The names of the model's outputs."""
         return [str(x.name) for x in self.model.graph.outputs]
+
+    @property
+    def library(self) -> Path | None:
+        """The library that a session needs to register where the model has kernels of its own, as by `native=True`."""
+        return self._library
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model in the engine, with arguments and results as the module has them."""
@@ -116,7 +129,12 @@ class Program:
         """Write the model; over 2 GB, or if asked, its weights into `<path>.data` beside it.
 
         Weights are written from torch's memory, one after the other. A file that exists is replaced once the new one
-        is complete.
+        is complete. The library of a model with kernels of its own is copied beside it, for `model.onnx` as
+        `model.kernels.so`. Then these lines load it:
+
+            options = onnxruntime.SessionOptions()
+            options.register_custom_ops_library("model.kernels.so")
+            session = onnxruntime.InferenceSession("model.onnx", options)
         """
         path = Path(path)
         if not path.parent.is_dir():
@@ -126,6 +144,10 @@ class Program:
         data = path.name + ".data" if external_data else None
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
             ir.save(self.model, Path(folder) / path.name, external_data=data)
+            if self._library is not None:
+                kernels = path.stem + ".kernels.so"
+                shutil.copyfile(self._library, Path(folder) / kernels)
+                os.replace(Path(folder) / kernels, path.parent / kernels)
             if data:
                 os.replace(Path(folder) / data, path.parent / data)
             os.replace(Path(folder) / path.name, path)
@@ -155,8 +177,9 @@ class Program:
             device=self._device,
             stream=torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else None,
             options=self._options,
+            libraries=() if self._library is None else (str(self._library),),
         )
-        return artifacts.load(engine, job)
+        return observed(job, artifacts.load(engine, job))
 
     def __repr__(self) -> str:
         return f"Program({', '.join(self.inputs)} → {', '.join(self.outputs)}; {self.report.nodes} nodes)"

@@ -11,8 +11,19 @@ import onnx_ir as ir
 
 from sardonyx.native.cpp import Kernel
 from sardonyx.native.lower import lower
-from sardonyx.native.region import CannotLower, Lowering
-from sardonyx.native.select import Choice, cannot_be, is_by_name, is_worth_it, select
+from sardonyx.native.region import CannotLower, Lowering, is_fixed
+from sardonyx.native.select import (
+    PRODUCTS,
+    TURNED,
+    Choice,
+    Selection,
+    cannot_be,
+    is_by_name,
+    is_worth_it,
+    select,
+    turns,
+)
+from sardonyx.native.targets import TARGETS, Target
 from sardonyx.toolchain.headers import header
 
 log = logging.getLogger(__name__)
@@ -24,7 +35,8 @@ DOMAIN = "sardonyx.native"
 class Library:
     """Kernels as operators of one domain, equal ones once. Several models may share it."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: Target = TARGETS["cpu"]) -> None:
+        self.target = target
         self._names: dict[str, str] = {}
         self._kernels: list[Kernel] = []
 
@@ -44,7 +56,7 @@ class Library:
     @property
     def source(self) -> str:
         """Its C++."""
-        return library_source(self._kernels, self.domain)
+        return library_source(self._kernels, self.domain, self.target)
 
 
 @dataclass(frozen=True)
@@ -65,7 +77,7 @@ class Part:
         """What the nodes read that changes from call to call."""
         own = {output for node in self.group for output in node.outputs}
         read = dict.fromkeys(x for node in self.group for x in node.inputs if x is not None and x not in own)
-        return [x for x in read if not _is_fixed(x)]
+        return [x for x in read if not is_fixed(x)]
 
     @property
     def gives(self) -> list[ir.Value]:
@@ -95,7 +107,7 @@ class Plan:
 
     def only(self, kept: Collection[int]) -> Plan:
         """The same with some of its parts, by their places, and a library for these."""
-        library = Library()
+        library = Library(self.library.target)
         parts = [
             Part(part.group, part.kernel, library.add(part.kernel)) for i, part in enumerate(self.parts) if i in kept
         ]
@@ -121,21 +133,38 @@ def plan(
 ) -> Plan:
     """What of a model is to be kernels of its own, each of which has to write at least so many elements.
 
-    In the branches of `If` too, where that is asked for and the choice is not by name.
+    In the branches of `If` too, where that is asked for and the choice is not by name. What the kernels are for is what
+    the library is for.
     """
     library = Library() if library is None else library
     refused: dict[ir.Node, str] = {}
     parts = []
     for graph in [model.graph, *(_branches(model.graph) if branches and not is_by_name(choice) else [])]:
-        selection = select(graph, choice)
+        selection = _selected(graph, choice, library.target)
         refused |= selection.refused
         for wanted in selection.groups:
-            for group, kernel in _kernels(wanted, refused, choice):
+            for group, kernel in _kernels(wanted, refused, choice, library.target):
                 if kernel.writes() >= least:
                     parts.append(Part(group, kernel, library.add(kernel)))
     for node, why in refused.items():
         log.debug("%s %s stays: %s", node.op_type, node.name, why)
     return Plan(model, parts, library, refused)
+
+
+def _selected(graph: ir.Graph, choice: Choice, target: Target) -> Selection:
+    """The groups of a graph; with "auto" without transposes that make a kernel go through memory in steps."""
+    apart = {} if target.kernel.MULTIPLIES else {node: _LEFT for node in graph if node.op_type in PRODUCTS}
+    while True:
+        selection = select(graph, choice, apart)
+        groups = [group for group in selection.groups if choice == "auto" and any(map(turns, group))]
+        kernels = [made for group in groups for made in _kernels(group, {}, choice, target)]
+        found = [node for group, kernel in kernels if kernel.strides for node in group if turns(node)]
+        if not found:
+            return selection
+        apart |= dict.fromkeys(found, TURNED)
+
+
+_LEFT = "products of matrices are left to onnxruntime on a GPU"
 
 
 def _branches(graph: ir.Graph) -> list[ir.Graph]:
@@ -145,13 +174,13 @@ def _branches(graph: ir.Graph) -> list[ir.Graph]:
 
 
 def _kernels(
-    group: Sequence[ir.Node], refused: dict[ir.Node, str], choice: Choice
+    group: Sequence[ir.Node], refused: dict[ir.Node, str], choice: Choice, target: Target
 ) -> list[tuple[Sequence[ir.Node], Kernel]]:
     """The kernel of a group; where it cannot be one, those of its halves, before and after."""
     if choice == "auto" and not is_worth_it(group):
         return []
     try:
-        kernel = _kernel(group)
+        kernel = _kernel(group, target)
         kernel.code("NAME")
         return [(group, kernel)]
     except CannotLower as error:
@@ -161,23 +190,16 @@ def _kernels(
             refused[group[0]] = str(error)
             return []
         half = len(group) // 2
-        return [*_kernels(group[:half], refused, choice), *_kernels(group[half:], refused, choice)]
+        return [found for part in (group[:half], group[half:]) for found in _kernels(part, refused, choice, target)]
 
 
-def _kernel(group: Sequence[ir.Node]) -> Kernel:
+def _kernel(group: Sequence[ir.Node], target: Target) -> Kernel:
     members = set(group)
     outputs = [output for node in group for output in node.outputs]
     region = Lowering({x for x in outputs if x.is_graph_output() or any(u.node not in members for u in x.uses())})
     for node in group:
         lower(region, node)
-    return Kernel(region)
-
-
-def _is_fixed(value: ir.Value) -> bool:
-    source = value.producer()
-    if source is not None:
-        return source.op_type == "Constant"
-    return value.is_initializer() and not value.is_graph_input()
+    return target.kernel(region)
 
 
 def _replace(part: Part, domain: str, now: dict[ir.Value, ir.Value]) -> None:
@@ -203,7 +225,7 @@ static const int {name}_inputs[] = {{{inputs}}}, {name}_outputs[] = {{{outputs}}
 struct {name}_Operator : ort::CustomOp {{
   {name}_Operator() {{
     name = [](const CustomOp*) {{ return "{name}"; }};
-    provider = [](const CustomOp*) -> const char* {{ return nullptr; }};
+    provider = [](const CustomOp*) {{ return "{provider}"; }};
     input_count = [](const CustomOp*) -> size_t {{ return {input_count}; }};
     output_count = [](const CustomOp*) -> size_t {{ return {output_count}; }};
     input_type = [](const CustomOp*, size_t i) {{ return {name}_inputs[i]; }};
@@ -212,18 +234,24 @@ struct {name}_Operator : ort::CustomOp {{
     input_memory = [](const CustomOp*, size_t) {{ return 0; }};
     variadic_input_least = variadic_output_least = [](const CustomOp*) {{ return 1; }};
     variadic_input_homogeneous = variadic_output_homogeneous = [](const CustomOp*) {{ return 1; }};
-    create_kernel_v2 = [](const CustomOp* op, const void* const*, const ort::Info*, void** kernel) -> ort::Status* {{
-      *kernel = const_cast<CustomOp*>(op);
-      return nullptr;
-    }};
-    compute_v2 = [](void*, ort::Context* context) -> ort::Status* {{
+    create_kernel_v2 = [](const CustomOp*, const void* const*, const ort::Info* info, void** kernel) -> ort::Status* {{
       try {{
-        return {name}::run(context);
+        auto held = std::make_unique<{name}::Held>();
+        if (auto s = {name}::hold(info, *held)) return s;
+        *kernel = held.release();
+        return nullptr;
+      }} catch (const std::bad_alloc&) {{
+        return ort::failure("no memory is left for the weights of a kernel");
+      }}
+    }};
+    compute_v2 = [](void* kernel, ort::Context* context) -> ort::Status* {{
+      try {{
+        return {name}::run(context, *static_cast<const {name}::Held*>(kernel));
       }} catch (const std::bad_alloc&) {{
         return ort::failure("no memory is left for a kernel");
       }}
     }};
-    destroy = [](void*) {{}};
+    destroy = [](void* kernel) {{ delete static_cast<{name}::Held*>(kernel); }};
   }}
 }} static {name}_operator;
 """
@@ -248,10 +276,9 @@ extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps
 """
 
 
-def library_source(kernels: Sequence[Kernel], domain: str) -> str:
+def library_source(kernels: Sequence[Kernel], domain: str, target: Target) -> str:
     """C++ of a library with these kernels as operators of a domain."""
-    parts = [header("sardonyx.toolchain", name) for name in ("ort.h", "narrow.h")]
-    parts += [header("sardonyx.native", name) for name in ("lanes.h", "kernels.h")]
+    parts = [header(package, name) for package, name in target.headers]
     names = [f"Kernel{i}" for i in range(len(kernels))]
     parts.append("namespace {")
     for name, kernel in zip(names, kernels, strict=True):
@@ -260,6 +287,7 @@ def library_source(kernels: Sequence[Kernel], domain: str) -> str:
         parts.append(
             _OPERATOR.format(
                 name=name,
+                provider=target.provider,
                 inputs=types[0],
                 outputs=types[1],
                 input_count=len(kernel.inputs),

@@ -11,16 +11,15 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from sardonyx.errors import OptionError
-from sardonyx.native.carve import Plan, plan
+from sardonyx.native.carve import Library, Plan, plan
 from sardonyx.native.given import Given, given
 from sardonyx.native.measure import Bounds, Feeds, Tell, Trial, made_up
 from sardonyx.native.model import NativeModel
 from sardonyx.native.processor import Processor
-from sardonyx.native.processor import processor as processor_of
 from sardonyx.native.report import NativeReport, after_measuring, report_of
 from sardonyx.native.select import Between, Choice
+from sardonyx.native.targets import Target, target_of
 from sardonyx.options import Options
-from sardonyx.toolchain import compiler
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,9 @@ def compile(
 
     With `measure` each kernel is timed against the nodes it stands for, as onnxruntime optimises them, and put back
     where it is slower: on inputs that are given by name, or made up for True. `processor` names others than this
-    machine's: "x86-64-v3". `progress` is called with a line for each step. Options are those of `Options`: `cache_dir`
-    says where libraries are kept.
+    machine's: "x86-64-v3". With `target="cuda"` kernels are for onnxruntime's CUDA provider, built by nvcc for this
+    machine's GPU, or for one that `processor` names: "sm_90". `progress` is called with a line for each step. Options
+    are those of `Options`: `cache_dir` says where libraries are kept.
 
     >>> import torch, sardonyx
     >>> program = sardonyx.export(torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Sigmoid()).eval(), (torch.ones(2),))
@@ -69,13 +69,16 @@ def compile(
     [0.5, 0.5]
     """
     tell = progress or _quietly
-    chosen, built_for = Options.of(options), processor_of(processor)
-    compiler.find()
+    chosen, aim = Options.of(options), target_of(target)
+    aim.compiler_version()
+    built_for = aim.processor(processor)
+    if measure is not False and aim.name != "cpu":
+        raise OptionError(f"measure times kernels of the CPU, and target is {aim.name!r}", hint="leave measure out")
     tell("reading the model")
     whole = given(model)
-    wanted = _wanted(select, inputs, outputs, target)
+    wanted = _wanted(select, inputs, outputs)
     tell("choosing what becomes kernels")
-    found = _planned(whole.clone(), wanted)
+    found = _planned(whole.clone(), wanted, aim)
     report = report_of(found, wanted)
     if measure is not False and found.parts:
         feeds = made_up(whole.graph) if measure is True else measure
@@ -91,9 +94,9 @@ def generate(
     outputs: Sequence[str] = (),
     target: str = "cpu",
 ) -> Generated:
-    """The C++ that `compile` would build of a model, and what is in it. Needs no compiler."""
-    wanted = _wanted(select, inputs, outputs, target)
-    found = _planned(given(model), wanted)
+    """The C++ that `compile` would build of a model, or CUDA C++, and what is in it. Needs no compiler."""
+    wanted = _wanted(select, inputs, outputs)
+    found = _planned(given(model), wanted, target_of(target))
     return Generated(found.source if found.parts else "", found.library.domain, report_of(found, wanted))
 
 
@@ -106,7 +109,7 @@ def convert_graph(
     target: str = "cpu",
 ) -> ir.Model:
     """The model that calls the kernels that `generate` writes, without building them. It needs their library to run."""
-    found = _planned(given(model), _wanted(select, inputs, outputs, target))
+    found = _planned(given(model), _wanted(select, inputs, outputs), target_of(target))
     return _spliced(found)
 
 
@@ -114,9 +117,7 @@ def _quietly(line: str) -> None:
     pass
 
 
-def _wanted(select: Choice, inputs: Sequence[str], outputs: Sequence[str], target: str) -> Choice:
-    if target != "cpu":
-        raise OptionError(f"target is {target!r}", hint="use 'cpu'")
+def _wanted(select: Choice, inputs: Sequence[str], outputs: Sequence[str]) -> Choice:
     if not inputs and not outputs:
         return select
     if select != "auto" or not inputs or not outputs:
@@ -127,8 +128,8 @@ def _wanted(select: Choice, inputs: Sequence[str], outputs: Sequence[str], targe
     return Between(tuple(inputs), tuple(outputs))
 
 
-def _planned(model: ir.Model, choice: Choice) -> Plan:
-    found = plan(model, choice=choice, branches=True)
+def _planned(model: ir.Model, choice: Choice, target: Target) -> Plan:
+    found = plan(model, choice=choice, library=Library(target), branches=True)
     if not found.parts and choice != "auto":
         node, why = next(iter(found.refused.items()), (None, ""))
         what = f"{node.op_type} {node.name!r}: {why}" if node is not None else "no node of the graph is selected"
@@ -137,7 +138,7 @@ def _planned(model: ir.Model, choice: Choice) -> Plan:
 
 
 def _built(found: Plan, built_for: Processor, options: Options) -> Path:
-    return compiler.built(found.source, options, flags=built_for.flags)
+    return found.library.target.build(found.source, options, built_for)
 
 
 def _spliced(found: Plan) -> ir.Model:
@@ -161,13 +162,13 @@ def _measured(
     before = after = None
     if kept:
         tell("measuring the whole model")
-        smaller = _planned(whole.clone(), choice).only(kept)
+        smaller = _planned(whole.clone(), choice, found.library.target).only(kept)
         library = _built(smaller, built_for, options)
         before, after, slower = Trial(whole, _spliced(smaller), library, feeds).whole()
         if slower:
             tried = [replace(taken, why_not=taken.why_not or _SLOWER_TOGETHER) for taken in tried]
             kept, after = set(), before
-    result = _planned(whole.clone(), choice).only(kept)
+    result = _planned(whole.clone(), choice, found.library.target).only(kept)
     report = after_measuring(report_of(result, choice), tried, kept)
     return result, replace(report, seconds_before=before, seconds_after=after)
 
@@ -184,5 +185,5 @@ def _check(feeds: Feeds, graph: ir.Graph) -> None:
 def _finished(found: Plan, report: NativeReport, built_for: Processor, options: Options, tell: Tell) -> NativeModel:
     tell(f"building {len(found.parts)} kernels" if found.parts else "nothing to build")
     library = _built(found, built_for, options) if found.parts else None
-    source = found.source if found.parts else ""
-    return NativeModel(_spliced(found), library, source, compiler.find().version, built_for, report)
+    source, target = found.source if found.parts else "", found.library.target
+    return NativeModel(_spliced(found), library, source, target.compiler_version(), built_for, report, target.name)

@@ -19,9 +19,10 @@ from sardonyx.cache.machine import versions
 from sardonyx.errors import SardonyxError
 from sardonyx.native.processor import Processor
 from sardonyx.native.report import NativeReport
-from sardonyx.native.session import open_session, write
+from sardonyx.native.session import available, open_session, write
+from sardonyx.native.targets import Target, target_of
 
-MODEL, LIBRARY, SOURCE, MANIFEST = "model.onnx", "kernels.so", "kernels.cpp", "manifest.json"
+MODEL, LIBRARY, MANIFEST = "model.onnx", "kernels.so", "manifest.json"
 _FORMAT = 1
 _OLDEST_ONNXRUNTIME = "1.18"
 
@@ -44,17 +45,25 @@ class NativeModel:
     processor: Processor
     report: NativeReport
     """What was taken, what was not and why; and times, where they were measured."""
+    target: str = "cpu"
+    """What the kernels run on: "cpu" or "cuda"."""
 
     def proto(self) -> onnx.ModelProto:
         """The model as protobuf."""
         return ir.to_proto(self.model)
 
     def session(self, sess_options: Any = None, **kwargs: Any) -> Any:
-        """An `onnxruntime.InferenceSession`, which takes these arguments, with the library registered."""
+        """An `onnxruntime.InferenceSession`, which takes these arguments, with the library registered.
+
+        Without `providers` it has those that the kernels are for.
+        """
         if self.library is not None and not self.library.is_file():
             raise FolderError(
                 f"the library {self.library} is gone", hint="compile the model again; save() keeps it in a folder"
             )
+        target = target_of(self.target)
+        if "providers" not in kwargs:
+            kwargs["providers"] = available(target.providers)
         return open_session(self.model, self.library, sess_options, **kwargs)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
@@ -79,12 +88,13 @@ class NativeModel:
         write(self.model, folder / MODEL)
         if self.library is not None:
             shutil.copyfile(self.library, folder / LIBRARY)
-            (folder / SOURCE).write_text(self.source)
+            (folder / target_of(self.target).source).write_text(self.source)
         told = {
             "format": _FORMAT,
-            "readme": _readme(self.library is not None),
+            "readme": _readme(target_of(self.target), has_kernels=self.library is not None),
             "needs": {"onnxruntime": f">={_OLDEST_ONNXRUNTIME}", "platform": sysconfig.get_platform()},
             "built_with": {**versions(), "compiler": self.compiler},
+            "target": self.target,
             "processor": asdict(self.processor),
             "files": {path.name: _described(path) for path in sorted(folder.iterdir())},
             "report": self.report.as_dict(),
@@ -95,12 +105,12 @@ class NativeModel:
         return f"NativeModel({len(self.report.kernels)} kernels; {self.report.nodes_after} nodes)"
 
 
-def _readme(has_kernels: bool) -> list[str]:
+def _readme(target: Target, *, has_kernels: bool) -> list[str]:
     return [
         "import onnxruntime",
         "options = onnxruntime.SessionOptions()",
         *[f'options.register_custom_ops_library("./{LIBRARY}")'] * has_kernels,
-        f'session = onnxruntime.InferenceSession("{MODEL}", options, providers=["CPUExecutionProvider"])',
+        f'session = onnxruntime.InferenceSession("{MODEL}", options, providers={json.dumps(target.providers)})',
     ]
 
 
@@ -118,7 +128,7 @@ def load(folder: str | os.PathLike[str]) -> NativeModel:
     folder = Path(folder)
     told = _manifest(folder)
     _check_files(folder, told["files"])
-    processor = Processor(**told["processor"])
+    processor, target = Processor(**told["processor"]), told.get("target", "cpu")
     has_kernels = LIBRARY in told["files"]
     lacking = processor.lacking() if has_kernels else None
     if lacking:
@@ -129,10 +139,11 @@ def load(folder: str | os.PathLike[str]) -> NativeModel:
     return NativeModel(
         ir.load(folder / MODEL),
         folder / LIBRARY if has_kernels else None,
-        (folder / SOURCE).read_text() if has_kernels else "",
+        (folder / target_of(target).source).read_text() if has_kernels else "",
         told["built_with"]["compiler"],
         processor,
         NativeReport.of_dict(told["report"]),
+        target,
     )
 
 

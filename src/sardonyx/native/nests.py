@@ -24,7 +24,8 @@ from sardonyx.native.values import (
 )
 from sardonyx.translate.sizes import Dim, Dims
 
-How: TypeAlias = Literal["Sum", "Product", "Largest", "Smallest"]
+How: TypeAlias = Literal["Sum", "Product", "Largest", "Smallest", "Dot"]
+"""How places are reduced to one; "Dot" is the sum of what two views have multiplied, as a product of matrices."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,25 @@ class Nest:
         """Whether lanes go across rows, because the last axis is none that is swept."""
         return self.inner is not None and len(self.dims) - 1 not in self.inner
 
+    @property
+    def is_product(self) -> bool:
+        """Whether it is a product of matrices, which shares its loops with nothing."""
+        return self.steps[0].root.how == "Dot"
+
+    @property
+    def strides(self) -> bool:
+        """Whether some access goes along the last axis, as lanes do, in steps through memory."""
+        return not self.is_product and any(_strides(view, places, len(self.dims) - 1) for view, places in _all(self))
+
+    @property
+    def turned(self) -> int | None:
+        """The axis along which elements lie in order where they do not along the last, if nothing is reduced."""
+        if self.inner is not None or self.is_product:
+            return None
+        last = len(self.dims) - 1
+        turned = (view for view, places in _all(self) if _strides(view, places, last) and 1 in view.strides)
+        return next((view.strides.index(1) for view in turned), None)
+
     def crosses(self, buffer: Buffer) -> bool:
         """Whether a later pass reads what an earlier one wrote."""
         step = self.maker(buffer)
@@ -120,7 +140,7 @@ def nests_of(roots: Sequence[Root], expressions: Expressions) -> list[Nest]:
     """Roots, in the order of their dependencies, gathered into as few nests as may be."""
     nests: list[Nest] = []
     for root in roots:
-        found = _candidates(nests, root)
+        found = (nest for nest in _candidates(nests, root) if not nest.is_product and root.how != "Dot")
         if not any(_join(nest, root) or _join_in_pieces(nest, root, expressions) for nest in found):
             inner = root.reduced if root.how else None
             nests.append(Nest(root.value.dims, inner, [Step(root, 0, once=False)]))
@@ -223,6 +243,14 @@ def _accesses(nest: Nest, step: Step) -> Iterator[tuple[View, list[int]]]:
     for view in views_of(step.root.value):
         yield view, places
     yield step.root.target, nest.outer if step.per_row else places
+
+
+def _all(nest: Nest) -> Iterator[tuple[View, list[int]]]:
+    return (access for step in nest.steps for access in _accesses(nest, step) if access[0].buffer.kind != "places")
+
+
+def _strides(view: View, places: Sequence[int], last: int) -> bool:
+    return last in places and view.strides[places.index(last)] not in (0, 1)
 
 
 def _mergeable(nest: Nest, axis: int) -> bool:

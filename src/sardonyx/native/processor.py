@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from sardonyx.errors import OptionError
+from sardonyx.toolchain import compiler
 
 _COMPUTES = re.compile(
     r"pni|s?sse\w*|avx\w*|fma\w*|f16c|abm|bmi\d|amx\w*|popcnt|movbe|gfni|xop|asimd\w*|sve\w*|fphp|i8mm|bf16"
@@ -31,7 +32,7 @@ class Processor:
     """What a library was built for."""
 
     name: str
-    """"native" for the processor of the machine it was built on, else one of `LEVELS`."""
+    """"native" for the processor of the machine it was built on, else one of `LEVELS`; "sm_90" for GPUs."""
     machine: str
     instructions: Sequence[str]
 
@@ -44,8 +45,27 @@ class Processor:
         """What this machine lacks to run it; None if it has everything."""
         if self.machine != platform.machine():
             return f"a processor of the kind {self.machine}, and this is {platform.machine()}"
+        if _GPU.fullmatch(self.name):
+            here = compiler.gpu_here()
+            older = here is not None and _generation(here) < _generation(self.name)
+            return f"GPUs from {self.name} on, and this is {here}" if older else None
         missing = sorted({*self.instructions} - _here())
         return f"a processor with {', '.join(missing)}, which this one lacks" if missing else None
+
+
+_GPU = re.compile(r"sm_(\d{2,3})")
+
+
+def _generation(architecture: str) -> int:
+    found = _GPU.fullmatch(architecture)
+    return int(found[1]) if found else 0
+
+
+def gpu(name: str | None = None) -> Processor:
+    """The GPU of this machine, or what nvcc builds for without one, or those of an architecture and later ones."""
+    if name is not None and not _GPU.fullmatch(name):
+        raise OptionError(f"processor is {name!r}", hint="leave it out for this machine's GPU, or use one as 'sm_90'")
+    return Processor(compiler.nvcc(name).architecture, platform.machine(), [])
 
 
 def processor(name: str | None = None) -> Processor:

@@ -194,6 +194,10 @@ class Lowering:
             self._reduced[key] = buffer.view()
         return self._reduced[key]
 
+    def product(self, one: Value, other: Value, axes: Sequence[int], dtype: ir.DataType) -> View:
+        """What two values in memory have multiplied, summed over these axes, which are gone."""
+        return self._reduction("Dot", self.apply("mul", one, other, dtype=dtype), axes)
+
     def mean(self, value: Value, axes: Sequence[int]) -> Value:
         """The mean over these axes, which stay with size one."""
         total = self.reduce("Sum", value, axes)
@@ -216,6 +220,12 @@ class Lowering:
             self._stored[value] = buffer.view()
             self._source[buffer.view()] = value
         return self._stored[value]
+
+    def in_memory(self, value: Value) -> View:
+        """The value in memory, be it only places."""
+        if isinstance(value, View) and value.buffer.kind == "places":
+            value = self.apply("add", value, self.number(0, value))
+        return self.stored(value)
 
     def settled(self, value: Value) -> Value:
         """A value that several passes over a row read: stored, if that costs less than to compute it again."""
@@ -323,6 +333,14 @@ def _is_whole(view: View) -> bool:
             for size, stride, wanted in zip(view.dims, view.strides, contiguous(view.dims), strict=True)
         )
     )
+
+
+def is_fixed(value: ir.Value) -> bool:
+    """Whether a value is a constant of its model."""
+    source = value.producer()
+    if source is not None:
+        return source.op_type == "Constant"
+    return value.is_initializer() and not value.is_graph_input()
 
 
 def constant_of(value: ir.Value) -> Any:

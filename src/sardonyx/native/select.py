@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -13,7 +13,8 @@ import onnx_ir as ir
 from sardonyx.errors import OptionError
 from sardonyx.native.lower import LAYOUT, lower
 from sardonyx.native.nests import count
-from sardonyx.native.region import CannotLower, Lowering, dims_of
+from sardonyx.native.region import CannotLower, Lowering, dims_of, is_fixed
+from sardonyx.native.table import FLOATS, int_of
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,14 @@ def scope(module: str) -> Callable[[ir.Node], bool]:
 
 FREE = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 """Layout that costs an engine nothing, and a kernel a copy where it begins or ends with it."""
+PRODUCTS = frozenset({"MatMul", "FusedMatMul", "Gemm", "Conv"})
+"""What ONNX Runtime computes faster than a kernel of ours."""
+_OF_ROWS = frozenset({"MatMul", "FusedMatMul", "Gemm"})
+_MOST_HELD = 2**31
+"""Bytes of weights that "auto" lets kernels hold."""
+TURNED = "a Transpose that moves the last axis"
+_TURNS = True
+"""Whether "auto" takes such, which are computed in tiles; products of ONNX Runtime read transposed by themselves."""
 _ALONE = frozenset({"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"})
 """Single operators whose kernels in ONNX Runtime are slow."""
 
@@ -63,11 +72,38 @@ def _unwise(node: ir.Node) -> str | None:
     """Why a node that could be in a kernel had better not be; None if it may."""
     if all(_is_about_sizes(output) for output in node.outputs):
         return "a few integers, as sizes are"
-    if node.op_type == "Transpose":
-        order = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else []
-        if not order or order[-1] != len(order) - 1:
-            return "a Transpose that moves the last axis"
+    if node.op_type in PRODUCTS and not is_of_one_row(node):
+        return "faster in onnxruntime"
+    if turns(node) and not (_TURNS and all(use.node.op_type not in PRODUCTS for use in node.outputs[0].uses())):
+        return TURNED
     return None
+
+
+def is_of_one_row(node: ir.Node) -> bool:
+    """Whether a node is a product of one row and of constant weights, which a kernel reads faster than others do."""
+    if node.op_type not in _OF_ROWS or int_of(node, "transA", 0):
+        return False
+    row, weights = node.inputs[:2]
+    assert row is not None
+    assert weights is not None
+    held = is_fixed(weights) and len(dims_of(weights)) == 2 and weights.dtype in FLOATS
+    return held and len(dims_of(row)) > 1 and count(dims_of(row)[:-1]) == 1
+
+
+def _held_twice(nodes: Sequence[ir.Node]) -> dict[ir.Node, str]:
+    """Products of one row, if their weights are too large for being held by kernels and by onnxruntime too."""
+    found = [node for node in nodes if is_of_one_row(node)]
+    weights = {node.inputs[1] for node in found}
+    size = sum(x.const_value.nbytes for x in weights if x is not None and x.const_value is not None)
+    return dict.fromkeys(found, f"{size / 1e9:.1f} GB of weights would be held twice") if size > _MOST_HELD else {}
+
+
+def turns(node: ir.Node) -> bool:
+    """Whether a node is a Transpose that moves the last axis."""
+    if node.op_type != "Transpose":
+        return False
+    order = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else []
+    return not order or order[-1] != len(order) - 1
 
 
 def _is_about_sizes(value: ir.Value) -> bool:
@@ -155,14 +191,18 @@ class Selection:
     """Why other nodes that were wanted stay as they are."""
 
 
-def select(graph: ir.Graph, choice: Choice = "auto") -> Selection:
-    """Gather the wanted nodes of a graph into groups. With "auto", such groups as are worth a kernel."""
+def select(graph: ir.Graph, choice: Choice = "auto", apart: Mapping[ir.Node, str] | None = None) -> Selection:
+    """Gather the wanted nodes of a graph into groups. With "auto", such groups as are worth a kernel.
+
+    Nodes that are to stay apart are given with a reason.
+    """
     nodes = list(graph)
     order = _Order(nodes)
     group_of: dict[ir.Node, list[ir.Node]] = {}
     refused: dict[ir.Node, str] = {}
+    apart = {**(_held_twice(nodes) if choice == "auto" else {}), **(apart or {})}
     for node in _wanted(nodes, choice):
-        why = refusal(node) or (_unwise(node) if choice == "auto" else None)
+        why = apart.get(node) or refusal(node) or (_unwise(node) if choice == "auto" else None)
         if why is not None:
             if is_by_name(choice):
                 raise cannot_be(node, why)
@@ -280,4 +320,4 @@ def _peeled(group: list[ir.Node]) -> list[ir.Node]:
 def is_worth_it(group: Sequence[ir.Node]) -> bool:
     """Whether a kernel does enough for being one: more than a single operator that an engine has, too."""
     working = [node for node in group if node.op_type not in LAYOUT]
-    return len(working) > 1 or any(node.op_type in _ALONE for node in working)
+    return len(working) > 1 or any(node.op_type in _ALONE or is_of_one_row(node) for node in working)

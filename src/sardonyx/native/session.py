@@ -25,6 +25,17 @@ def onnxruntime() -> Any:
     return onnxruntime
 
 
+def available(providers: list[str]) -> list[str]:
+    """These providers, all of which the package has."""
+    for name in providers:
+        if name not in onnxruntime().get_available_providers():
+            raise MissingDependency(
+                f"the kernels are for onnxruntime's {name}, which this onnxruntime lacks",
+                hint='pip uninstall onnxruntime; pip install "sardonyx[gpu]"',
+            )
+    return providers
+
+
 def open_session(model: ir.Model, library: Path | None, options: Any = None, **kwargs: Any) -> Any:
     """An `onnxruntime.InferenceSession` of a model, with the library registered that its kernels are in."""
     ort = onnxruntime()

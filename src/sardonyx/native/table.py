@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
+import numpy as np
 import onnx_ir as ir
 
 from sardonyx.native.region import CannotLower, Lowering, constant_of
@@ -64,8 +65,8 @@ def optional(r: Lowering, node: ir.Node, index: int) -> Value | None:
 
 
 def float_of(node: ir.Node, name: str, default: float) -> float:
-    """An attribute that is a number."""
-    return node.attributes[name].as_float() if name in node.attributes else default
+    """An attribute that is a number, in single precision, as ONNX has them and their defaults, whatever x is in."""
+    return float(np.float32(node.attributes[name].as_float() if name in node.attributes else default))
 
 
 def int_of(node: ir.Node, name: str, default: int) -> int:

@@ -355,7 +355,7 @@ def _matching(have: Sequence[tuple[Dim, Dim]], want: Sequence[Dim]) -> tuple[int
 def _divides(small: Dim, large: Dim) -> bool:
     if isinstance(small, int) and isinstance(large, int):
         return large % small == 0
-    return not sympy.denom(sympy.cancel(sympy.sympify(large) / small)).free_symbols
+    return bool(sympy.denom(sympy.cancel(sympy.sympify(large) / small)) == 1)
 
 
 def common_pieces(one: Dims, other: Dims) -> tuple[list[Dims], list[Dims]] | None:

@@ -183,6 +183,7 @@ def _is_ordered(graph: ir.Graph) -> bool:
 
 
 def _take_place(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
+    """Let all that read a value read another. What a graph returns keeps its name, by which callers ask for it."""
     if "dims" not in new.meta and "dims" in old.meta:
         new.meta["dims"], new.shape = old.meta["dims"], old.shape
     if new.dtype is None:
@@ -193,10 +194,9 @@ def _take_place(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
         if producer is None or producer.graph is not graph or new.is_graph_output():
             identity = ir.Node("", "Identity", [new], num_outputs=1)
             identity.outputs[0].meta["dims"] = old.meta.get("dims")
-            identity.outputs[0].name = f"{old.name}_kept"
             before = old.producer()
             assert before is not None
             graph.insert_before(before, identity)
             new = identity.outputs[0]
-        new.shape, new.type = old.shape, old.type
+        new.shape, new.type, new.name = old.shape, old.type, old.name
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=returned)

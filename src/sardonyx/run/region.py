@@ -17,8 +17,9 @@ from torch.utils import _pytree as pytree
 from sardonyx.cache.lru import LRU
 from sardonyx.cache.sessions import Held, shared_runner
 from sardonyx.capture.regions import Region, Result
-from sardonyx.diagnose import dump
-from sardonyx.diagnose.report import GraphReport, RegionReport
+from sardonyx.diagnose import dump, html, html_study, repro
+from sardonyx.diagnose.profile_nodes import Picture
+from sardonyx.diagnose.report import GraphReport, RegionReport, is_observed, observed
 from sardonyx.diagnose.verify import verify
 from sardonyx.engines import Engine, Job, Runner
 from sardonyx.engines.auto import Auto
@@ -55,14 +56,18 @@ class _Session:
     numbers: Numbers
     stream: int | None
 
-    def run(self, args: Sequence[Any]) -> list[torch.Tensor]:
-        """The engine's outputs for the arguments of a call."""
+    def given(self, args: Sequence[Any]) -> list[Any]:
+        """The engine's inputs for the arguments of a call; random ones are drawn."""
         given = [args[i] for i in self.inputs]
         for i in self.complex:
             given[i] = torch.view_as_real(given[i].resolve_conj())
         if self.draws:
             given += [draw(args) for draw in self.draws]
-        outputs = self.runner(given)
+        return given
+
+    def run(self, args: Sequence[Any]) -> list[torch.Tensor]:
+        """The engine's outputs for the arguments of a call."""
+        outputs = self.runner(self.given(args))
         for index, shape in self.shapes.items():
             outputs[index] = _reshaped(outputs[index], shape)
         return outputs
@@ -132,11 +137,16 @@ class CompiledRegion(torch.nn.Module):
 
     def run_boxed(self, args: list[Any]) -> Sequence[Any]:
         """Call with a list of arguments, which is cleared so that tensors nobody needs can go."""
-        session = self._current
-        if session is None or not session.fits(args, self._stream):
-            session = self._switch(args)
-        outputs = session.run(args)
-        results = outputs if self._as_they_are else self._finish(outputs, args)
+        try:
+            session = self._current
+            if session is None or not session.fits(args, self._stream):
+                session = self._switch(args)
+            outputs = session.run(args)
+            results = outputs if self._as_they_are else self._finish(outputs, args)
+        except Exception as error:
+            weights = self._region.weights
+            repro.note(error, self._options, self._region.graph, args, kind=self._kind, weights=weights)
+            raise
         args.clear()
         return results
 
@@ -253,7 +263,28 @@ class CompiledRegion(torch.nn.Module):
         draws = tuple(drawer(draw, self._region.graph, self._region.device) for draw in translation.draws)
         inputs = tuple(translation.inputs)
         complex_ = _complex(self._region, inputs)
-        return _Session(held, held.runner, inputs, complex_, draws, built.shapes, snapshot, built.numbers, job.stream)
+        runner = observed(job, held.runner)
+        session = _Session(held, runner, inputs, complex_, draws, built.shapes, snapshot, built.numbers, job.stream)
+        if self._options.report and self._report.sessions == 1:
+            self._study(job, session, args)
+        return session
+
+    def _study(self, job: Job, session: _Session, args: Sequence[Any]) -> None:
+        """Measure for the HTML report, with the same random numbers again afterwards."""
+        why_not = html_study.hindrance(self._region.graph, bool(session.draws))
+
+        def errors() -> tuple[Mapping[str, float], float]:
+            results = self._finish(session.run(args), args)
+            return html_study.compared(self._region.graph, args, self._trace(args), results)
+
+        devices = [self._region.device] if self._region.device.type == "cuda" else []
+        with self._graph_report.stage("report"), torch.random.fork_rng(devices=devices):
+            html_study.study(self._report, job, session.runner, session.given(args), why_not or errors)
+        html.write(self._options)
+
+    def _draw(self, stage: str, model: ir.Model) -> None:
+        if self._options.report:
+            self._report.pictures[stage] = Picture.of(model)
 
     def _model(self, args: Sequence[Any]) -> _Built:
         """The optimized model: kept while only weights are edited, made again when an assumption fails."""
@@ -282,6 +313,7 @@ class CompiledRegion(torch.nn.Module):
             with self._graph_report.stage("translate"):
                 translation = self._translate(self._region, self._frozen, dict(numbers.values))
         model = translation.model
+        self._draw("translated", model)
         names = selected(self._options.optimize)
         if names:
             with self._graph_report.stage("optimize"):
@@ -292,7 +324,9 @@ class CompiledRegion(torch.nn.Module):
         if kernels is not None:
             legalize(model, kernels)
         translation, shapes = _still_used(translation), _before_last_reshapes(model.graph)
+        self._draw("rewritten", model)
         libraries = self._kernels(model)
+        self._draw("runs", model)
         self._report.operators = Counter(node.op_type for node in model.graph.all_nodes())
         log.info("%s graph: %d → %d nodes", self._kind, self._report.nodes_translated, self._report.nodes)
         weights = {name: args[index] for name, index in translation.weights.items()}
@@ -306,12 +340,15 @@ class CompiledRegion(torch.nn.Module):
         looked_at = self._options.dump or self._options.transforms
         if wanted == "auto" and (looked_at or self._kind not in _TRAINING):
             return ()
+        origins = {value.name: node.meta.get("fx") for node in model.graph for value in node.outputs}
         with self._graph_report.stage("native"):
             library = native(model, self._options)
+        for node in model.graph:
+            node.meta.setdefault("fx", origins.get(node.outputs[0].name))  # a kernel's: whence its result comes
         return () if library is None else (str(library),)
 
     def _serialize(self, model: ir.Model, weights: Mapping[str, torch.Tensor]) -> bytes:
-        if self._options.dump or self._options.transforms:
+        if self._options.dump or self._options.transforms or is_observed():
             dump.add_metadata(model)
         with self._graph_report.stage("serialize"):
             proto = ir.to_proto(model)
@@ -339,7 +376,7 @@ class CompiledRegion(torch.nn.Module):
             "trace",
             self._translate(region, frozenset()),
             self._translate,
-            Options.of(self._options, optimize="none", verify=False, dump=None),
+            Options.of(self._options, optimize="none", verify=False, dump=None, report=None, repro=None),
             GraphReport("trace", 0),
             RegionReport(),
         )

@@ -79,16 +79,18 @@ def find() -> Compiler:
 
 @dataclass(frozen=True)
 class Nvcc:
-    """NVIDIA's compiler, for the GPU that is there."""
+    """NVIDIA's compiler, for GPUs of an architecture and, by way of PTX, for later ones."""
 
     path: str
+    version: str
     architecture: str
 
-    def compile(self, source: str, made: Path) -> Path:
+    def compile(self, source: str, made: Path, *, flags: tuple[str, ...] = ()) -> Path:
         """Compile CUDA C++ to an object; the source stays beside it."""
         text = made.with_suffix(".cu")
         text.write_text(source)
-        _call(self.path, "-std=c++17", "-O3", f"-arch={self.architecture}", *_TO_HOST, "-c", str(text), "-o", str(made))
+        architecture = f"-arch={self.architecture}"
+        _call(self.path, "-std=c++17", "-O3", architecture, *_TO_HOST, *flags, "-c", str(text), "-o", str(made))
         return made
 
     def link(self, objects: Sequence[Path], library: Path, *links: str) -> None:
@@ -100,16 +102,42 @@ _TO_HOST = ("-Xcompiler", "-fPIC,-fvisibility=hidden")
 
 
 @cache
-def nvcc() -> Nvcc:
-    """The compiler that CUDA's toolkit has, for the GPU that torch sees."""
+def nvcc(architecture: str | None = None) -> Nvcc:
+    """The compiler that CUDA's toolkit has, for an architecture: by default that of the GPU here, if there is one."""
     home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
     path = shutil.which("nvcc") or shutil.which("nvcc", path=f"{home}/bin")
     if path is None:
         raise MissingDependency(
             "kernels for the GPU need nvcc", hint="install CUDA's toolkit, or let CUDA_HOME name it"
         )
+    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
+    version = next((line for line in said if "release" in line), "")
+    return Nvcc(path, version, architecture or gpu_here() or _OLDEST_GPU)
+
+
+_OLDEST_GPU = "sm_80"
+"""What is built for where no GPU is: PTX of it runs on all later ones."""
+
+
+def gpu_here() -> str | None:
+    """The architecture of the GPU that torch sees; None if there is none."""
+    if not torch.cuda.is_available():
+        return None
     major, minor = torch.cuda.get_device_capability()
-    return Nvcc(path, f"sm_{major}{minor}")
+    return f"sm_{major}{minor}"
+
+
+def built_for_gpu(source: str, options: Options, *, architecture: str) -> Path:
+    """The library of a source in CUDA C++: built before, or now. Its folder has the source too."""
+    gpu = nvcc(architecture)
+    flags = ("--expt-relaxed-constexpr", "-diag-suppress=177")  # not every source uses every function of its headers
+
+    def make(folder: Path) -> None:
+        made = gpu.compile(source, folder / "kernels.o", flags=flags)
+        gpu.link([made], folder / _LIBRARY)
+        made.unlink()
+
+    return _kept(gpu, options, make, {"what": "kernels"}, (architecture, *flags), source) / _LIBRARY
 
 
 def built(
@@ -159,7 +187,7 @@ _OBJECT = "common.o"
 
 
 def _kept(
-    compiler: Compiler,
+    compiler: Compiler | Nvcc,
     options: Options,
     make: Callable[[Path], None],
     about: Mapping[str, str],

@@ -47,6 +47,7 @@ enum Slot : int {
   kInfoFloats = 162,
   kInfoInts = 163,
   kKernelContextGetStream = 193,
+  kInfoConstantInput = 249,
   kShapeInputCount = 267,
   kShapeInput = 268,
   kShapeAttribute = 269,
@@ -147,11 +148,25 @@ inline Status* input(const Context* context, size_t index, Tensor& tensor, bool*
   return read(value, tensor);
 }
 
+// An input that is a constant of the model, as a kernel that is being made sees it.
+inline Status* constant(const Info* info, size_t index, Tensor& tensor) {
+  int is_constant = 0;
+  const Value* value = nullptr;
+  auto get = call<Status*(const Info*, size_t, int*, const Value**)>(kInfoConstantInput);
+  if (auto s = get(info, index, &is_constant, &value)) return s;
+  return is_constant && value ? read(value, tensor) : failure("weights of a native kernel are no constants of the model");
+}
+
 inline Status* output(Context* context, size_t index, const int64_t* dims, size_t rank, void** data) {
   Value* value = nullptr;
   auto get = call<Status*(Context*, size_t, const int64_t*, size_t, Value**)>(kKernelContextGetOutput);
   if (auto s = get(context, index, dims, rank, &value)) return s;
   return call<Status*(Value*, void**)>(kGetTensorMutableData)(value, data);
+}
+
+// The stream of a GPU that a call belongs to.
+inline Status* stream(const Context* context, void** found) {
+  return call<Status*(const Context*, void**)>(kKernelContextGetStream)(context, found);
 }
 
 // Calls `body(task)` for every task, on ONNX Runtime's threads.

@@ -1,5 +1,5 @@
 """ONNX operators as loops, a family a module. Importing it fills the table."""
 
-from sardonyx.native.operators import activations, elementwise, indexing, layout, norms, pooling, reductions
+from sardonyx.native.operators import activations, elementwise, indexing, layout, norms, pooling, products, reductions
 
-__all__ = ["activations", "elementwise", "indexing", "layout", "norms", "pooling", "reductions"]
+__all__ = ["activations", "elementwise", "indexing", "layout", "norms", "pooling", "products", "reductions"]

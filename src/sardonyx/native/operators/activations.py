@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import onnx_ir as ir
 
 from sardonyx.native.region import CannotLower, Lowering, constant_of
 from sardonyx.native.table import (
+    BOOL,
     float_of,
+    give_optional,
     given,
-    is_asked_for,
     less,
     lowers,
     need_floats,
@@ -22,7 +24,7 @@ from sardonyx.native.table import (
     text_of,
     where,
 )
-from sardonyx.native.values import Value
+from sardonyx.native.values import Number, Value
 
 Activation = Callable[[Lowering, ir.Node, Value], Value]
 
@@ -162,11 +164,16 @@ def _prelu(r: Lowering, node: ir.Node) -> None:
 
 @lowers("Dropout")
 def _dropout(r: Lowering, node: ir.Node) -> None:
-    """Outside of training nothing is dropped."""
-    mode = node.inputs[2] if len(node.inputs) > 2 else None
-    training = constant_of(mode) if mode is not None else False
-    if training is None or training:
+    """Outside of training nothing is dropped, and never of what is dropped with no probability."""
+    ratio, training = (_constant(node, index) for index in (1, 2))
+    if (training is None or training) and (ratio is None or ratio):
         raise CannotLower("Dropout that trains")
-    if is_asked_for(node, 1):
-        raise CannotLower("the mask of a Dropout")
-    r.give(node.outputs[0], given(r, node, 0))
+    x = given(r, node, 0)
+    r.give(node.outputs[0], x)
+    give_optional(r, node, 1, r.expand(Number(True, (), BOOL), x.dims))
+
+
+def _constant(node: ir.Node, index: int) -> Any:
+    """The number that an operand always is; None if it may change. The defaults: what trains, drops half."""
+    value = node.inputs[index] if index < len(node.inputs) else None
+    return constant_of(value) if value is not None else (None, 0.5, False)[index]

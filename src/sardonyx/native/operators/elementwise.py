@@ -16,6 +16,7 @@ from sardonyx.native.table import (
     less,
     lowers,
     need_floats,
+    negative,
     optional,
     plus,
     scaled,
@@ -24,7 +25,8 @@ from sardonyx.native.table import (
     where,
     widened,
 )
-from sardonyx.native.values import Value
+from sardonyx.native.values import Value, dim_of
+from sardonyx.translate.sizes import Dims
 
 
 def _elementwise(name: str, operator: str, *, floats: bool = False, to: ir.DataType | None = None) -> None:
@@ -93,8 +95,19 @@ def _mod(r: Lowering, node: ir.Node) -> None:
     x, y = given(r, node, 0), given(r, node, 1)
     as_in_c = int_of(node, "fmod", 0)
     if not as_in_c and x.dtype in FLOATS:
-        raise CannotLower("Mod of floats without fmod")
-    r.give(node.outputs[0], r.apply("fmod" if as_in_c else "mod", x, y))
+        r.give(node.outputs[0], _real_modulo(r, x, y))
+    else:
+        r.give(node.outputs[0], r.apply("fmod" if as_in_c else "mod", x, y))
+
+
+def _real_modulo(r: Lowering, x: Value, y: Value) -> Value:
+    """The rest with the sign of the divisor, that of a zero included."""
+    rest, zero = r.apply("fmod", x, y), r.number(0.0, x)
+    below = negative(r, y)
+    is_zero = r.apply("equal", rest, zero, dtype=BOOL)
+    other_sign = r.apply("xor", negative(r, rest), below, dtype=BOOL)
+    moved = where(r, other_sign, r.apply("add", rest, y), rest)
+    return where(r, is_zero, where(r, below, r.apply("neg", zero), zero), moved)
 
 
 @lowers("BitShift")
@@ -158,20 +171,25 @@ def _shrink(r: Lowering, node: ir.Node) -> None:
 # Quantised numbers
 
 
-def _along(r: Lowering, x: Value | None, rank: int, axis: int) -> Value | None:
-    """One number, or one for each place along an axis."""
-    if x is None or not x.dims or rank == 1:
+def _along(r: Lowering, node: ir.Node, index: int, dims: Dims) -> Value | None:
+    """One number, or one for each place along an axis, or one for each block of places there."""
+    x, block = optional(r, node, index), int_of(node, "block_size", 0)
+    if x is None or not x.dims:
         return x
-    if len(x.dims) > 1:
-        raise CannotLower("numbers quantised in blocks")
-    return r.unsqueeze(x, [a for a in range(rank) if a != axis])
+    axis = int_of(node, "axis", 1) % len(dims)
+    if block:
+        size, blocks = dims[axis], x.dims[axis]
+        if size != dim_of(blocks * block):
+            raise CannotLower(f"{size} numbers quantised in {blocks} blocks of {block}")
+        apart = (*x.dims[: axis + 1], block, *x.dims[axis + 1 :])
+        return r.seen(r.expand(r.unsqueeze(x, [axis + 1]), apart), dims)
+    return x if len(dims) == 1 else r.unsqueeze(x, [a for a in range(len(dims)) if a != axis])
 
 
 @lowers("DequantizeLinear")
 def _dequantize(r: Lowering, node: ir.Node) -> None:
     x = given(r, node, 0)
-    axis = int_of(node, "axis", 1) % max(1, len(x.dims))
-    scale, zero = (_along(r, optional(r, node, i), len(x.dims), axis) for i in (1, 2))
+    scale, zero = (_along(r, node, i, x.dims) for i in (1, 2))
     assert scale is not None
     x = to_type(r, x, ir.DataType.INT32)
     if zero is not None:
@@ -193,8 +211,7 @@ def _quantize(r: Lowering, node: ir.Node) -> None:
     x, dtype = given(r, node, 0), dtype_of(node.outputs[0])
     if x.dtype not in FLOATS - NARROW or dtype not in _RANGES:
         raise CannotLower(f"QuantizeLinear from {x.dtype} to {dtype}")
-    axis = int_of(node, "axis", 1) % max(1, len(x.dims))
-    scale, zero = (_along(r, optional(r, node, i), len(x.dims), axis) for i in (1, 2))
+    scale, zero = (_along(r, node, i, x.dims) for i in (1, 2))
     assert scale is not None
     steps = r.apply("round", r.apply("div", x, scale))
     if zero is not None:

@@ -20,7 +20,7 @@ from sardonyx.native.values import Value, dim_of
 from sardonyx.translate.sizes import Dim
 
 
-def _looked_up(r: Lowering, x: Value, axis: int, index: Value, lead: int) -> Value:
+def looked_up(r: Lowering, x: Value, axis: int, index: Value, lead: int) -> Value:
     """Along an axis of x, which becomes `lead` others, the element that the index of each place names."""
     around = r.squeeze(r.cut(r.stored(x), axis, 0, 1, 1), [axis])
     seen = r.unsqueeze(around, range(axis, axis + lead))
@@ -35,7 +35,7 @@ def _gather(r: Lowering, node: ir.Node) -> None:
     rank = len(index.dims)
     wide = to_type(r, index, INT64)
     spread = r.unsqueeze(wide, [*range(axis), *range(axis + rank, axis + rank + after)])
-    r.give(node.outputs[0], _looked_up(r, x, axis, spread, rank))
+    r.give(node.outputs[0], looked_up(r, x, axis, spread, rank))
 
 
 @lowers("GatherElements")
@@ -119,7 +119,7 @@ def _angles(r: Lowering, node: ir.Node, index: int) -> Value:
     cache, places = given(r, node, index), optional(r, node, 3)
     if places is None:
         return cache
-    return _looked_up(r, cache, 0, r.unsqueeze(places, [2]), 2)
+    return looked_up(r, cache, 0, r.unsqueeze(places, [2]), 2)
 
 
 def _turned(r: Lowering, x: Value, cos: Value, sin: Value, half: Dim, *, interleaved: bool) -> Value:

@@ -8,8 +8,9 @@ import onnx_ir as ir
 import sympy
 
 from sardonyx.native.nests import count
+from sardonyx.native.operators.indexing import looked_up
 from sardonyx.native.region import CannotLower, Lowering, constant_of
-from sardonyx.native.table import constants, given, int_of, ints_of, lowers, optional, text_of
+from sardonyx.native.table import INT64, constants, given, int_of, ints_of, lowers, optional, places_along, text_of
 from sardonyx.native.values import Number, Value, dim_of
 from sardonyx.translate.sizes import Dim, Dims
 
@@ -162,10 +163,8 @@ def _sliced_symbolic(r: Lowering, x: Value, axis: int, part: tuple[int, int, int
 
 @lowers("Pad")
 def _pad(r: Lowering, node: ir.Node) -> None:
-    if text_of(node, "mode", "constant") != "constant":
-        raise CannotLower(f"Pad by {text_of(node, 'mode', '')}")
-    x = given(r, node, 0)
-    fill = optional(r, node, 2)
+    mode = text_of(node, "mode", "constant")
+    x, fill = given(r, node, 0), optional(r, node, 2) if mode == "constant" else None
     if fill is not None and not isinstance(fill, Number):
         raise CannotLower("Pad with a number that is no constant")
     number = 0 if fill is None else fill.value
@@ -177,9 +176,28 @@ def _pad(r: Lowering, node: ir.Node) -> None:
         axis %= len(x.dims)
         if before < 0 or after < 0:
             r.require(dim_of(x.dims[axis] + min(before, 0) + min(after, 0)))
-        if before or after:
-            x = r.pad(x, axis, before, dim_of(x.dims[axis] + before + after), number)
+        size = dim_of(x.dims[axis] + before + after)
+        if mode != "constant" and (before or after):
+            x = _repeated(r, x, axis, before, size, mode)
+        elif before or after:
+            x = r.pad(x, axis, before, size, number)
     r.give(node.outputs[0], x)
+
+
+def _repeated(r: Lowering, x: Value, axis: int, before: int, size: Dim, mode: str) -> Value:
+    """An axis that goes on beyond its ends with what is at them, with the same again, or with the same backwards."""
+    place = places_along(r, size, len(x.dims), axis)
+    place = r.apply("sub", place, r.number(before, place))
+    last, zero = Number(dim_of(x.dims[axis] - 1), (), INT64), r.number(0, place)
+    if mode == "edge":
+        place = r.apply("min", r.apply("max", place, zero), last)
+    elif mode == "wrap":
+        place = r.apply("mod", place, Number(x.dims[axis], (), INT64))
+    else:
+        there_and_back = Number(dim_of(2 * last.value), (), INT64)
+        place = r.apply("mod", place, there_and_back)
+        place = r.apply("min", place, r.apply("sub", there_and_back, place))
+    return looked_up(r, x, axis, place, 1)
 
 
 @lowers("DepthToSpace", "SpaceToDepth")
@@ -187,13 +205,15 @@ def _blocks(r: Lowering, node: ir.Node) -> None:
     """Blocks of an image and its channels change places."""
     x, size = given(r, node, 0), int_of(node, "blocksize", 1)
     n, c, h, w = x.dims
-    if not all(isinstance(dim, int) for dim in (c, h, w)):
+    to_depth = node.op_type == "SpaceToDepth"
+    if not all(isinstance(dim, int) for dim in ((h, w) if to_depth else (c,))):
         raise CannotLower(f"{node.op_type} of symbolic sizes")
-    if node.op_type == "SpaceToDepth":
+    if to_depth:
         order = [0, 3, 5, 1, 2, 4] if text_of(node, "mode", "DCR") == "DCR" else [0, 1, 3, 5, 2, 4]
         dims = (n, c, h // size, size, w // size, size)
     elif text_of(node, "mode", "DCR") == "DCR":
         order, dims = [0, 3, 4, 1, 5, 2], (n, size, size, c // size**2, h, w)
     else:
         order, dims = [0, 1, 4, 2, 5, 3], (n, c // size**2, size, size, h, w)
-    r.give(node.outputs[0], r.reshape(r.permute(r.seen(x, dims), order), r.dims(node.outputs[0])))
+    whole = (n, c * size**2, h // size, w // size) if to_depth else (n, c // size**2, h * size, w * size)
+    r.give(node.outputs[0], r.reshape(r.permute(r.seen(x, dims), order), tuple(map(dim_of, whole))))

@@ -20,6 +20,7 @@ from sardonyx.native.table import (
     opset_of,
     optional,
     plus,
+    scaled,
     to_type,
     where,
     widened,
@@ -107,14 +108,29 @@ def _per_channel(r: Lowering, given: Value, rank: int) -> Value:
 
 @lowers("BatchNormalization")
 def _batch_norm(r: Lowering, node: ir.Node) -> None:
-    if int_of(node, "training_mode", 0):
-        raise CannotLower("BatchNormalization that trains")
     x = _operand(r, node)
     scale, bias, mean, variance = (to_type(r, given(r, node, i), x.dtype) for i in range(1, 5))
     rank = len(x.dims)
+    if int_of(node, "training_mode", 0):
+        x = r.settled(x)
+        mean, variance = _learnt(r, node, x, mean, variance)
     factor = r.stored(r.apply("mul", scale, _inverse_root(r, variance, float_of(node, "epsilon", 1e-5))))
     centred = r.apply("sub", x, _per_channel(r, mean, rank))
     _give(r, node, centred, _per_channel(r, factor, rank), _per_channel(r, bias, rank))
+
+
+def _learnt(r: Lowering, node: ir.Node, x: Value, *running: Value) -> tuple[Value, Value]:
+    """The moments of each channel, which also move the running ones."""
+    axes = [0, *range(2, len(x.dims))]
+    mean = r.stored(r.mean(x, axes))
+    centred = r.apply("sub", x, mean)
+    variance = r.stored(r.mean(r.apply("mul", centred, centred), axes))
+    momentum = float_of(node, "momentum", 0.9)
+    now = r.squeeze(mean, axes), r.squeeze(variance, axes)
+    for index, (before, value) in enumerate(zip(running, now, strict=True), 1):
+        moved = r.apply("add", scaled(r, before, momentum), scaled(r, value, 1 - momentum))
+        _give_moment(r, node, index, moved)
+    return now
 
 
 @lowers("InstanceNormalization")

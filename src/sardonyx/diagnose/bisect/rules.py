@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from sardonyx.diagnose.bisect.delta import smallest
 from sardonyx.diagnose.report import collecting
 from sardonyx.diagnose.verify import close, difference
 from sardonyx.optimize.selection import selected
@@ -101,7 +102,7 @@ class _Search:
         culprits: list[Culprit] = []
         suspects = hits
         while not self._same(results):
-            culprit = self._smallest(list(suspects))
+            culprit = smallest(list(suspects), self._changes)
             if not culprit:
                 break  # the result changes from call to call
             alone, applied = self._compiled(culprit)
@@ -110,24 +111,8 @@ class _Search:
             results, suspects = self._compiled(sorted(allowed))
         return RuleBisection(tuple(culprits), hits, error, self._error(results), len(self._known))
 
-    def _smallest(self, rules: list[str]) -> list[str]:
-        """A part of the rules that changes the result while no smaller part of it does: delta debugging."""
-        parts = 2
-        while len(rules) > 1:
-            size = -(-len(rules) // parts)
-            pieces = [rules[at : at + size] for at in range(0, len(rules), size)]
-            rests = [[rule for rule in rules if rule not in piece] for piece in pieces]
-            fewer = next((part for part in (*pieces, *rests) if len(part) < len(rules) and self._changes(part)), None)
-            if fewer is not None:
-                rules, parts = fewer, 2
-            elif size == 1:
-                break
-            else:
-                parts = min(2 * parts, len(rules))
-        return rules if self._changes(rules) else []
-
     def _changes(self, rules: list[str]) -> bool:
-        return bool(rules) and not self._same(self._compiled(rules)[0])
+        return not self._same(self._compiled(rules)[0])
 
     def _compiled(self, rules: Sequence[str]) -> tuple[list[Any], Counter[str]]:
         """The model's results, and how often each rule applied; each choice is compiled once."""

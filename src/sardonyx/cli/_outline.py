@@ -1,0 +1,127 @@
+"""A model told in a few lines: what goes in and out, what it is made of, what weighs most; and node by node."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import onnx_ir as ir
+from rich.filesize import decimal
+
+from sardonyx.cli._feeds import dims_of, inputs_of, sizes
+from sardonyx.cli._told import counts
+
+_LARGEST = 10
+_SHORT = 8
+"""Elements of a tensor that are written out."""
+
+
+def summary(model: ir.Model) -> dict[str, Any]:
+    """What there is to know of a model without running it, as plain data."""
+    weights = {str(name): value for name, value in model.graph.initializers.items() if value.const_value is not None}
+    operators = Counter(map(_operator, _all_nodes(model)))
+    return {
+        "ir_version": model.ir_version,
+        "opset": model.opset_imports.get(""),
+        "domains": {domain or "ai.onnx": version for domain, version in model.opset_imports.items()},
+        "producer": " ".join(filter(None, (model.producer_name, model.producer_version))),
+        "inputs": [_value(value) for value in inputs_of(model)],
+        "outputs": [_value(value) for value in model.graph.outputs],
+        "nodes": operators.total(),
+        "operators": dict(operators.most_common()),
+        "functions": {f.name: {"domain": f.domain, "nodes": len(f)} for f in model.functions.values()},
+        "weights": len(weights),
+        "weight_bytes": sum(map(_bytes, weights.values())),
+        "weights_by_dtype": _by_dtype(list(weights.values())),
+        "largest": [
+            {**_value(value), "bytes": _bytes(value)}
+            for value in sorted(weights.values(), key=lambda x: (-_bytes(x), str(x.name)))[:_LARGEST]
+        ],
+    }
+
+
+def lines(told: dict[str, Any]) -> list[str]:
+    """A summary for people."""
+    domains = ", ".join(f"{name} {version}" for name, version in told["domains"].items())
+    by_dtype = "".join(f"; {dtype} {decimal(size)}" for dtype, size in told["weights_by_dtype"].items())
+    return [
+        f"opset      {domains}; IR version {told['ir_version']}; by {told['producer'] or 'an unknown producer'}",
+        *_under("inputs", [_typed(x) for x in told["inputs"]]),
+        *_under("outputs", [_typed(x) for x in told["outputs"]]),
+        f"nodes      {told['nodes']}: {counts(told['operators'])}",
+        *_under("functions", [f"{x['domain']}.{name}, {x['nodes']} nodes" for name, x in told["functions"].items()]),
+        f"weights    {told['weights']}, {decimal(told['weight_bytes'])}{by_dtype}",
+    ]
+
+
+def nodes(model: ir.Model) -> list[dict[str, Any]]:
+    """Every node in order, those of branches and loops after the node that has them, those of functions last."""
+    return [
+        {
+            "name": str(node.name or ""),
+            "operator": _operator(node),
+            "inputs": ["" if x is None else str(x.name) for x in node.inputs],
+            "outputs": [_value(x) for x in node.outputs],
+            "attributes": {name: _attribute(x) for name, x in node.attributes.items()},
+        }
+        for node in _all_nodes(model)
+    ]
+
+
+def node_line(told: dict[str, Any]) -> str:
+    """A node for people: what it gives, the operator, what it reads, and how."""
+    gives = ", ".join(_typed(x) for x in told["outputs"])
+    how = "".join(f", {name}={value}" for name, value in told["attributes"].items())
+    return f"{gives} = {told['operator']}({', '.join(told['inputs'])}{how})"
+
+
+def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    yield from model.graph.all_nodes()
+    for function in model.functions.values():
+        yield from function.all_nodes()
+
+
+def _operator(node: ir.Node) -> str:
+    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+
+
+def _value(value: ir.Value) -> dict[str, Any]:
+    return {"name": str(value.name), "dtype": _dtype(value), "shape": dims_of(value)}
+
+
+def _dtype(value: ir.Value) -> str | None:
+    """As torch and numpy call it."""
+    name = value.dtype.name.lower() if value.dtype else None
+    return {"float": "float32", "double": "float64"}.get(name, name) if name else None
+
+
+def _typed(told: dict[str, Any]) -> str:
+    return f"{told['name']}: {told['dtype'] or '?'}{sizes(told['shape'])}"
+
+
+def _attribute(attribute: ir.Attr) -> Any:
+    """The value of an attribute, in a few words where it is a graph, a tensor or a long list."""
+    if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+        return "{…}"
+    if attribute.type == ir.AttributeType.TENSOR:
+        held = attribute.as_tensor()
+        return held.numpy().tolist() if held.size <= _SHORT else f"{held.dtype.name.lower()}{list(held.shape)}"
+    value = attribute.value
+    return list(value) if isinstance(value, (list, tuple)) else value if isinstance(value, (int, float)) else str(value)
+
+
+def _bytes(value: ir.Value) -> int:
+    return value.const_value.nbytes if value.const_value is not None else 0
+
+
+def _by_dtype(weights: list[ir.Value]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for value in weights:
+        found[_dtype(value) or "?"] += _bytes(value)
+    return dict(found.most_common())
+
+
+def _under(heading: str, listed: list[str]) -> list[str]:
+    """Lines of which the first has the heading before it."""
+    return [f"{heading if index == 0 else '':<10} {line}" for index, line in enumerate(listed)]

@@ -1,0 +1,264 @@
+"""`sardonyx bench`: how fast a model is, beside others who run it, and where its time goes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeAlias
+
+import click
+import torch
+from torch.utils import _pytree as pytree
+
+from sardonyx.cli._feeds import Array
+from sardonyx.cli._given import (
+    Source,
+    as_json,
+    counted,
+    duration,
+    engine_options,
+    example,
+    fields,
+    in_memory,
+    input_options,
+    model_argument,
+    table,
+    tell,
+    tensor,
+)
+from sardonyx.diagnose.profile import Profile, profile
+from sardonyx.diagnose.verify import close, difference
+from sardonyx.engines import engines
+from sardonyx.errors import OptionError
+from sardonyx.native.session import open_session
+from sardonyx.options import Options
+
+Call: TypeAlias = Callable[[], list[torch.Tensor]]
+
+OURS = "sardonyx"
+_IN_TORCH = ("eager", "inductor")
+_PLAIN = "onnxruntime"
+_USUAL = ("eager", "inductor", _PLAIN, "openvino")
+_PAUSE_SECONDS = 0.02
+"""A thread pool spins for a moment after a run, and would take a core from who comes next."""
+_SHOWN = 5
+
+
+@dataclass
+class Contender:
+    """Who runs the model, and how it went."""
+
+    name: str
+    call: Call | None = None
+    first: float | None = None
+    difference: float | None = None
+    failed: str = ""
+    rounds: list[float] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float | None:
+        """Of a call: the median over the rounds."""
+        return median(self.rounds) if self.rounds else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        names = ("name", "seconds", "first", "difference", "failed", "rounds")
+        return {name: getattr(self, name) for name in names}
+
+
+@click.command(
+    epilog=example(
+        "sardonyx bench examples/models.py:bert",
+        "sardonyx bench model.onnx --size batch=8 --against onnxruntime,openvino",
+        "sardonyx bench examples/models.py:resnet50 --option native=true --rounds 21",
+    )
+)
+@model_argument
+@click.option("--against", metavar="NAMES", help="Of eager, inductor, onnxruntime and engines, with commas between.")
+@click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="Turns that each one gets.")
+@click.option("--seconds", type=float, default=0.2, show_default=True, help="How long a turn is, at least one call.")
+@input_options
+@engine_options
+@as_json
+@click.pass_context
+def command(
+    ctx: click.Context,
+    model: Source,
+    against: str | None,
+    rounds: int,
+    seconds: float,
+    inputs: Path | None,
+    sizes: Mapping[str, int],
+    seed: int,
+    options: Options,
+    as_json: bool,
+) -> None:
+    """Time a model, against torch and other engines that are installed.
+
+    All take turns, so that whatever slows the machine slows each of them. `onnxruntime` is the plain one: the model
+    without our rules, in a session with default options. The exit code is 1 if sardonyx gives another result.
+    """
+    names = _names(model, against)
+    with torch.no_grad():
+        bench = _Bench(model, options, inputs, sizes, seed)
+        contenders = [bench.prepared(name) for name in counted([*names, OURS], "preparing", as_json)]
+        _compare(contenders)
+        for number in counted(range(rounds), "measuring", as_json):
+            _round([x for x in contenders if x.call], number, seconds)
+        found = bench.profile()
+    ours = contenders[-1]
+    told = {
+        "model": model.text,
+        "engine": options.engine,
+        "threads": torch.get_num_threads(),
+        "contenders": [x.as_dict() for x in contenders],
+        "overhead": found.as_dict()["overhead"],
+        "operators": found.as_dict()["operators"],
+        "dominates": _dominates(found),
+    }
+    tell(
+        told,
+        as_json,
+        _table(contenders, ours),
+        *[f"{x.name} failed: {x.failed}" for x in contenders if x.failed],
+        "",
+        *_told(found),
+    )
+    ctx.exit(int(bool(ours.failed)))
+
+
+def _names(model: Source, against: str | None) -> list[str]:
+    """Who takes part beside sardonyx."""
+    here = [engine.name for engine in engines() if engine.installed]
+    able = [*(_IN_TORCH if model.kind != "onnx" else ()), *here]
+    if against is None:
+        return [name for name in _USUAL if name in able]
+    chosen = [name.strip() for name in against.split(",") if name.strip()]
+    for name in chosen:
+        if name not in able:
+            hint = f"use some of {', '.join(able)}; `sardonyx engines` says why others cannot be used"
+            raise OptionError(f"{name!r} cannot run {model.text} here", hint=hint)
+    return chosen
+
+
+class _Bench:
+    """A model with its inputs, and how each contender is made to run it."""
+
+    def __init__(
+        self, model: Source, options: Options, inputs: Path | None, sizes: Mapping[str, int], seed: int
+    ) -> None:
+        self._model, self._options = model, options
+        plain = Options.of(options, engine=_PLAIN, optimize="none")
+        self._plain = model.model(plain) if model.kind == "onnx" else model.model(plain, domains=())
+        self._feeds: dict[str, Array] = model.feeds(inputs, sizes, seed, self._plain)
+        self._args, self._kwargs = model.call(self._feeds)
+        self._ours: Any = None
+
+    def prepared(self, name: str) -> Contender:
+        """A contender after its first call. That one fails is told with the others' results; ours must not."""
+        started = time.perf_counter()
+        try:
+            call = self._call(name)
+            call()
+        except Exception as error:
+            if name == OURS:
+                raise
+            return Contender(name, failed=(str(error).strip().splitlines() or [type(error).__name__])[0])
+        return Contender(name, call, time.perf_counter() - started)
+
+    def profile(self) -> Profile:
+        """Where the time of sardonyx goes."""
+        if self._model.kind == "onnx":
+            return profile(self._ours, *self._args, calls=5)
+        return profile(self._model.module(), *self._args, calls=5, options=self._options, **self._kwargs)
+
+    def _call(self, name: str) -> Call:
+        if name == _PLAIN:
+            return self._session()
+        if name == OURS:
+            self._ours = self._compiled()
+            return self._of(self._ours)
+        if name == "eager":
+            return self._of(self._model.module())
+        if name == "inductor":
+            return self._of(torch.compile(self._model.module()))
+        return self._of(self._model.program(Options.of(self._options, engine=name)))
+
+    def _compiled(self) -> Any:
+        if self._model.kind == "onnx":
+            return self._model.program(self._options)
+        return torch.compile(self._model.module(), backend="sardonyx", options=fields(self._options))
+
+    def _of(self, function: Callable[..., Any]) -> Call:
+        def call() -> list[torch.Tensor]:
+            leaves = pytree.tree_leaves(function(*self._args, **self._kwargs))
+            return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+        return call
+
+    def _session(self) -> Call:
+        session = open_session(in_memory(self._plain), None)
+        return lambda: [tensor(x) for x in session.run(None, self._feeds)]
+
+
+def _compare(contenders: Sequence[Contender]) -> None:
+    """How far each one's result is from the first's that has one."""
+    able = [x for x in contenders if x.call]
+    expected = able[0].call() if able[0].call else []
+    for contender in able:
+        found = contender.call() if contender.call else []
+        if len(found) == len(expected):  # torch may return one tensor twice, which is one output of a file
+            contender.difference = max(map(difference, found, expected), default=0.0)
+            if not all(map(close, found, expected)):
+                contender.failed = f"another result than {able[0].name}, by {contender.difference:.1e} of its magnitude"
+
+
+def _round(contenders: Sequence[Contender], number: int, seconds: float) -> None:
+    """A turn for each, beginning with another one each time."""
+    start = number % len(contenders)
+    for contender in (*contenders[start:], *contenders[:start]):
+        assert contender.call is not None
+        time.sleep(_PAUSE_SECONDS)
+        calls = max(1, math.ceil(seconds / contender.rounds[-1])) if contender.rounds else 1
+        started = time.perf_counter()
+        for _ in range(calls):
+            contender.call()
+        contender.rounds.append((time.perf_counter() - started) / calls)
+
+
+def _table(contenders: Sequence[Contender], ours: Contender) -> Any:
+    rows = []
+    for x in contenders:
+        if x.seconds is None or ours.seconds is None or x.first is None:
+            continue
+        off = "" if x.difference is None else f"{x.difference:.1e}"
+        rows.append((x.name, duration(x.seconds), f"{x.seconds / ours.seconds:.2f}", duration(x.first), off))
+    headings = ["", "a call", "÷ sardonyx", "first call", "difference"]
+    return table(headings, rows, right=headings[1:])
+
+
+def _dominates(found: Profile) -> str:
+    """In a word what takes most of a call: an operator, or what is around the kernels."""
+    spent = found.overhead
+    if not found.operators or spent.outside > spent.kernels:
+        return "overhead"
+    return found.operators[0].name
+
+
+def _told(found: Profile) -> list[str]:
+    spent = found.overhead
+    whole = spent.profiled or 1.0
+    outside = {"the engine between kernels": spent.engine, "binding": spent.binding, "torch around it": spent.torch}
+    parts = ", ".join(f"{name} {taken / whole:.0%}" for name, taken in outside.items())
+    shares = ", ".join(f"{row.name} {row.seconds / whole:.0%}" for row in found.operators[:_SHOWN])
+    what = "overhead outside kernels" if _dominates(found) == "overhead" else f"{_dominates(found)} kernels"
+    return [
+        f"{what} dominate{'s' if what.startswith('overhead') else ''} a call of sardonyx",
+        f"  in kernels      {spent.kernels / whole:.0%}: {shares}",
+        f"  outside kernels {spent.outside / whole:.0%}: {parts}",
+        *found.remarks,
+    ]

@@ -1,0 +1,61 @@
+"""`sardonyx bisect`: which rule, kernel, optimizer or option changes a model's result, or its time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import click
+
+from sardonyx.cli._given import Source, as_json, engine_options, example, input_options, model_argument, tell, working
+from sardonyx.cli.compare import called
+from sardonyx.diagnose.bisect import bisect
+from sardonyx.diagnose.bisect.setting import KINDS
+from sardonyx.options import Options
+
+
+@click.command(
+    epilog=example(
+        "sardonyx bisect examples/models.py:bert",
+        "sardonyx bisect model.onnx --over rule --tolerance 1e-5",
+        "sardonyx bisect model.onnx --by time --option native=true",
+    )
+)
+@model_argument
+@click.option("--over", multiple=True, type=click.Choice(KINDS), help="What to search in; by default everything.")
+@click.option("--by", type=click.Choice(["result", "time"]), default="result", show_default=True)
+@click.option("--tolerance", type=float, help="What counts as a change, of the largest magnitude.")
+@engine_options
+@input_options
+@as_json
+def command(
+    model: Source,
+    over: tuple[str, ...],
+    by: str,
+    tolerance: float | None,
+    options: Options,
+    inputs: Path | None,
+    sizes: Mapping[str, int],
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Find what changes the result of a model on its way to the engine, by taking it away.
+
+    Entries of options, ONNX Runtime's own optimizers, native kernels (with --option native=true) and rewrite rules.
+    Exits with 1 where something is at fault.
+    """
+    given, args, kwargs = called(model, inputs, sizes, seed)
+    with working("exporting the model", as_json) as progress:
+        found = bisect(
+            given,
+            *args,
+            options=options,
+            over=cast(Any, over or KINDS),
+            by=cast(Any, by),
+            tolerance=tolerance,
+            progress=progress,
+            **kwargs,
+        )
+    tell(found.as_dict(), as_json, str(found))
+    click.get_current_context().exit(int(bool(found.culprits)))

@@ -1,0 +1,113 @@
+"""`sardonyx compare`: two ways of running a model, value by value, and where they part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sardonyx.cli._given import Source, as_json, example, input_options, model_argument, table, tell, working
+from sardonyx.diagnose.compare import Comparison, Nonfinite, Place, Row, compare, find_nonfinite
+from sardonyx.errors import SardonyxError
+from sardonyx.options import Options
+
+_SHOWN = 20
+_WAYS = "How to run it: torch, torch:float64, or an engine, as onnxruntime:optimize=none,level=none. Give two."
+
+
+def called(model: Source, inputs: Path | None, sizes: Mapping[str, int], seed: int) -> tuple[Any, Any, Any]:
+    """What is given on the command line as a function takes it: the model, its arguments and its keywords."""
+    if model.kind == "onnx":
+        found = model.model(Options.of())
+        return found, (model.feeds(inputs, sizes, seed, found),), {}
+    call = model.example()
+    if call is None or inputs is not None or sizes:
+        raise SardonyxError(
+            f"{model.text} is called with the arguments it comes with" + ("" if call else ", and it has none"),
+            hint="let the factory return (module, args, kwargs); --inputs and --size are for ONNX files",
+        )
+    return model.module(), *call
+
+
+@click.command(
+    epilog=example(
+        "sardonyx compare examples/models.py:bert",
+        "sardonyx compare examples/models.py:bert --way torch:float64 --way openvino",
+        "sardonyx compare model.onnx --way reference --way onnxruntime",
+        "sardonyx compare model.onnx --nan",
+    )
+)
+@model_argument
+@click.option("--way", "ways", multiple=True, metavar="WAY", help=_WAYS)
+@click.option(
+    "--by", type=click.Choice(["value", "module"]), default="value", show_default=True, help="What is listed."
+)
+@click.option("--all", "every", is_flag=True, help="List every value, and not only where the error begins.")
+@click.option("--nan", is_flag=True, help="Find what makes NaN or Inf instead, in the first way.")
+@click.option("--tolerance", type=float, help="What counts as a difference, of the largest magnitude.")
+@click.option("--budget", default=256, show_default=True, metavar="MB", help="Values held at a time.")
+@input_options
+@as_json
+def command(
+    model: Source,
+    ways: tuple[str, ...],
+    by: str,
+    every: bool,
+    nan: bool,
+    tolerance: float | None,
+    budget: int,
+    inputs: Path | None,
+    sizes: Mapping[str, int],
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Run a model in two ways and say where the error begins: operator, module and line.
+
+    By default torch and onnxruntime; for an ONNX file, onnxruntime without and with rewrites. Exits with 1 where
+    results differ, or where --nan finds something.
+    """
+    given, args, kwargs = called(model, inputs, sizes, seed)
+    with working("exporting the model", as_json) as progress:
+        if nan:
+            way = ways[0] if ways else None
+            made = find_nonfinite(given, *args, way=way, budget=budget * 2**20, progress=progress, **kwargs)
+        else:
+            found = compare(
+                given,
+                *args,
+                ways=ways or None,
+                tolerance=tolerance,
+                budget=budget * 2**20,
+                progress=progress,
+                **kwargs,
+            )
+    if nan:
+        _tell_makers(made, as_json)
+        click.get_current_context().exit(int(bool(made)))
+    listed = list(found.rows) if every else found.suspects[:_SHOWN]
+    _tell(found, found.modules() if by == "module" else listed, as_json)
+    click.get_current_context().exit(int(found.differs))
+
+
+def _tell(found: Comparison, rows: list[Row], as_json: bool) -> None:
+    listed = [
+        (f"{row.error:.1e}", f"{row.before:.1e}", "begins" if row.jumps else "", *_place(row.place)) for row in rows
+    ]
+    headings = ("error", "before", "", "operator", "value", "module", "line")
+    shown = [table(headings, listed, right=("error", "before"))] if listed else []
+    tell(found.as_dict(), as_json, *([str(found)] if not listed else [str(found).splitlines()[0], *shown]))
+
+
+def _place(place: Place) -> tuple[str, str, str, str]:
+    return place.operator, place.key, place.module, place.where
+
+
+def _tell_makers(made: list[Nonfinite], as_json: bool) -> None:
+    told = [
+        {"operator": x.place.operator, "value": x.place.key, "module": x.place.module, "line": x.place.where}
+        | {"makes": x.kind, "has": str(x.health), "reads": {name: str(h) for name, h in x.reads.items()}}
+        for x in made
+    ]
+    tell({"nonfinite": told}, as_json, *([str(x) for x in made] or ["every value is a finite number"]))

@@ -1,0 +1,132 @@
+"""`sardonyx compile`: a model made ready for an engine ahead of its first call, or turned into native code."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from rich.filesize import decimal
+
+from sardonyx import native
+from sardonyx.cache.disk import MANIFEST, Entry, default_cache
+from sardonyx.cli._given import (
+    Source,
+    as_json,
+    duration,
+    engine_options,
+    example,
+    fields,
+    in_memory,
+    input_options,
+    model_argument,
+    tell,
+    tensor,
+    working,
+)
+from sardonyx.doors.optimize import optimize
+from sardonyx.engines import find
+from sardonyx.errors import OptionError, SardonyxError
+from sardonyx.options import Options
+
+
+@click.command(
+    epilog=example(
+        "sardonyx compile model.onnx --native -o compiled",
+        "sardonyx compile examples/models.py:bert --engine openvino",
+        "sardonyx compile model.onnx --engine iree -o artifact",
+    )
+)
+@model_argument
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="A folder for what is compiled.")
+@click.option("--native", "natively", is_flag=True, help="Native code, as `sardonyx native compile` makes it.")
+@input_options
+@engine_options
+@as_json
+def command(
+    model: Source,
+    output: Path | None,
+    natively: bool,
+    inputs: Path | None,
+    sizes: dict[str, int],
+    seed: int,
+    options: Options,
+    as_json: bool,
+) -> None:
+    """Compile a model for an engine, which then starts at once, or to native code.
+
+    What an engine compiles is kept in the cache, and with -o copied to a folder. The model is called once.
+    """
+    if output is not None and output.exists():
+        raise SardonyxError(f"{output} exists already", hint="choose another folder, or remove it")
+    if natively:
+        _natively(model, output or Path(f"{model.name}-native"), options, as_json)
+        return
+    engine = find(options.engine)
+    keeps = engine.identity(options) is not None
+    if output is not None and not keeps:
+        raise OptionError(
+            f"the engine {engine.name!r} makes a model ready at each start, and has nothing to save",
+            hint="--native compiles for onnxruntime; `sardonyx export` and `sardonyx optimize` write the model",
+        )
+    with working(f"compiling with {engine.name}", as_json), torch.no_grad():
+        held = model.program(options).model
+        feeds = model.feeds(inputs, sizes, seed, held)
+        program = optimize(in_memory(held), **fields(options, optimize="none"))
+        started = time.perf_counter()
+        program(*(tensor(feeds[name]) for name in program.inputs))
+        seconds = time.perf_counter() - started
+    entry = _kept(options) if keeps else None
+    place = _place(options, entry)
+    if output is not None:
+        _copy(place, output)
+    told = {
+        "model": model.text,
+        "engine": engine.name,
+        "seconds": seconds,
+        "cache_key": entry.key if entry else None,
+        "cached": place and str(place),
+        "bytes": entry.bytes if entry else 0,
+        "output": output and str(output),
+    }
+    tell(told, as_json, *_lines(told))
+
+
+def _lines(told: dict[str, Any]) -> list[str]:
+    ready = f"{told['engine']} is ready, and was called, after {duration(told['seconds'])}"
+    if told["cached"] is None:
+        return [ready, f"{told['engine']} keeps nothing on disk: it makes the model ready at each start"]
+    lines = [ready, f"{told['cached']}  {decimal(told['bytes'])}, for the next process"]
+    return lines + ([f"{told['output']}  a copy"] if told["output"] else [])
+
+
+def _kept(options: Options) -> Entry | None:
+    """The entry of the cache that the engine has just used."""
+    cache = default_cache(options)
+    entries = cache.entries() if cache else []
+    return next((x for x in entries if x.about.get("engine") == options.engine), None)
+
+
+def _place(options: Options, entry: Entry | None) -> Path | None:
+    cache = default_cache(options)
+    return cache.get(entry.key) if cache and entry else None
+
+
+def _copy(place: Path | None, output: Path) -> None:
+    if place is None:
+        raise SardonyxError("nothing was kept to copy", hint="the cache is turned off, or cannot be written")
+    shutil.copytree(place, output, ignore=shutil.ignore_patterns(MANIFEST))
+
+
+def _natively(model: Source, output: Path, options: Options, as_json: bool) -> None:
+    with working("reading the model", as_json) as say:
+        compiled = native.compile(model.program(options).model, progress=say)
+        compiled.save(output)
+    size = sum(path.stat().st_size for path in output.iterdir())
+    told = {"model": model.text, "engine": "native", "output": str(output), "bytes": size, **compiled.report.as_dict()}
+    tell(
+        told, as_json, str(compiled.report), "", f"{output}  {decimal(size)}, for {compiled.processor.name} processors"
+    )

@@ -1,0 +1,264 @@
+"""`sardonyx doctor`: what is installed here, what is wrong with it, and how to mend it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, distribution, distributions, version
+from pathlib import Path
+
+import click
+import torch
+from packaging.requirements import Requirement
+from rich.filesize import decimal
+from rich.text import Text
+
+from sardonyx.cache.disk import DiskCache, place
+from sardonyx.cli._given import as_json, counted, example, table, tell
+from sardonyx.doors.export import export
+from sardonyx.engines import engines
+from sardonyx.errors import SardonyxError
+from sardonyx.options import Options
+from sardonyx.toolchain import compiler
+
+_LITTLE_MEMORY = 2**30
+_LITTLE_DISK = 2**30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at. It is a problem if it has a fix, and a grave one if nothing works without it."""
+
+    part: str
+    what: str
+    says: str
+    fix: str = ""
+    breaks: bool = False
+
+
+Findings = Iterator[Finding]
+
+
+@click.command(epilog=example("sardonyx doctor", "sardonyx doctor --json"))
+@as_json
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> None:
+    """Look at what is installed, and say what is wrong and how to mend it.
+
+    The exit code is 1 if something is wrong without which the default way does not work.
+    """
+    found = [finding for check in counted(CHECKS, "looking", as_json) for finding in check()]
+    problems = [finding for finding in found if finding.fix]
+    broken = any(finding.breaks for finding in problems)
+    tell(
+        {"findings": [asdict(x) for x in found], "problems": [asdict(x) for x in problems], "broken": broken},
+        as_json,
+        table(["", "", "", ""], [(_mark(x), x.part, x.what, x.says) for x in found]),
+        "",
+        *[line for x in problems for line in (f"{x.what}: {x.says}", f"  next: {x.fix}")],
+        _verdict(problems, broken),
+    )
+    ctx.exit(int(broken))
+
+
+def _mark(finding: Finding) -> Text:
+    if not finding.fix:
+        return Text("ok", "green")
+    return Text("broken", "red") if finding.breaks else Text("note", "yellow")
+
+
+def _verdict(problems: list[Finding], broken: bool) -> str:
+    if broken:
+        return "sardonyx does not work here until the above is mended"
+    return "sardonyx works here" + (f"; {len(problems)} thing(s) could be better" if problems else "")
+
+
+def packages() -> Findings:
+    """Python, and the packages that sardonyx needs, against the versions it needs."""
+    yield Finding("python", "python", f"{platform.python_version()}, {sys.executable}")
+    for needed in _requirements():
+        if not needed.marker:
+            yield _package(needed)
+
+
+def _requirements() -> list[Requirement]:
+    try:
+        return [Requirement(text) for text in distribution("sardonyx").requires or ()]
+    except PackageNotFoundError:
+        return []  # run from its source: nothing says what it needs
+
+
+def _package(needed: Requirement) -> Finding:
+    fix = f"pip install --upgrade '{needed.name}{needed.specifier}'"
+    try:
+        found = version(needed.name)
+    except PackageNotFoundError:
+        return Finding("package", needed.name, "not installed", fix, breaks=True)
+    if found not in needed.specifier and not needed.specifier.contains(found, prereleases=True):
+        return Finding("package", needed.name, f"{found}, and {needed.specifier} is needed", fix, breaks=True)
+    return Finding("package", needed.name, found)
+
+
+def extras() -> Findings:
+    """What can be installed besides."""
+    wanted: dict[str, list[str]] = defaultdict(list)
+    for needed in _requirements():
+        named = re.search(r"extra == ['\"](\w+)['\"]", str(needed.marker or ""))
+        if named:
+            wanted[named[1]].append(needed.name)
+    for extra, names in wanted.items():
+        lacking = [name for name in names if not _installed(name)]
+        says = f"not installed: {', '.join(lacking)}; pip install 'sardonyx[{extra}]'" if lacking else ", ".join(names)
+        yield Finding("extra", extra, says)
+
+
+def _installed(name: str) -> bool:
+    try:
+        version(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def clashes() -> Findings:
+    """Modules that two packages have installed, each over the other."""
+    owners: dict[str, set[str]] = defaultdict(set)
+    for found in distributions():
+        for file in found.files or ():
+            if len(file.parts) == 2 and file.name == "__init__.py":
+                owners[file.parts[0]].add(found.metadata["Name"])
+    for module, names in sorted(owners.items()):
+        if len(names) > 1 and not module.endswith(".dist-info"):
+            listed = " ".join(sorted(names))
+            fix = f"pip uninstall {listed}, then pip install the one that is wanted"
+            breaks = module in ("torch", "onnx", "onnxruntime")
+            yield Finding("clash", module, f"installed by {listed}, one over the other", fix, breaks)
+
+
+def all_engines() -> Findings:
+    """Every engine; without onnxruntime there is no default one."""
+    for engine in engines():
+        if engine.installed:
+            yield Finding("engine", engine.name, engine.version or "")
+        else:
+            fix = 'pip install "sardonyx[cpu]", or "sardonyx[gpu]" for CUDA' if engine.name == Options().engine else ""
+            yield Finding("engine", engine.name, engine.reason, fix, breaks=bool(fix))
+
+
+_LIST = "import json, onnxruntime as o; print(json.dumps(o.get_available_providers()))"
+_TRY = """
+import sys, onnxruntime as o
+from onnx import helper as h
+x, y = (h.make_tensor_value_info(n, 1, [1]) for n in "xy")
+g = h.make_graph([h.make_node("Neg", ["x"], ["y"])], "g", [x], [y])
+m = h.make_model(g, opset_imports=[h.make_opsetid("", 18)], ir_version=8)
+s = o.SessionOptions()
+s.log_severity_level = 4
+sys.exit(sys.argv[1] not in o.InferenceSession(m.SerializeToString(), s, providers=[sys.argv[1]]).get_providers())
+"""
+
+
+def providers() -> Findings:
+    """The execution providers that onnxruntime lists: whether each can be loaded, in a process that may crash."""
+    listed = _python(_LIST)
+    if listed.returncode:
+        return
+    for name in json.loads(listed.stdout.splitlines()[-1]):
+        done = _python(_TRY, name)
+        if done.returncode == 0:
+            yield Finding("provider", name, "loads")
+        else:
+            said = (done.stderr.strip().splitlines() or ["it is listed, and a session does without it"])[-1]
+            fix = "install what it needs; for CUDA, the libraries that `pip install 'onnxruntime-gpu[cuda,cudnn]'` has"
+            breaks = name == "CPUExecutionProvider"
+            yield Finding("provider", name, f"does not load: {said}", fix, breaks)
+
+
+def _python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+
+
+def compilers() -> Findings:
+    """What native kernels and custom operators are compiled by."""
+    try:
+        found = compiler.find()
+        yield Finding("compiler", "C++", f"{found.version}, {found.path}")
+    except SardonyxError as error:
+        yield Finding("compiler", "C++", f"{error.what}: no native kernels", error.hint or "install g++")
+    if not torch.cuda.is_available():
+        yield Finding("compiler", "nvcc", "not needed: torch sees no GPU")
+        return
+    try:
+        yield Finding("compiler", "nvcc", compiler.nvcc().path)
+    except SardonyxError as error:
+        yield Finding("compiler", "nvcc", error.what, error.hint or "install CUDA's toolkit")
+
+
+def folder() -> Findings:
+    """The cache's folder."""
+    options = Options.of()
+    if options.cache_dir == "" or not options.cache_bytes:
+        yield Finding("cache", "folder", "turned off")
+        return
+    cache = DiskCache(place(options.cache_dir), options.cache_bytes)
+    try:
+        cache.check()
+    except SardonyxError as error:
+        yield Finding("cache", "folder", error.what, error.hint or "choose another by SARDONYX_CACHE_DIR")
+        return
+    there = next(path for path in (cache.root, *cache.root.parents) if path.exists())
+    if not os.access(there, os.W_OK):
+        yield Finding("cache", "folder", f"{there} cannot be written", "choose another by SARDONYX_CACHE_DIR")
+        return
+    yield Finding("cache", "folder", f"{cache.root}, {decimal(cache.size())} of {decimal(cache.limit)}")
+    free = shutil.disk_usage(there).free
+    fix = "sardonyx cache prune --limit 0 makes room" if free < _LITTLE_DISK else ""
+    yield Finding("cache", "disk", f"{decimal(free)} free", fix)
+
+
+def memory() -> Findings:
+    """What is free of the machine's memory."""
+    try:
+        told = Path("/proc/meminfo").read_text()
+    except OSError:
+        return
+    found = {match[1]: int(match[2]) * 1024 for match in re.finditer(r"^(\w+):\s+(\d+) kB", told, re.MULTILINE)}
+    free = found.get("MemAvailable", 0)
+    fix = "end other programs: large models do not fit" if free < _LITTLE_MEMORY else ""
+    yield Finding("memory", "free", f"{decimal(free)} of {decimal(found.get('MemTotal', 0))}", fix)
+
+
+def default_way() -> Findings:
+    """A small model on the way that all models take."""
+    x = torch.linspace(-1, 1, 8)
+    try:
+        made = export(torch.nn.GELU().eval(), (x,), verify=True)
+        yield Finding(
+            "trial", "a small model", f"exported, run by {Options().engine}, and verified: {made.report.nodes} node"
+        )
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        fix = getattr(error, "hint", None) or "sardonyx --debug export torch.nn:GELU shows where"
+        yield Finding("trial", "a small model", lines[0], fix, breaks=True)
+
+
+CHECKS: list[Callable[[], Findings]] = [
+    packages,
+    extras,
+    clashes,
+    all_engines,
+    providers,
+    compilers,
+    folder,
+    memory,
+    default_way,
+]
+"""What is looked at, in order."""

@@ -1,0 +1,146 @@
+"""`sardonyx export`: a module as an ONNX file."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from rich.filesize import decimal
+from torch.utils import _pytree as pytree
+
+from sardonyx import native
+from sardonyx.cli import _outline
+from sardonyx.cli._feeds import near
+from sardonyx.cli._given import Source, as_json, counts, engine_options, example, model_argument, tell, times, working
+from sardonyx.errors import OptionError, SardonyxError
+from sardonyx.options import Options
+
+
+@click.command(
+    epilog=example(
+        "sardonyx export examples/models.py:resnet50 -o resnet50.onnx --verify",
+        "sardonyx export examples/models.py:bert --dynamic input_ids.0=batch --dynamic attention_mask.0=batch",
+        """sardonyx export examples/models.py:resnet50 --dynamic-shapes '{"pixel_values": {"0": "batch"}}'""",
+    )
+)
+@model_argument
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="By default NAME.onnx; a folder with --native.")
+@click.option("--dynamic", multiple=True, metavar="NAME.AXIS=SIZE", help="A size of an argument that may change.")
+@click.option("--dynamic-shapes", metavar="JSON", help="All of them at once, as torch.export takes them.")
+@click.option("--opset", type=int, help="By default the newest that the engine runs well.")
+@click.option("--native", "natively", is_flag=True, help="Compile parts of it to native code: writes a folder.")
+@click.option("--verify", is_flag=True, help="Run it in the engine, and compare with PyTorch.")
+@engine_options
+@as_json
+def command(
+    model: Source,
+    output: Path | None,
+    dynamic: Sequence[str],
+    dynamic_shapes: str | None,
+    opset: int | None,
+    natively: bool,
+    verify: bool,
+    options: Options,
+    as_json: bool,
+) -> None:
+    """Export a module as an ONNX file.
+
+    MODEL is package.module:factory or path/file.py:factory, which gives a module and its arguments, or a .pt2 file.
+    """
+    if model.kind == "onnx":
+        raise OptionError(f"{model.text} is exported already", hint="sardonyx optimize rewrites it")
+    shapes = _dynamic_shapes(model, dynamic, dynamic_shapes)
+    chosen = Options.of(options, opset=opset or options.opset, verify=verify or options.verify)
+    path = output or Path(model.name if natively else f"{model.name}.onnx")
+    if not path.parent.is_dir():
+        raise SardonyxError(f"there is no folder {path.parent}", hint=f"mkdir -p {path.parent}")
+    with working("exporting", as_json) as say:
+        program = model.program(chosen, **({"dynamic_shapes": shapes} if shapes is not None else {}))
+        compiled = native.compile(program.model, progress=say) if natively else None
+        written = compiled.save(path) if compiled else program.save(path)
+    report = program.report
+    told = {
+        "model": model.text,
+        "output": str(written),
+        "bytes": _size(written),
+        "verified": chosen.verify,
+        **_outline.summary(program.model),
+        "rules": dict(report.rules.most_common()),
+        "seconds": report.seconds,
+    } | ({"native": compiled.report.as_dict()} if compiled else {})
+    tell(
+        told,
+        as_json,
+        *_outline.lines(told),
+        f"rules      {counts(report.rules)}",
+        f"time       {times(report.seconds)}",
+        *([str(compiled.report)] if compiled else []),
+        f"{written}  {decimal(told['bytes'])}{', verified against PyTorch' if chosen.verify else ''}",
+    )
+
+
+def _size(written: Path) -> int:
+    files = list(written.iterdir()) if written.is_dir() else [written, written.with_name(f"{written.name}.data")]
+    return sum(path.stat().st_size for path in files if path.is_file())
+
+
+def _dynamic_shapes(model: Source, dynamic: Sequence[str], text: str | None) -> Any:
+    """What is said of sizes, as `sardonyx.export` takes it; None if nothing is."""
+    if text is not None:
+        if dynamic:
+            raise click.UsageError("--dynamic and --dynamic-shapes both say what is dynamic")
+        return _parsed(text)
+    if not dynamic:
+        return None
+    arguments = _arguments(model)
+    shapes: dict[str, Any] = {name: pytree.tree_map(lambda leaf: None, x) for name, x in arguments.items()}
+    for given in dynamic:
+        name, axis, size = _split(given)
+        if name not in arguments:
+            raise OptionError(f"the model has no argument {name!r}", hint=near(name, arguments))
+        place = _axis(name, axis, arguments[name])
+        shapes[name] = {**(shapes[name] or {}), place: size}
+    return shapes
+
+
+def _split(given: str) -> tuple[str, str, str]:
+    place, _, size = given.partition("=")
+    name, _, axis = place.rpartition(".")
+    if not (name and axis.lstrip("-").isdigit() and size.isidentifier()):
+        raise click.BadParameter(f"{given!r} is not of the form NAME.AXIS=SIZE, as input_ids.0=batch")
+    return name, axis, size
+
+
+def _arguments(model: Source) -> Mapping[str, Any]:
+    """The arguments that the module is called with, by name."""
+    module, call = model.module(), model.example()
+    if call is None:
+        return {}
+    return inspect.signature(getattr(module, "forward", module)).bind(*call[0], **call[1]).arguments
+
+
+def _axis(name: str, axis: str, argument: Any) -> int:
+    if not isinstance(argument, torch.Tensor):
+        raise OptionError(f"the argument {name!r} is no tensor", hint="--dynamic-shapes takes any arrangement, as JSON")
+    if not -argument.dim() <= int(axis) < argument.dim():
+        raise OptionError(f"{name!r} has {argument.dim()} dimensions, and no axis {axis}")
+    return int(axis) % argument.dim()
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return _numbered(json.loads(text))
+    except ValueError as error:
+        raise click.BadParameter(f"--dynamic-shapes is no JSON: {error}") from error
+
+
+def _numbered(told: Any) -> Any:
+    """JSON writes numbers of axes as text."""
+    if isinstance(told, dict):
+        return {int(key) if key.isdigit() else key: _numbered(value) for key, value in told.items()}
+    return [_numbered(value) for value in told] if isinstance(told, list) else told

@@ -1,0 +1,59 @@
+"""`sardonyx optimize`: the rewrite rules on an ONNX file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.filesize import decimal
+
+from sardonyx.cli import _outline
+from sardonyx.cli._given import Source, as_json, counts, engine_options, example, model_argument, tell, times, working
+from sardonyx.errors import OptionError, SardonyxError
+from sardonyx.options import Options
+
+
+@click.command(
+    epilog=example(
+        "sardonyx optimize model.onnx -o faster.onnx", "sardonyx optimize model.onnx --option optimize=default-Silu"
+    )
+)
+@model_argument
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="By default NAME.optimized.onnx beside it.")
+@click.option("--opset", type=int, help="Convert to a later opset first: 23 has attention and RMS norm.")
+@engine_options
+@as_json
+def command(model: Source, output: Path | None, opset: int | None, options: Options, as_json: bool) -> None:
+    """Rewrite an ONNX file by the rules that compiled models pass through.
+
+    The result is for the engine: for onnxruntime it may use operators of com.microsoft.
+    """
+    if model.kind != "onnx":
+        raise OptionError(f"{model.text} is no ONNX file", hint="sardonyx export writes one, with the rules applied")
+    before = _outline.summary(model.model(options))
+    path = output or Path(model.text).with_suffix(".optimized.onnx")
+    if path.resolve() == Path(model.text).resolve():
+        raise SardonyxError(f"{path} is the model itself", hint="-o FILE names another file")
+    with working("rewriting", as_json):
+        program = model.program(Options.of(options, opset=opset or options.opset))
+        program.save(path)
+    after, report = _outline.summary(program.model), program.report
+    told = {
+        "model": model.text,
+        "output": str(path),
+        "bytes": path.stat().st_size,
+        "opset": after["opset"],
+        "nodes_before": before["nodes"],
+        "nodes_after": after["nodes"],
+        "operators": after["operators"],
+        "rules": dict(report.rules.most_common()),
+        "seconds": report.seconds,
+    }
+    tell(
+        told,
+        as_json,
+        f"nodes   {before['nodes']} → {after['nodes']}: {counts(after['operators'])}",
+        f"rules   {counts(report.rules) or 'none applies'}",
+        f"time    {times(report.seconds)}",
+        f"{path}  {decimal(told['bytes'])}, opset {after['opset']}",
+    )

@@ -1,0 +1,73 @@
+"""`sardonyx profile`: where the time of a call goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+from sardonyx.cli._given import (
+    Source,
+    as_json,
+    engine_options,
+    example,
+    in_memory,
+    input_options,
+    model_argument,
+    tell,
+    tensor,
+    working,
+)
+from sardonyx.diagnose.profile import Profile, profile
+from sardonyx.doors.optimize import optimize
+from sardonyx.options import Options
+
+
+@click.command(
+    epilog=example(
+        "sardonyx profile examples/models.py:bert",
+        "sardonyx profile model.onnx --size batch=4 --calls 50 --trace trace.json",
+    )
+)
+@model_argument
+@click.option("--calls", type=click.IntRange(1), default=10, show_default=True, help="Calls that are measured.")
+@click.option("--trace", type=click.Path(path_type=Path), help="Write what onnxruntime records, for chrome://tracing.")
+@input_options
+@engine_options
+@as_json
+def command(
+    model: Source,
+    calls: int,
+    trace: Path | None,
+    inputs: Path | None,
+    sizes: Mapping[str, int],
+    seed: int,
+    options: Options,
+    as_json: bool,
+) -> None:
+    """Tell where the time of a call goes: by module, by operator, by source line, and what is not kernels.
+
+    A module with arguments of its own is compiled as by torch.compile; an .onnx file, and a module with other inputs,
+    runs as a file.
+    """
+    with working("profiling", as_json):
+        found = _profiled(model, inputs, sizes, seed, options, calls=calls, trace=trace)
+    tell(found.as_dict(), as_json, str(found), *([f"\n{trace} written"] if trace else []))
+
+
+def _profiled(
+    model: Source, inputs: Path | None, sizes: Mapping[str, int], seed: int, options: Options, **how: Any
+) -> Profile:
+    call = None if inputs or sizes else model.example()
+    if call is not None:
+        args, kwargs = call
+        return profile(model.module(), *args, options=options, **how, **kwargs)
+    held = model.model(options)
+    feeds = model.feeds(inputs, sizes, seed, held)
+    chosen = {"engine": options.engine, "session_options": options.session_options, "providers": options.providers}
+    program = optimize(in_memory(held), optimize="none", **chosen)
+    with torch.no_grad():
+        return profile(program, *(tensor(feeds[name]) for name in program.inputs), **how)

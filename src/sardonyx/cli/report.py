@@ -1,0 +1,75 @@
+"""`sardonyx report`: what becomes of a model, as a page to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.filesize import decimal
+
+from sardonyx.cli._given import (
+    Source,
+    as_json,
+    engine_options,
+    example,
+    in_memory,
+    input_options,
+    model_argument,
+    tell,
+    tensor,
+    working,
+)
+from sardonyx.diagnose import html
+from sardonyx.diagnose.explain import explain
+from sardonyx.diagnose.report import Report
+from sardonyx.doors.optimize import optimize
+from sardonyx.options import Options
+
+
+@click.command(
+    epilog=example(
+        "sardonyx report examples/models.py:bert -o bert.html",
+        "sardonyx report model.onnx -o model.html --size batch=4",
+    )
+)
+@model_argument
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The .html file.")
+@input_options
+@engine_options
+@as_json
+def command(
+    model: Source,
+    output: Path,
+    inputs: Path | None,
+    sizes: Mapping[str, int],
+    seed: int,
+    options: Options,
+    as_json: bool,
+) -> None:
+    """Write one HTML file: the graph before and after, rules, fallbacks, times and errors by node.
+
+    A module with arguments of its own is compiled as by torch.compile; an .onnx file, and a module with other inputs,
+    is rewritten and run as a file. The page needs no network.
+    """
+    chosen = Options.of(options, report=str(output))
+    with working("compiling and measuring", as_json):
+        found = _report(model, inputs, sizes, seed, chosen)
+        html.save(found, output, chosen, title=model.name)
+    size = output.stat().st_size
+    told = {"output": str(output), "bytes": size, "nodes": found.nodes, "fallbacks": len(found.fallbacks)}
+    tell(told, as_json, str(found), f"\n{output}  {decimal(size)}")
+
+
+def _report(model: Source, inputs: Path | None, sizes: Mapping[str, int], seed: int, options: Options) -> Report:
+    call = None if inputs or sizes else model.example()
+    if call is not None:
+        args, kwargs = call
+        return explain(model.module(), *args, options=options, **kwargs)
+    held = model.model(Options.of(options, report=None))
+    feeds = model.feeds(inputs, sizes, seed, held)
+    chosen: dict[str, Any] = {"engine": options.engine, "optimize": options.optimize, "native": options.native}
+    program = optimize(in_memory(held), report=options.report, **chosen)
+    html.tell_program(program, [tensor(feeds[name]) for name in program.inputs], {})
+    return program.report

@@ -1,0 +1,249 @@
+"""`bisect`: the rule, kernel, optimizer or option that changes a model's result, or its time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from sardonyx.diagnose.bisect.delta import smallest
+from sardonyx.diagnose.bisect.setting import KINDS, Item, Kind, Settings
+from sardonyx.diagnose.compare.comparing import opset_for
+from sardonyx.diagnose.compare.comparison import as_number
+from sardonyx.diagnose.compare.errors import error_of, tolerance_of
+from sardonyx.diagnose.compare.subject import Model, subject_of
+from sardonyx.diagnose.compare.trace import TorchTrace
+from sardonyx.diagnose.compare.way import Way
+from sardonyx.errors import OptionError
+from sardonyx.options import Options
+
+By: TypeAlias = Literal["result", "time"]
+
+_ROUNDS = 9
+_SLOWER = 1.25
+"""How often as long a call takes with what is at fault: less is what other programs on the machine may do."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is at fault: one item, or several that are so only together."""
+
+    kind: Kind
+    names: tuple[str, ...]
+    error: float
+    """How far the result is from that without them, relative to its largest magnitude."""
+    slower: float = 1.0
+    """How often as long a call takes, where time is what is looked for."""
+
+    @property
+    def remedy(self) -> str:
+        """What to do without them."""
+        return _REMEDIES[self.kind](self.names)
+
+    def __str__(self) -> str:
+        effect = f"a call takes {self.slower:.1f} times as long" if self.slower != 1.0 else f"changes {self.error:.2e}"
+        return f"{self.kind} {' with '.join(self.names)}: {effect}\n  next: {self.remedy}"
+
+
+_REMEDIES: Mapping[Kind, Callable[[Sequence[str]], str]] = {
+    "rule": lambda names: f'optimize="default{"".join(f"-{name}" for name in names)}"',
+    "kernel": lambda names: "native=False, or sardonyx.native.compile(model, select=…) without these nodes",
+    "level": lambda names: 'session_options={"graph_optimization_level": …}, a lower one',
+    "optimizer": lambda names: (
+        f'session_options={{"config": {{"optimization.disable_specified_optimizers": "{";".join(names)}"}}}}'
+    ),
+    "option": lambda names: "leave it out",
+}
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """What `bisect` returns."""
+
+    culprits: tuple[Found, ...]
+    tried: Mapping[str, int]
+    """How many items of each kind there were."""
+    error: float
+    """How far the result with everything is from that with nothing, relative to its largest magnitude."""
+    engine: float | None
+    """How far the result with nothing is from torch's, where there is a module."""
+    runs: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, as JSON can hold it."""
+        found = [{**asdict(x), "error": as_number(x.error), "remedy": x.remedy} for x in self.culprits]
+        engine = None if self.engine is None else as_number(self.engine)
+        return {
+            "culprits": found,
+            "tried": dict(self.tried),
+            "error": as_number(self.error),
+            "engine": engine,
+            "runs": self.runs,
+        }
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{count} {kind}s" for kind, count in self.tried.items() if count)
+        tried = f"{counts or 'nothing'} tried in {self.runs} runs"
+        lines = [str(x) for x in self.culprits] or [f"nothing is at fault: everything changes {self.error:.2e}"]
+        if self.engine is not None:
+            lines.append(f"with nothing of these the engine differs from torch by {self.engine:.2e}")
+        return "\n".join([*lines, tried])
+
+
+def bisect(
+    model: Model,
+    *args: Any,
+    options: Options | Mapping[str, Any] | None = None,
+    over: Sequence[Kind] = KINDS,
+    by: By = "result",
+    tolerance: float | None = None,
+    slower: float = _SLOWER,
+    progress: Callable[[str], object] | None = None,
+    **kwargs: Any,
+) -> Bisection:
+    """Find what changes a model's result between the graph as it was exported and the engine: by taking it away.
+
+    In turn, entries of options ("option": of `session_options`, `engine_options` and `compile_options`), the optimizers
+    of ONNX Runtime ("optimizer") and what its level does beside ("level"), native kernels ("kernel", with
+    `native=True`) and rewrite rules ("rule") are taken away. Where that changes the result, the smallest part of them
+    that does is found by delta debugging. `over` names some of these kinds: the others stay as they are, but kernels,
+    which are left out. With `by="time"` it is what makes a call take `slower` times as long, by the medians of calls
+    that take turns.
+
+    The model and its arguments are as in `compare`. `tolerance` is what counts as a change, relative to the largest
+    magnitude; by default what `verify` allows.
+
+    >>> found = bisect(torch.nn.functional.silu, torch.linspace(-3, 3, 7))
+    >>> found.culprits, found.tried["rule"] > 50
+    ((), True)
+    """
+    unknown = [kind for kind in over if kind not in KINDS]
+    if unknown or by not in ("result", "time"):
+        raise OptionError(f"bisect cannot go over {unknown or by}", hint=f"over={list(KINDS)}, by='result' or 'time'")
+    chosen = Options.of(options)
+    subject = subject_of(
+        model, args, kwargs, opset=opset_for([Way(chosen.engine, chosen)]), translator=chosen.translator
+    )
+    judge = _Slower(slower) if by == "time" else _Changed(tolerance)
+    search = _Search(Settings(subject, chosen), judge, progress or (lambda line: None))
+    found = search.run([kind for kind in KINDS if kind in over])
+    engine = None
+    if subject.captured is not None:
+        torchs = TorchTrace(Way.of("torch"), subject).outputs(0)
+        engine = max(map(error_of, search.results(()), torchs), default=0.0)
+    error = max(map(error_of, search.results(search.everything), search.results(())), default=0.0)
+    return Bisection(tuple(found), search.tried, error, engine, search.runs)
+
+
+@dataclass
+class _Search:
+    settings: Settings
+    judge: _Changed | _Slower
+    tell: Callable[[str], object]
+    tried: dict[str, int] = field(default_factory=dict)
+    everything: tuple[Item, ...] = ()
+    _calls: dict[frozenset[Item], Callable[[], list[torch.Tensor]]] = field(default_factory=dict)
+    _known: dict[frozenset[Item], list[torch.Tensor]] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> int:
+        """How often the model was made ready."""
+        return len(self._known)
+
+    def run(self, kinds: Sequence[Kind]) -> list[Found]:
+        """Take one kind after the other away, and search in those that made a difference."""
+        there: list[tuple[Kind, list[Item]]] = []
+        context: list[Item] = []
+        for kind in reversed(KINDS):  # what comes first to a model decides what the later ones find
+            items = self.settings.items(kind, context)
+            there.insert(0, (kind, items))
+            context += items
+        self.everything = tuple(context)
+        found: list[Found] = []
+        for kind, items in there:
+            if kind in kinds or kind == "kernel":  # kernels are built anew for every choice of rules
+                context = [item for item in context if item.kind != kind]
+            if kind in kinds:
+                self.tried[kind] = len(items)
+                found += self._culprits(kind, items, context)
+        return found
+
+    def _culprits(self, kind: Kind, items: list[Item], context: list[Item]) -> list[Found]:
+        """One after the other, until what is left does no harm."""
+        found: list[Found] = []
+        while items and self._matters(items, context):
+            part = smallest(items, lambda part: self._matters(part, context))
+            if not part:
+                break  # it changes from call to call
+            error = max(map(error_of, self.results([*context, *part]), self.results(context)), default=0.0)
+            ratio = self.judge.ratio(self._call([*context, *part]), self._call(context))
+            found.append(Found(kind, tuple(item.name for item in part), error, ratio))
+            items = [item for item in items if item not in part]
+        return found
+
+    def _matters(self, part: list[Item], context: list[Item]) -> bool:
+        self.tell(f"{len(part)} {part[0].kind}(s), run {self.runs + 1}")
+        with_, without = [*context, *part], context
+        if isinstance(self.judge, _Changed):
+            return self.judge(self.results(with_), self.results(without))
+        self.results(with_)
+        return self.judge.ratio(self._call(with_), self._call(without)) >= self.judge.least
+
+    def results(self, items: Sequence[Item]) -> list[torch.Tensor]:
+        """The model's results with some items; each choice is run once."""
+        key = frozenset(items)
+        if key not in self._known:
+            self._known[key] = self._call(items)()
+            if isinstance(self.judge, _Changed):
+                del self._calls[key]  # sessions hold memory
+        return self._known[key]
+
+    def _call(self, items: Sequence[Item]) -> Callable[[], list[torch.Tensor]]:
+        key = frozenset(items)
+        if key not in self._calls:
+            call, feeds = self.settings.call(items), self.settings.subject.calls[0]
+            self._calls[key] = lambda: call(feeds)
+        return self._calls[key]
+
+
+@dataclass(frozen=True)
+class _Changed:
+    """Whether results differ by more than rounding."""
+
+    tolerance: float | None
+
+    def __call__(self, found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
+        pairs = zip(found, expected, strict=True)
+        return any(not error_of(a, b) <= self._allowed(b) for a, b in pairs)
+
+    def _allowed(self, value: torch.Tensor) -> float:
+        return tolerance_of(value) if self.tolerance is None else self.tolerance
+
+    def ratio(self, one: Callable[[], Any], other: Callable[[], Any]) -> float:
+        """Time is not looked at."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class _Slower:
+    """How often as long one call takes as another."""
+
+    least: float
+
+    def ratio(self, one: Callable[[], Any], other: Callable[[], Any]) -> float:
+        """By the medians of calls that take turns, or by the quickest where that says less."""
+        one(), other()
+        rounds = [(seconds(one), seconds(other)) for _ in range(_ROUNDS)]
+        ones, others = zip(*rounds, strict=True)
+        return float(min(median(ones) / max(median(others), 1e-9), min(ones) / max(min(others), 1e-9)))
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    """What a call takes."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start

@@ -1,0 +1,157 @@
+"""What a comparison found: every value that both ways have, and where the error jumps."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sardonyx.diagnose.compare.errors import Health
+from sardonyx.diagnose.compare.subject import Place
+
+_JUMP = 10.0
+"""How often as large as those of its inputs an error is, where it jumps."""
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Row:
+    """A value, and how far the two ways are apart there."""
+
+    place: Place
+    error: float
+    """The largest difference over all calls, relative to the largest magnitude of the first way."""
+    before: float
+    """The largest error of the values it is computed from."""
+    tolerance: float
+    call: int
+    """Which call has the largest error."""
+    health: tuple[Health, Health]
+    """What is in the value in each way, in that call."""
+    reaches: bool = True
+    """Whether a difference here is seen in what is computed from it, or in a result."""
+
+    @property
+    def differs(self) -> bool:
+        """Whether the two ways are further apart than rounding explains."""
+        return not self.error <= self.tolerance
+
+    @property
+    def growth(self) -> float:
+        """How often as large as before the error is; an error far below the tolerance counts as none."""
+        if math.isinf(self.error):
+            return 1.0 if math.isinf(self.before) else math.inf
+        return self.error / max(self.before, self.tolerance / _JUMP, 1e-300)
+
+    @property
+    def jumps(self) -> bool:
+        """Whether the error begins here."""
+        return self.differs and self.growth >= _JUMP
+
+    def __str__(self) -> str:
+        where = f"\n  at: {self.place.where}" if self.place.where else ""
+        return f"{self.place}: {self.error:.2e}, from {self.before:.2e} in what it reads{where}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` returns."""
+
+    ways: tuple[str, str]
+    rows: tuple[Row, ...]
+    """Every value that both ways have, in the order they are computed in."""
+    errors: Mapping[str, float]
+    """The error of each result, when nothing is watched."""
+    differs: bool
+    """Whether a result is further apart than rounding explains."""
+    traced: float = 0.0
+    """How far the graph that torch.export traced is from the module itself."""
+
+    @property
+    def suspects(self) -> list[Row]:
+        """Where an error that the results have jumps, the first place first; where it grows most, if it only creeps."""
+        if not self.differs:
+            return []
+        differing = [row for row in self.rows if row.differs and row.reaches]
+        jumps = [row for row in differing if row.jumps]
+        return jumps or sorted(differing, key=lambda row: -row.growth)[:_SHOWN]
+
+    @property
+    def first(self) -> Row | None:
+        """The first place where the error jumps."""
+        return self.suspects[0] if self.suspects else None
+
+    @property
+    def error(self) -> float:
+        """The largest error of a result."""
+        return max(self.errors.values(), default=0.0)
+
+    def modules(self) -> list[Row]:
+        """For each module the place where its error grows most, in the order in which modules end."""
+        most: dict[str, Row] = {}
+        for row in self.rows:
+            kept = most.pop(row.place.module, row)  # to its new place, at the end
+            most[row.place.module] = max(kept, row, key=lambda x: x.growth)
+        return list(most.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, as JSON can hold it."""
+        return {
+            "ways": list(self.ways),
+            "differs": self.differs,
+            "errors": {name: as_number(error) for name, error in self.errors.items()},
+            "traced": as_number(self.traced),
+            "suspects": [_told(row) for row in self.suspects],
+            "rows": [_told(row) for row in self.rows],
+        }
+
+    def __str__(self) -> str:
+        worst = f"results differ by {self.error:.2e} of their magnitude"
+        lines = [f"{self.ways[1]} against {self.ways[0]}: {worst}; {len(self.rows)} values compared"]
+        if self.traced:
+            lines.append(f"the graph that torch.export traced differs from the module by {self.traced:.2e}")
+        if self.suspects:
+            lines.append("the error begins at" if self.suspects[0].jumps else "the error creeps; it grows most at")
+        lines += [str(row) for row in self.suspects[:_SHOWN]]
+        if self.differs and not self.suspects:
+            lines.append("no value between differs: a rewrite that watching prevents, or the last step; try bisect")
+        return "\n".join(lines)
+
+
+def as_number(x: float) -> float | str:
+    """A number as JSON holds it, which has no infinity."""
+    return x if math.isfinite(x) else str(x)
+
+
+def _told(row: Row) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(row.place),
+        "error": as_number(row.error),
+        "before": as_number(row.before),
+        "jumps": row.jumps,
+        "call": row.call,
+        "range": [str(health) for health in row.health],
+    }
+
+
+def ranked(
+    order: Sequence[Place],
+    measured: Mapping[str, Row],
+    parents: Mapping[str, Sequence[str]],
+    ends: Sequence[str],
+) -> tuple[Row, ...]:
+    """The rows in order, each with the error of what it reads and whether its own goes any further."""
+    children: dict[str, list[str]] = {}
+    for key, above in parents.items():
+        for parent in above:
+            children.setdefault(parent, []).append(key)
+    rows = []
+    for place in order:
+        row = measured[place.key]
+        before = max((measured[key].error for key in parents[place.key]), default=0.0)
+        below = children.get(place.key, [])
+        heals = bool(below) and place.key not in ends and not any(measured[key].differs for key in below)
+        rows.append(dataclasses.replace(row, before=before, reaches=not heals))
+    return tuple(rows)

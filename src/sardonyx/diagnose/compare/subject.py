@@ -1,0 +1,233 @@
+"""What is compared: a module or an ONNX model, as one graph without rewrites, and the calls to run it with."""
+
+from __future__ import annotations
+
+import os
+import re
+from ast import literal_eval
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import torch
+from torch.utils import _pytree as pytree
+
+from sardonyx.capture import export as capturing
+from sardonyx.capture.export import Captured
+from sardonyx.diagnose.source import source_of
+from sardonyx.errors import OptionError
+from sardonyx.translate import dtypes
+
+Model: TypeAlias = "torch.nn.Module | Any"
+"""A module, a function of tensors, or ONNX: a path, a proto, an `onnx_ir.Model` or a `Program`."""
+Feeds: TypeAlias = "dict[str, torch.Tensor]"
+Call: TypeAlias = "tuple[tuple[Any, ...], dict[str, Any]]"
+
+_FX_NAME = re.compile(r"%?(\w+)")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A value of the graph, and where it comes from."""
+
+    key: str
+    """The value's name in the graph without rewrites."""
+    operator: str
+    module: str = ""
+    """The path of the innermost module, as `encoder.layer.0`."""
+    where: str = ""
+    """The line of the user's code."""
+    fx: str = ""
+    """The name of the FX node."""
+
+    def __str__(self) -> str:
+        return f"{self.operator} {self.key}" + (f" in {self.module}" if self.module else "")
+
+
+@dataclass
+class Subject:
+    """A model to run in several ways."""
+
+    base: ir.Model
+    """The graph without rewrites; its weights are in memory."""
+    calls: list[Feeds]
+    """Inputs by name, for each call."""
+    captured: Captured | None = None
+    """torch's graph, where there is a module."""
+    module: Any = None
+    arguments: list[Call] = field(default_factory=list)
+    """What the module is called with."""
+
+    def __post_init__(self) -> None:
+        self.places = _places(self.base)
+        self.outputs = [str(x.name) for x in self.base.graph.outputs]
+        if self.captured is not None:
+            returned = [x for x in dict.fromkeys(self.captured.returned) if isinstance(x, torch.fx.Node)]
+            self.fx = _fx_values(self.base, self.places, self.captured)
+            self.fx |= {name: node.name for name, node in zip(self.outputs, returned, strict=True)}
+
+
+def subject_of(
+    model: Model,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    also: Sequence[Any] = (),
+    opset: int | None = None,
+    translator: str = "sardonyx",
+) -> Subject:
+    """The model and its calls; `also` are further ones, each a tuple of arguments, a dict of keywords, or both."""
+    if is_onnx(model):
+        return _of_onnx(model, args, kwargs, also)
+    from sardonyx.doors.export import export
+
+    calls: list[Call] = [(tuple(args), dict(kwargs)), *(_call(x, args, kwargs) for x in also)]
+    program = export(model, args, kwargs, examples=also, opset=opset, optimize="none", translator=translator)
+    module = model if isinstance(model, torch.nn.Module) else _as_module(model)
+    shapes = capturing.shapes_of_examples(module, args, kwargs, also) if also else None
+    captured = capturing.capture(module, args, kwargs, shapes)
+    named = program._calling.flatten
+    feeds = [dict(zip(program.inputs, map(tensor_of, named(*call)), strict=True)) for call in calls]
+    return Subject(_held(program.model), feeds, captured, module, calls)
+
+
+def is_onnx(model: Model) -> bool:
+    """Whether a model is ONNX already."""
+    known = isinstance(model, (str, os.PathLike, bytes, onnx.ModelProto, ir.Model))
+    return known or isinstance(getattr(model, "model", None), ir.Model)
+
+
+def _as_module(function: Any) -> torch.nn.Module:
+    module = torch.nn.Module()
+    module.forward = function
+    return module
+
+
+def _call(given: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    if isinstance(given, Mapping):
+        return tuple(args), {**kwargs, **given}
+    if isinstance(given, torch.Tensor):
+        return (given,), dict(kwargs)
+    if len(given) == 2 and isinstance(given[0], tuple) and isinstance(given[1], Mapping):
+        return given[0], dict(given[1])
+    return tuple(given), dict(kwargs)
+
+
+# ONNX
+
+
+def _of_onnx(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], also: Sequence[Any]) -> Subject:
+    from sardonyx.doors.optimize import optimize
+
+    given = model.model if isinstance(getattr(model, "model", None), ir.Model) else model
+    given = onnx.load_model_from_string(given) if isinstance(given, bytes) else given
+    base = _held(optimize(Path(given) if isinstance(given, str) else given, optimize="none").model)
+    inputs = [str(x.name) for x in base.graph.inputs if not x.is_initializer()]
+    first = _feeds(inputs, base, args, kwargs)
+    calls = [({**first, **x},) if isinstance(x, Mapping) else _call(x, (), {})[0] for x in also]
+    return Subject(base, [first, *(_feeds(inputs, base, call, {}) for call in calls)])
+
+
+def _feeds(inputs: Sequence[str], base: ir.Model, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Feeds:
+    """Inputs by name, of arrays or tensors in order, by keyword, or in a dict; made up where none are given."""
+    if len(args) == 1 and isinstance(args[0], Mapping):
+        kwargs, args = {**args[0], **kwargs}, ()
+    if not args and not kwargs and inputs:
+        from sardonyx.native.measure import made_up
+
+        kwargs = made_up(base.graph)
+    given = {**dict(zip(inputs, args, strict=False)), **kwargs}
+    if len(args) > len(inputs) or set(given) != set(inputs):
+        raise OptionError(
+            f"the model takes {', '.join(inputs)}, and was given {len(args)} arguments and {', '.join(kwargs) or 'no'} "
+            "names",
+            hint="give all inputs in order or by name, or none, to have them made up",
+        )
+    return {name: tensor_of(given[name]) for name in inputs}
+
+
+def tensor_of(value: Any) -> torch.Tensor:
+    """An array, a number or a tensor as a tensor, with no gradient."""
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    if isinstance(value, np.ndarray) and value.dtype == ir.DataType.BFLOAT16.numpy():
+        return torch.from_numpy(value.view(np.uint16)).view(torch.bfloat16)
+    return torch.as_tensor(np.array(value, order="C") if isinstance(value, np.ndarray) else [value])
+
+
+def _held(model: ir.Model) -> ir.Model:
+    """The model with its weights in memory, those of files mapped: what a graph is cut to is run from anywhere."""
+    for name, value in model.graph.initializers.items():
+        if isinstance(value.const_value, ir.ExternalTensor):
+            value.const_value = ir.Tensor(value.const_value.numpy(), name=name)
+    return model
+
+
+# Where values come from
+
+
+def _places(base: ir.Model) -> dict[str, Place]:
+    return {str(x.name): _place(str(x.name), node) for node in base.graph for x in node.outputs if x.name}
+
+
+def _place(key: str, node: ir.Node) -> Place:
+    told = node.metadata_props
+    scopes = _list(told.get("pkg.torch.onnx.name_scopes", ""))
+    kinds = _list(told.get("pkg.torch.onnx.class_hierarchy", ""))
+    fx = _FX_NAME.match(told.get("pkg.torch.onnx.fx_node", ""))
+    module = scopes[-2] if len(scopes) > 1 else ""
+    trace: Any = _Traced({"stack_trace": told.get("pkg.torch.onnx.stack_trace", "")})
+    operator = kinds[-1] if kinds else node.op_type
+    return Place(key, operator, module, source_of(trace), fx[1] if fx else "")
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """What a node's metadata keeps of the FX node, as `source_of` reads it."""
+
+    meta: Mapping[str, str]
+
+
+def _list(text: str) -> list[str]:
+    """A list as metadata has it written; none where another program wrote something else."""
+    try:
+        found = literal_eval(text)
+    except (ValueError, SyntaxError):
+        return []
+    return [str(x) for x in found] if isinstance(found, list) else []
+
+
+def _fx_values(base: ir.Model, places: Mapping[str, Place], captured: Captured) -> dict[str, str]:
+    """For values of the graph the FX node each is: the last that its translation made, with the sizes torch has."""
+    nodes = {node.name: node.meta.get("val") for node in captured.graph.graph.nodes}
+    found: dict[str, str] = {}
+    for node in base.graph:
+        for value in node.outputs:
+            fx = places[str(value.name)].fx
+            if isinstance(nodes.get(fx), torch.Tensor) and _is(value, nodes[fx]):
+                found[fx] = str(value.name)
+    return {name: fx for fx, name in found.items()}
+
+
+def _is(value: ir.Value, val: torch.Tensor) -> bool:
+    if value.dtype is None or not dtypes.is_known(val.dtype) or value.dtype != dtypes.to_onnx(val.dtype):
+        return False
+    rank = val.dim() + val.dtype.is_complex
+    return value.shape is None or (
+        len(value.shape) == rank
+        and all(
+            not isinstance(a, int) or isinstance(b, torch.SymInt) or a == b
+            for a, b in zip(value.shape, val.shape, strict=False)
+        )
+    )
+
+
+def leaves_of(captured: Captured, call: Call) -> list[Any]:
+    """The flattened arguments of a call, in the order that the graph was traced with."""
+    args, kwargs = call
+    named = captured.in_spec.children()[1].context
+    return pytree.tree_leaves((args, {name: kwargs[name] for name in named}))

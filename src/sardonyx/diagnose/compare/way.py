@@ -1,0 +1,120 @@
+"""A way of running a model: torch, torch in double precision, or an engine with its options, written in a word."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from sardonyx.errors import OptionError
+from sardonyx.options import Options
+
+Given: TypeAlias = "str | Options | Mapping[str, Any] | Way"
+"""How a way is written: text, or the options to run with."""
+
+LEVELS = {
+    "none": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "layout": "ORT_ENABLE_LAYOUT",
+    "all": "ORT_ENABLE_ALL",
+}
+"""How far ONNX Runtime rewrites a model by itself, as a way and the command line say it."""
+
+_TORCH = {"torch": None, "torch:float64": torch.float64}
+_HINT = "write 'torch', 'torch:float64', an engine's name, or 'onnxruntime:optimize=none,level=none,native=true'"
+_GROUPS = {"config": "config", "session": "session_options", "engine": "engine_options"}
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of running a model.
+
+    `torch` and `torch:float64` run the module. An engine's name runs the exported model in it. After a colon come
+    options: `optimize=none`, `native=true`, `level=basic` for ONNX Runtime's own optimizations, `config.NAME=…` for
+    an entry of its session's configuration, `session.NAME=…` for an attribute of its session options, `engine.NAME=…`
+    for an entry of `engine_options`.
+
+    >>> way = Way.of("onnxruntime:optimize=none,config.session.intra_op.allow_spinning=0")
+    >>> way.options.optimize, way.options.session_options
+    ('none', {'config': {'session.intra_op.allow_spinning': '0'}})
+    """
+
+    name: str
+    options: Options | None = None
+    """What the engine is given; None for torch."""
+    dtype: torch.dtype | None = None
+    """What torch computes in, where not in the model's own precision."""
+
+    @classmethod
+    def of(cls, given: Given) -> Way:
+        """The way that a text names, or that runs with these options."""
+        if isinstance(given, Way):
+            return given
+        if not isinstance(given, str):
+            chosen = Options.of(given)
+            return cls(chosen.engine, chosen)
+        if given in _TORCH:
+            return cls(given, None, _TORCH[given])
+        engine, _, rest = given.partition(":")
+        if engine == "torch":
+            raise OptionError(f"{given!r} is no way to run a model", hint=_HINT)
+        return cls(given, _options(engine, rest))
+
+    @property
+    def is_torch(self) -> bool:
+        """Whether torch runs it, and no engine."""
+        return self.options is None
+
+    def plain(self) -> Way:
+        """The same engine with nothing that rewrites: no rules, no kernels, no optimizations of its own, no flags."""
+        engine = self.options.engine if self.options else "onnxruntime"
+        return Way.of(PLAIN if engine == "onnxruntime" else f"{engine}:optimize=none")
+
+    def __str__(self) -> str:
+        return self.name
+
+
+PLAIN = "onnxruntime:optimize=none,level=none"
+"""ONNX Runtime with the model as it was exported, each operator by itself."""
+
+
+def _options(engine: str, text: str) -> Options:
+    chosen: dict[str, Any] = {"engine": engine, "native": False}
+    for part in filter(None, text.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise OptionError(f"{part!r} is no option of a way", hint=_HINT)
+        _set(chosen, key.strip(), value.strip())
+    return Options.of(chosen)
+
+
+def _set(chosen: dict[str, Any], key: str, value: str) -> None:
+    group, dot, name = key.partition(".")
+    if key == "level":
+        chosen.setdefault("session_options", {})["graph_optimization_level"] = level(value)
+    elif dot and group == "config":
+        chosen.setdefault("session_options", {}).setdefault("config", {})[name] = value
+    elif dot and group in _GROUPS:
+        chosen.setdefault(_GROUPS[group], {})[name] = _value(value)
+    else:
+        chosen[key] = value if key in ("optimize", "compile_options", "translator") else _value(value)
+
+
+def level(name: str) -> Any:
+    """ONNX Runtime's constant for a level of its own optimizations."""
+    from sardonyx.native.session import onnxruntime
+
+    if name not in LEVELS:
+        raise OptionError(f"there is no level {name!r}", hint="use one of " + ", ".join(LEVELS))
+    return getattr(onnxruntime().GraphOptimizationLevel, LEVELS[name])
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,317 @@
+"""The option `report`: one HTML file on what was compiled, which needs nothing else to be looked at."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from sardonyx.diagnose.profile_nodes import Picture, Seen
+from sardonyx.diagnose.profile_text import time_told
+from sardonyx.diagnose.report import GraphReport, RegionReport, Report
+from sardonyx.diagnose.verify import difference
+from sardonyx.errors import MissingDependency, OptionError
+from sardonyx.options import Options
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_MOST_GRAPHS = 64
+"""Graphs that one file tells of; those of a program that compiles ever more are too many to look at."""
+_SHOWN = 20
+_PACKAGES = ("sardonyx", "torch", "onnxruntime", "onnxruntime-gpu", "onnx", "onnx-ir", "onnxscript", "numpy")
+_PASSES = {
+    "FoldConstant": "what depends on constants alone is computed once, ahead",
+    "ShareCommon": "equal nodes with equal inputs become one",
+}
+
+
+@dataclass
+class _Book:
+    """What one file tells of."""
+
+    options: Options
+    report: Report = field(default_factory=Report)
+    more: int = 0
+    """Graphs that are left out."""
+
+
+_books: dict[Path, _Book] = {}
+_lock = threading.Lock()
+
+
+def follow(options: Options, graph: GraphReport) -> None:
+    """Let the file that the options name tell of a graph too. What it needs is looked for now, before any work."""
+    if not options.report:
+        return
+    path = _path(options)
+    _jinja()
+    with _lock:
+        book = _books.setdefault(path, _Book(options))
+        if len(book.report.graphs) < _MOST_GRAPHS:
+            book.report.graphs.append(graph)
+        else:
+            book.more += 1
+
+
+def write(options: Options) -> None:
+    """Write the file that the options name, with all that is known by now."""
+    if not options.report:
+        return
+    path = _path(options)
+    with _lock:
+        book = _books.get(path)
+        if book is not None:
+            _replace(path, render(book.report, book.options, more=book.more))
+
+
+def forget() -> None:
+    """Begin every file anew."""
+    with _lock:
+        _books.clear()
+
+
+def save(report: Report, path: str | os.PathLike[str], options: Options | None = None, title: str = "") -> Path:
+    """Write a file on a report. Graphs are drawn where it was made with the option `report`.
+
+    >>> import sardonyx, tempfile
+    >>> report = sardonyx.explain(torch.nn.ReLU(), torch.ones(2))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     "<h1>" in save(report, Path(folder, "report.html"), title="a ReLU").read_text()
+    True
+    """
+    path = Path(path)
+    _replace(path, render(report, options or Options(), title))
+    return path
+
+
+def tell_program(
+    program: Any, args: Sequence[Any], kwargs: Mapping[str, Any], model: Callable[..., Any] | None = None
+) -> None:
+    """Write the report on an exported program, with the times of its nodes for these arguments."""
+    from sardonyx.diagnose.profile import profile
+
+    options, region = program._options, program.report.graphs[-1].regions[-1]
+    region.pictures["runs"] = Picture.of(program.model)
+    with program.report.graphs[-1].stage("report"):
+        for node in profile(program, *args, calls=5, **kwargs).nodes:
+            if node.origin is not None:
+                region.times[node.origin.name] = region.times.get(node.origin.name, 0.0) + node.seconds
+        if model is not None:
+            region.max_error = _error(program, model, args, kwargs)
+    region.remarks.append("errors of single nodes are measured by torch.compile and sardonyx.compile, not by export")
+    follow(options, program.report.graphs[-1])
+    write(options)
+
+
+def _error(program: Any, model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
+    with torch.no_grad():
+        got, want = (pytree.tree_leaves(run(*args, **kwargs)) for run in (program, model))
+    return max((difference(a, b) for a, b in zip(got, want, strict=True) if isinstance(b, torch.Tensor)), default=0.0)
+
+
+def _path(options: Options) -> Path:
+    path = Path(str(options.report)).absolute()
+    if not path.parent.is_dir():
+        raise OptionError(f"report is {options.report!r}, and there is no folder {path.parent}")
+    return path
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file so that whoever looks at it never sees half of it."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)
+
+
+# The page
+
+
+@cache
+def _jinja() -> Any:
+    try:
+        import jinja2
+    except ImportError as error:
+        raise MissingDependency(
+            "the option 'report' needs the package jinja2", hint='pip install "sardonyx[report]"'
+        ) from error
+    loader = jinja2.FileSystemLoader(_TEMPLATES)
+    made = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    made.filters |= {"ms": time_told, "percent": "{:.1%}".format, "short": _short, "error": "{:.1e}".format}
+    return made
+
+
+def render(report: Report, options: Options, title: str = "", more: int = 0) -> str:
+    """The page as text."""
+    regions = [(g, r) for g in report.graphs for r in g.regions]
+    drawings = [_drawing(number, graph, region) for number, (graph, region) in enumerate(regions) if region.pictures]
+    errors = [region.max_error for _, region in regions if region.max_error is not None]
+    page: str = (
+        _jinja()
+        .get_template("report.html.in")
+        .render(
+            title=title or "What became of the model",
+            report=report,
+            more=more,
+            translated=sum(region.nodes_translated for _, region in regions),
+            max_error=max(errors, default=report.max_error),
+            kernels=sum(sum(region.times.values()) for _, region in regions),
+            stages=_bars(report.seconds),
+            rules=[(name, count, _purpose(name)) for name, count in report.rules.most_common()],
+            slowest=_slowest([region for _, region in regions]),
+            shown=_SHOWN,
+            native=_native([region for _, region in regions]),
+            engines=[_engine(options, region) for _, region in regions],
+            remarks=list(dict.fromkeys(remark for _, region in regions for remark in region.remarks)),
+            options=_options(options),
+            environment=_environment(),
+            drawings=drawings,
+            data=json.dumps(drawings, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c"),
+            style=(_TEMPLATES / "report.css.in").read_text(encoding="utf-8"),
+            script=(_TEMPLATES / "report.js.in").read_text(encoding="utf-8"),
+        )
+    )
+    return page
+
+
+def _short(where: str) -> str:
+    """A line of source, that of an installed package without the folder that packages are in.
+
+    >>> _short("/usr/lib/python3/site-packages/torch/nn/modules/linear.py:134 in forward")
+    'torch/nn/modules/linear.py:134 in forward'
+    """
+    return where.rpartition("/site-packages/")[2]
+
+
+def _bars(seconds: Mapping[str, float]) -> list[tuple[str, float, float]]:
+    """Each stage with its time and its share of the longest."""
+    longest = max(seconds.values(), default=0.0) or 1.0
+    return [(name, spent, spent / longest) for name, spent in seconds.items()]
+
+
+def _purpose(name: str) -> str:
+    """What a rule is for: the algebra it is documented by."""
+    from sardonyx.optimize.optimizer import all_rules
+
+    docs = {rule.name: " ".join(rule.doc.split()) for rule in all_rules()}
+    return docs.get(name) or _PASSES.get(name, "")
+
+
+def _slowest(regions: Sequence[RegionReport]) -> list[tuple[Seen, float, float, float | None]]:
+    """The slowest nodes: each with its seconds, its share, and its error if known."""
+    total = sum(sum(region.times.values()) for region in regions) or 1.0
+    rows = [
+        (seen, region.times[seen.name], region.times[seen.name] / total, region.errors.get(seen.fx))
+        for region in regions
+        for seen in (region.pictures["runs"].nodes if "runs" in region.pictures else ())
+        if seen.name in region.times
+    ]
+    return sorted(rows, key=lambda row: -row[1])[:_SHOWN]
+
+
+def _native(regions: Sequence[RegionReport]) -> list[tuple[Seen, list[Seen], float | None]]:
+    """The kernels, with the nodes that each stands for and its seconds."""
+    drawn = [region for region in regions if {"runs", "rewritten"} <= set(region.pictures)]
+    return [
+        (seen, region.pictures["runs"].stands_for(seen, region.pictures["rewritten"]), region.times.get(seen.name))
+        for region in drawn
+        for seen in region.pictures["runs"].nodes
+        if seen.is_native
+    ]
+
+
+def _engine(options: Options, region: RegionReport) -> str:
+    if region.choice is not None:
+        return str(region.choice)
+    return f"engine: {options.engine}, as the options say"
+
+
+def _options(options: Options) -> list[tuple[str, str, bool, str]]:
+    """Each option's value, whether it is another than the default, and its meaning."""
+    return [
+        (f.name, repr(getattr(options, f.name)), getattr(options, f.name) != f.default, f.metadata["doc"])
+        for f in dataclasses.fields(options)
+    ]
+
+
+def _environment() -> list[tuple[str, str]]:
+    told = [("python", platform.python_version()), ("system", platform.platform()), ("processor", platform.machine())]
+    told += [("threads of torch", str(torch.get_num_threads())), ("processors", str(os.cpu_count()))]
+    return told + [(name, found) for name in _PACKAGES if (found := _version(name))]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+# Graphs, as the script in the page reads them
+
+
+def _drawing(number: int, graph: GraphReport, region: RegionReport) -> dict[str, Any]:
+    stages = {"before": "translated", "after": "runs"}
+    return {
+        "title": f"{number}: {graph.kind}, {region.nodes_translated} → {region.nodes} nodes",
+        **{key: _graph(region.pictures[stage], region) for key, stage in stages.items() if stage in region.pictures},
+    }
+
+
+def _graph(picture: Picture, region: RegionReport) -> dict[str, Any]:
+    makers = {value: index for index, seen in enumerate(picture.nodes) for value in seen.gives}
+    wheres: dict[str, int] = {}
+    kinds: dict[str, str] = {}
+    nodes = []
+    for seen in picture.nodes:
+        kinds |= {path: kind for path, kind in seen.kinds.items() if path}
+        nodes.append(_node(seen, picture, region, makers, wheres.setdefault(seen.where, len(wheres))))
+    return {
+        "nodes": nodes,
+        "inputs": list(picture.inputs.items()),
+        "outputs": [[name, kind, makers.get(name)] for name, kind in picture.outputs.items()],
+        "kinds": kinds,
+        "wheres": list(map(_short, wheres)),
+    }
+
+
+def _node(seen: Seen, picture: Picture, region: RegionReport, makers: Mapping[str, int], where: int) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "n": seen.name,
+        "o": seen.operator,
+        "s": seen.scope,
+        "t": list(seen.types),
+        "w": where,
+        "i": [makers[value] for value in seen.reads if value in makers],
+        "g": [value for value in seen.reads if value in picture.inputs],
+    }
+    more = {
+        "d": seen.domain,
+        "ms": _rounded(region.times.get(seen.name), 1e3),
+        "e": _rounded(region.errors.get(seen.fx), 1.0),
+        "k": _members(seen, picture, region),
+    }
+    return told | {key: value for key, value in more.items() if value or value == 0}
+
+
+def _rounded(value: float | None, scale: float) -> float | str | None:
+    """Three digits are enough to look at; JSON has no infinity."""
+    if value is None:
+        return None
+    return float(f"{value * scale:.3g}") if value != float("inf") else "inf"
+
+
+def _members(seen: Seen, picture: Picture, region: RegionReport) -> str:
+    """The operators that a native kernel stands for."""
+    if not seen.is_native or "rewritten" not in region.pictures:
+        return ""
+    return " ".join(other.operator for other in picture.stands_for(seen, region.pictures["rewritten"]))

@@ -1,0 +1,126 @@
+"""What the option `report` measures at a region's first call: the time of each node, and its error."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from sardonyx.diagnose.profile_events import Events
+from sardonyx.diagnose.profile_session import PROFILED, Watched
+from sardonyx.diagnose.report import RegionReport
+from sardonyx.diagnose.verify import difference
+from sardonyx.engines.engine import Job, Runner
+
+log = logging.getLogger(__name__)
+
+_WARM_UPS, _CALLS = 2, 5
+_MOST_VALUES = 2**31
+"""Bytes of a graph's values up to which each is compared with PyTorch's: our side of them is held at once."""
+
+
+def study(
+    report: RegionReport,
+    job: Job,
+    runner: Runner,
+    inputs: Sequence[Any],
+    errors: Callable[[], tuple[Mapping[str, float], float]] | str,
+) -> None:
+    """Measure a region with the inputs of its first call. What cannot be measured is remarked, and is no failure.
+
+    `errors` gives the error of each FX node and of the results, or is the reason why there are none.
+    """
+    _try(report, "times of nodes", lambda: _times(report, job, runner, inputs))
+    if isinstance(errors, str):
+        report.remarks.append(f"no errors of nodes: {errors}")
+    else:
+        measure = errors
+        _try(report, "errors of nodes", lambda: _errors(report, measure))
+
+
+def _try(report: RegionReport, what: str, measure: Callable[[], None]) -> None:
+    try:
+        measure()
+    except Exception as error:
+        log.warning("the report has no %s: %s", what, error)
+        report.remarks.append(f"no {what}: {error}")
+
+
+def _times(report: RegionReport, job: Job, runner: Runner, inputs: Sequence[Any]) -> None:
+    if job.options.engine != PROFILED:
+        report.remarks.append(f"no times of nodes: the engine {job.options.engine!r} does not tell them")
+        return
+    watched = Watched(job, runner)
+    try:
+        watched.is_profiled = True
+        for number in range(_WARM_UPS + _CALLS):
+            if number == _WARM_UPS:
+                watched.begin()
+            watched(inputs)
+        events = watched.finish(_CALLS)
+    finally:
+        watched.close()
+    if events is not None:
+        note_times(report, events)
+
+
+def note_times(report: RegionReport, events: Events) -> None:
+    """Put the times of a profile to the nodes they belong to."""
+    lost = 0.0
+    for node in events.nodes:
+        if node.origin is None:
+            lost += node.seconds
+        else:
+            report.times[node.origin.name] = report.times.get(node.origin.name, 0.0) + node.seconds
+    if lost:
+        report.remarks.append(f"{lost * 1e3:.3g} ms of a call are in nodes that onnxruntime fused under other names")
+
+
+def _errors(report: RegionReport, errors: Callable[[], tuple[Mapping[str, float], float]]) -> None:
+    by_node, report.max_error = errors()
+    report.errors = dict(by_node)
+
+
+def hindrance(graph: torch.fx.GraphModule, draws: bool) -> str | None:
+    """Why the values of a graph are not compared with PyTorch's, if they are not."""
+    if draws:
+        return "it draws random numbers"
+    values = (node.meta.get("val") for node in graph.graph.nodes if node.op == "call_function")
+    held = sum(int(x.numel()) * x.element_size() for x in values if _is_sized(x))
+    return f"its values have {held / 1e9:.1f} GB" if held > _MOST_VALUES else None
+
+
+def _is_sized(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and all(isinstance(size, int) for size in value.shape)
+
+
+def compared(
+    graph: torch.fx.GraphModule, args: Sequence[Any], ours: Mapping[str, torch.Tensor], results: Sequence[Any]
+) -> tuple[Mapping[str, float], float]:
+    """How far each value, and the worst of the results, is from PyTorch's, relative to its largest magnitude."""
+    run = _Comparison(graph, ours)
+    expected = run.run(*args)
+    expected = expected if isinstance(expected, (tuple, list)) else (expected,)
+    pairs = [(got, want) for got, want in zip(results, expected, strict=True) if isinstance(want, torch.Tensor)]
+    return run.errors, max((difference(got, want) for got, want in pairs), default=0.0)
+
+
+class _Comparison(torch.fx.Interpreter):
+    """Runs a graph in torch, and compares what is known of it on the way."""
+
+    def __init__(self, graph: torch.fx.GraphModule, ours: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(graph)
+        self._ours, self.errors = ours, dict[str, float]()
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """Run one node, and compare it."""
+        result = super().run_node(n)
+        if n.name in self._ours and isinstance(result, torch.Tensor):
+            made_by = n.args[0] if n.target is operator.getitem else n
+            assert isinstance(made_by, torch.fx.Node)
+            error = difference(self._ours[n.name], result)
+            self.errors[made_by.name] = max(error, self.errors.get(made_by.name, 0.0))
+        return result

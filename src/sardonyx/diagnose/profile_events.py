@@ -1,0 +1,155 @@
+"""What onnxruntime writes while it profiles, read: nodes with their own times, threads, memory."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from sardonyx.diagnose.profile_nodes import Picture, Seen
+
+_SUFFIX = "_kernel_time"
+_MICRO = 1e-6
+
+
+@dataclass(frozen=True)
+class NodeTime:
+    """A node as onnxruntime ran it; seconds and bytes are those of one call."""
+
+    name: str
+    operator: str
+    seconds: float
+    count: float
+    """How often it ran in a call: a node in a loop more than once."""
+    origin: Seen | None
+    """The node of the model that it is, or whose result it computes; None where that cannot be told."""
+    output_bytes: int = 0
+    threads: int = 1
+    """How many threads worked on it at its busiest."""
+    provider: str = ""
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether onnxruntime made it of others, so that they share its time."""
+        return self.origin is None or self.origin.name != self.name
+
+
+@dataclass(frozen=True)
+class Events:
+    """One session's part in some calls of a model, the first ones left out."""
+
+    nodes: Sequence[NodeTime]
+    calls: int
+    run_seconds: float
+    """Of one call inside onnxruntime, kernels and what is between them."""
+    threads: int = 1
+    """In its pool, with the calling one."""
+    arena_peak: int = 0
+    """The most bytes that its arena had in use; 0 where it did not tell."""
+    raw: Sequence[Any] = field(default=(), repr=False)
+    """Everything as onnxruntime wrote it, in the format of chrome://tracing."""
+
+    @property
+    def seconds(self) -> float:
+        """Of the kernels of one call."""
+        return sum(node.seconds for node in self.nodes)
+
+
+@dataclass
+class _Sum:
+    """The events of one node, added up."""
+
+    event: Any
+    outer: str
+    micros: float = 0.0
+    count: int = 0
+    threads: int = 1
+
+
+def read(file: Path, optimized: Path | None, picture: Picture, skip: int, calls: int) -> Events:
+    """Read what a session wrote: all its runs but the first ones. The others were for so many calls of the model."""
+    raw = json.loads(file.read_text())
+    runs = sorted((e for e in raw if e["name"] == "model_run"), key=lambda e: e["ts"])[skip:]
+    start = runs[0]["ts"] if runs else float("inf")
+    kernels = [e for e in raw if e["cat"] == "Node" and e["name"].endswith(_SUFFIX) and e["ts"] >= start]
+    origins = _Origins(picture, optimized)
+    return Events(
+        [_node(total, calls, origins) for total in _sums(kernels)],
+        calls,
+        sum(run["dur"] for run in runs) * _MICRO / calls,
+        max((_pool(e) for e in kernels), default=1),
+        max((int(e["args"].get("mem_in_use_peak", 0)) for e in kernels), default=0),
+        raw,
+    )
+
+
+def _node(total: _Sum, calls: int, origins: _Origins) -> NodeTime:
+    args, name = total.event["args"], _name(total.event)
+    return NodeTime(
+        name,
+        args["op_name"],
+        total.micros * _MICRO / calls,
+        total.count / calls,
+        origins.of(name) or origins.of(total.outer),
+        int(args.get("output_size") or 0),
+        total.threads,
+        args.get("provider", ""),
+    )
+
+
+def _sums(kernels: Iterable[Any]) -> list[_Sum]:
+    """The events by node. What runs inside a node, as a branch does, is not counted as the node's own time too."""
+    sums: dict[tuple[str, str], _Sum] = {}
+    around: dict[Any, list[Any]] = defaultdict(list)
+    for event in sorted(kernels, key=lambda e: (e["ts"], -e["dur"])):
+        stack = around[event["tid"]]
+        while stack and event["ts"] + event["dur"] > stack[-1]["ts"] + stack[-1]["dur"]:
+            stack.pop()
+        outer = _name(stack[0]) if stack else _name(event)
+        if stack:
+            sums[_key(stack[-1])].micros -= event["dur"]
+        stack.append(event)
+        total = sums.setdefault(_key(event), _Sum(event, outer))
+        total.micros += event["dur"]
+        total.count += 1
+        total.threads = max(total.threads, 1 + sum(sub["num_run"] > 0 for sub in _others(event)))
+    return list(sums.values())
+
+
+def _name(event: Any) -> str:
+    return str(event["name"]).removesuffix(_SUFFIX)
+
+
+def _key(event: Any) -> tuple[str, str]:
+    return _name(event), str(event["args"].get("node_index"))
+
+
+def _others(event: Any) -> list[Any]:
+    """What the other threads of the pool did for a kernel; nothing where there is no pool."""
+    told = event["args"].get("thread_scheduling_stats")
+    return list(told["sub_threads"].values()) if isinstance(told, dict) else []
+
+
+def _pool(event: Any) -> int:
+    return 1 + len(_others(event))
+
+
+class _Origins:
+    """Which node of the model one of onnxruntime's is: by its name, or by the result that both give."""
+
+    def __init__(self, picture: Picture, optimized: Path | None) -> None:
+        self._by_name = {seen.name: seen for seen in picture.nodes}
+        makers = {value: seen for seen in picture.nodes for value in seen.gives}
+        self._by_result: dict[str, Seen | None] = {}
+        for node in onnx.load(optimized, load_external_data=False).graph.node if optimized else ():
+            found = next((makers[value] for value in node.output if value in makers), None)
+            self._by_result[node.name] = None if node.name in self._by_result else found
+
+    def of(self, name: str) -> Seen | None:
+        """The node, if it can be told."""
+        return self._by_name.get(name) or self._by_result.get(name)

@@ -1,0 +1,93 @@
+"""Sessions that are profiled while a model is called as ever."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sardonyx.diagnose.profile_events import Events, read
+from sardonyx.diagnose.profile_nodes import Picture
+from sardonyx.engines.engine import Job, Runner
+from sardonyx.engines.registry import find as find_engine
+from sardonyx.options import Options
+
+_MOST_WEIGHTS = 2**30
+"""Bytes of weights up to which a session writes the model it made, weights inside, for names of fused nodes."""
+PROFILED = "onnxruntime"
+"""The engine that tells the times of nodes."""
+
+
+def profiling(given: Any, folder: Path, weights: int) -> dict[str, Any]:
+    """Session options that have a profile written into a folder, and the model as it was optimised if that is small."""
+    options = {**_as_mapping(given), "enable_profiling": True, "profile_file_prefix": str(folder / "profile")}
+    return options | ({"optimized_model_filepath": str(folder / "optimized.onnx")} if weights <= _MOST_WEIGHTS else {})
+
+
+def _as_mapping(given: Any) -> Mapping[str, Any]:
+    """Session options as the engine takes them."""
+    if given is None or isinstance(given, Mapping):
+        return given or {}
+    from sardonyx.engines.onnxruntime import _changed_attributes  # which an object's options are read with there too
+
+    return _changed_attributes(given, type(given)())
+
+
+def events_of(session: Any, folder: Path, picture: Picture, *, skip: int, calls: int) -> Events:
+    """End a session's profile, and read it."""
+    file, optimized = Path(session.end_profiling()), folder / "optimized.onnx"
+    return read(file, optimized if optimized.exists() else None, picture, skip, calls)
+
+
+class Watched(Runner):
+    """A runner beside one that is profiled: calls go to the one that is asked for, and their times are kept."""
+
+    def __init__(self, job: Job, runner: Runner) -> None:
+        self.job, self._plain, self.engine = job, runner, job.options.engine
+        self.picture = Picture.of_bytes(job.model)
+        self.seconds: list[float] = []
+        self._folder = Path(tempfile.mkdtemp(prefix="sardonyx-profile-"))
+        self._profiled = self._load() if self.engine == PROFILED else None
+        self.is_profiled = False
+        self._runs = self._skip = 0
+
+    def begin(self) -> None:
+        """Count from here on: what ran so far was to warm up."""
+        self._skip = self._runs
+
+    def _load(self) -> Any:
+        wanted = profiling(self.job.options.session_options, self._folder, self.picture.weights)
+        options = Options.of(self.job.options, session_options=wanted)
+        return find_engine(self.engine).load(replace(self.job, options=options), None)
+
+    def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:
+        """Run once, and keep the time."""
+        runner = self._profiled if self.is_profiled and self._profiled is not None else self._plain
+        self._runs += self.is_profiled
+        started = time.perf_counter()
+        try:
+            return runner(inputs)
+        finally:
+            self.seconds.append(time.perf_counter() - started)
+
+    def finish(self, calls: int) -> Events | None:
+        """What onnxruntime tells of the calls that count; None of another engine. Its files are gone then."""
+        try:
+            if self._profiled is None:
+                return None
+            return events_of(self._profiled._session, self._folder, self.picture, skip=self._skip, calls=calls)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Drop the profiled session and its files."""
+        if self._profiled is not None:
+            self._profiled.close()
+            self._profiled = None
+        shutil.rmtree(self._folder, ignore_errors=True)

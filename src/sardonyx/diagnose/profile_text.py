@@ -1,0 +1,87 @@
+"""A profile as text, and times and sizes for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sardonyx.diagnose.profile import Profile, Scope
+
+_SHOWN = 12
+_LEAST_SHOWN = 0.01
+
+
+def told(found: Profile) -> str:
+    """The profile, in lines."""
+    return "\n".join([*_head(found), "", *_tree_lines(found), "", *_table_lines(found)])
+
+
+def _head(found: Profile) -> list[str]:
+    spent = found.overhead
+    whole = spent.profiled or 1.0
+    parts = {"kernels": spent.kernels, "engine": spent.engine, "binding": spent.binding, "torch": spent.torch}
+    told = ", ".join(f"{name} {time_told(seconds)} ({seconds / whole:.0%})" for name, seconds in parts.items())
+    memory = found.memory
+    return [
+        f"a call takes {time_told(spent.call)}; {time_told(spent.profiled)} while profiled, the mean of {found.calls}",
+        f"  {told}",
+        f"  threads: {found.threads.pool}, more than one at work in {found.threads.parallel:.0%} of the kernels' time",
+        f"  memory: weights {size_told(memory.weights)}, written by nodes {size_told(memory.activations)}, "
+        f"arena's peak {size_told(memory.arena_peak) if memory.arena_peak else 'not told'}",
+        *(f"  {remark}" for remark in found.remarks),
+    ]
+
+
+def _tree_lines(found: Profile) -> list[str]:
+    total = found.tree.seconds or 1.0
+    return ["by module", *_scope_lines(found.tree, "  ", total)]
+
+
+def _scope_lines(scope: Scope, indent: str, total: float) -> list[str]:
+    lines = []
+    for child in scope.by_time():
+        if child.seconds >= _LEAST_SHOWN * total:
+            kind = f" ({child.kind})" if child.kind else ""
+            lines.append(_line(child.seconds, total, child.nodes, f"{indent}{child.name}{kind}"))
+            lines += _scope_lines(child, indent + "  ", total)
+    if (scope.children or not scope.path) and scope.own >= _LEAST_SHOWN * total:
+        lines.append(_line(scope.own, total, scope.count, f"{indent}itself" if scope.path else f"{indent}the model"))
+    return lines
+
+
+def _table_lines(found: Profile) -> list[str]:
+    total = found.overhead.kernels or 1.0
+    lines = []
+    for title, rows in (("by operator", found.operators), ("by source line", found.lines)):
+        lines += [title, *(_line(row.seconds, total, row.count, f"  {row.name}") for row in rows[:_SHOWN])]
+        lines += [f"  and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
+        lines.append("")
+    return lines[:-1]
+
+
+def _line(seconds: float, total: float, count: float, name: str) -> str:
+    return f"{time_told(seconds):>9} {seconds / total:>5.0%} {count:>5.0f} ×{name}"
+
+
+def time_told(seconds: float) -> str:
+    """A time for people.
+
+    >>> time_told(0.0123), time_told(4.2e-5), time_told(2.5)
+    ('12.3 ms', '42 µs', '2.5 s')
+    """
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+
+
+def size_told(count: float) -> str:
+    """A number of bytes for people.
+
+    >>> size_told(512), size_told(4_200_000)
+    ('512 B', '4.2 MB')
+    """
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"

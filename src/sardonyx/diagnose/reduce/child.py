@@ -1,0 +1,158 @@
+"""The process that candidates run in: it has everything loaded, and forks for each, so that none can harm the next."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import torch
+from onnx.reference import ReferenceEvaluator
+from torch.utils.dlpack import from_dlpack
+
+from sardonyx.diagnose.compare.errors import error_of, tolerance_of
+from sardonyx.diagnose.compare.subject import subject_of, tensor_of
+from sardonyx.diagnose.compare.trace import prepared, runner
+from sardonyx.diagnose.reduce.worker import Outcome, Request
+from sardonyx.engines.onnxruntime import _session_options as session_options
+from sardonyx.engines.registry import find as find_engine
+from sardonyx.errors import SardonyxError
+from sardonyx.native.session import onnxruntime
+from sardonyx.options import Options
+from sardonyx.run.ortvalue import from_torch
+from sardonyx.translate import dtypes
+
+
+def serve(connection: Connection) -> None:
+    """Answer requests until the other side is gone."""
+    while True:
+        try:
+            request = connection.recv()
+        except (EOFError, OSError):
+            return
+        connection.send(_isolated(request))
+
+
+def _isolated(request: Request) -> Outcome:
+    """What becomes of a request in a process of its own."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(read)
+        _answer(request, Connection(write))
+        os._exit(0)
+    os.close(write)
+    with Connection(read) as told:
+        in_time = told.poll(request.limit)
+        try:
+            found = told.recv() if in_time else None
+        except (EOFError, OSError):
+            found = None
+    if not in_time:
+        os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    if not in_time:
+        return Outcome("timeout", f"no answer within {request.limit:g} s")
+    if isinstance(found, Outcome):
+        return found
+    died = os.waitstatus_to_exitcode(status)
+    return Outcome("crash", signal.Signals(-died).name if died < 0 else f"exit status {died}")
+
+
+def _answer(request: Request, connection: Connection) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)
+    os.dup2(quiet, 2)
+    torch.set_num_threads(1)
+    try:
+        outcome = _judged(request)
+    except SardonyxError as error:
+        outcome = Outcome("exception", error.what)
+    except Exception as error:
+        outcome = Outcome("exception", f"{type(error).__name__}: {error}")
+    connection.send(outcome)
+
+
+def _judged(request: Request) -> Outcome:
+    feeds = {name: tensor_of(array) for name, array in request.feeds.items()}
+    call = _call(request.model, request.options, feeds)
+    found = call()
+    if request.wants_values:
+        return Outcome("ran", values=[dtypes.to_array(x) for x in found])
+    if request.against is None:
+        return Outcome("ran")
+    other = _call(request.model, request.against, feeds)
+    expected = other()
+    if request.timed:
+        return Outcome("ran", error=_seconds(call) / max(_seconds(other), 1e-9))
+    pairs = list(zip(found, expected, strict=True))
+    allowed = [tolerance_of(a) if request.tolerance is None else request.tolerance for a, _ in pairs]
+    over = [error_of(a, b) for (a, b), least in zip(pairs, allowed, strict=True) if not error_of(a, b) <= least]
+    return Outcome("wrong" if over else "ran", error=max(over, default=0.0))
+
+
+def _call(model: bytes, options: Options, feeds: dict[str, torch.Tensor]) -> Any:
+    rewrites = options.optimize not in ("none", False) or options.native is True
+    if not rewrites and options.engine in _DIRECTLY:
+        return _DIRECTLY[options.engine](model, options, feeds)
+    proto = onnx.load_model_from_string(model)
+    if rewrites:
+        call = runner(*prepared(options, subject_of(proto, (feeds,) if feeds else (), {})))
+    else:
+        call = runner(ir.from_proto(proto), options)
+    return lambda: call(feeds)
+
+
+def _by_onnxruntime(model: bytes, options: Options, feeds: dict[str, torch.Tensor]) -> Any:
+    ort = onnxruntime()
+    session = ort.InferenceSession(
+        model, session_options(ort, options.session_options), providers=["CPUExecutionProvider"]
+    )
+    given = {name: ort.OrtValue(from_torch(x)) for name, x in feeds.items()}
+    names = [x.name for x in session.get_outputs()]
+    kinds = [str(x.type) for x in session.get_outputs()]
+
+    def call() -> list[torch.Tensor]:
+        found = session.run_with_ort_values(names, given)
+        return [_of_ort(value, kind) for value, kind in zip(found, kinds, strict=True)]
+
+    return call
+
+
+def _of_ort(value: Any, kind: str) -> torch.Tensor:
+    if kind != "tensor(bfloat16)":
+        return torch.as_tensor(value.numpy())
+    return from_dlpack(value._ortvalue.to_dlpack())
+
+
+def _by_reference(model: bytes, options: Options, feeds: dict[str, torch.Tensor]) -> Any:
+    evaluator = ReferenceEvaluator(onnx.load_model_from_string(model))
+    given = {name: dtypes.to_array(x) for name, x in feeds.items()}
+    return lambda: [tensor_of(np.asarray(x)) for x in evaluator.run(None, given)]
+
+
+_DIRECTLY = {"onnxruntime": _by_onnxruntime, "reference": _by_reference}
+"""Engines that a candidate is handed to as it is: what the package finds out about a graph takes longer than to run."""
+
+
+def _seconds(call: Any) -> float:
+    taken = []
+    for _ in range(3):
+        start = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - start)
+    return min(taken)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[2:]:
+        find_engine(name).probe()  # imports what it needs, once for all that are forked
+    serve(Connection(int(sys.argv[1])))

@@ -1,0 +1,313 @@
+"""`reduce`: the smallest part of a model that still fails."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from sardonyx.diagnose.compare.subject import Model, subject_of
+from sardonyx.diagnose.compare.way import Given, Way
+from sardonyx.diagnose.reduce.case import Array, Case
+from sardonyx.diagnose.reduce.recording import record
+from sardonyx.diagnose.reduce.saving import save
+from sardonyx.diagnose.reduce.smaller import PASSES
+from sardonyx.diagnose.reduce.worker import Outcome, Request, Worker
+from sardonyx.errors import OptionError, SardonyxError
+from sardonyx.translate import dtypes
+
+Kind: TypeAlias = Literal["wrong", "exception", "crash", "slow"]
+Predicate: TypeAlias = Callable[[onnx.ModelProto, Mapping[str, Array]], bool]
+Tell: TypeAlias = Callable[[str], object]
+
+_WAY, _AGAINST = "onnxruntime:optimize=none", "reference:optimize=none"
+_SLOWER = 2.0
+_LIMIT = 60.0
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What `reduce` returns."""
+
+    case: Case
+    kind: str
+    """How it fails: wrong, exception, crash, slow, predicate or command."""
+    text: str
+    """What the failure says."""
+    way: Way
+    against: Way | None
+    tolerance: float | None
+    """What counted as wrong; None for what `verify` allows."""
+    before: int
+    """Nodes of the model that was given."""
+    tried: int
+    seconds: float
+    complete: bool
+    """Whether every step was taken: neither time nor patience ran out."""
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The model that still fails."""
+        return self.case.model()
+
+    @property
+    def feeds(self) -> dict[str, Array]:
+        """Inputs with which it does."""
+        return self.case.feeds()
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes it has."""
+        return len(self.case.nodes)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write model.onnx, inputs.npz, reproduce.py, which runs by itself, and a README of a line."""
+        return save(Path(folder), self.case, self.kind, self.text, self.way, self.against, self.tolerance)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What there is to say, as JSON can hold it."""
+        told = {name: getattr(self, name) for name in ("kind", "text", "before", "nodes", "tried", "complete")}
+        operators = [node.op_type for node in self.case.nodes]
+        inputs = {name: [str(x.dtype), *x.shape] for name, x in self.feeds.items()}
+        return {**told, "operators": operators, "inputs": inputs, "seconds": round(self.seconds, 1)}
+
+    def __str__(self) -> str:
+        operators = " ".join(node.op_type for node in self.case.nodes[:12])
+        early = "" if self.complete else ", stopped early"
+        return (
+            f"{self.before} nodes → {self.nodes}: {operators}\n{self.kind}: {self.text}\n"
+            f"{self.tried} candidates in {self.seconds:.0f} s{early}"
+        )
+
+
+def reduce(
+    model: Model,
+    *args: Any,
+    fails: Kind | Predicate | None = None,
+    command: str | None = None,
+    way: Given = _WAY,
+    against: Given = _AGAINST,
+    tolerance: float | None = None,
+    slower: float = _SLOWER,
+    minutes: float = 3.0,
+    limit: float = _LIMIT,
+    progress: Tell | None = None,
+    **kwargs: Any,
+) -> Reduction:
+    """Cut a model that fails down to the smallest part that still fails in the same way.
+
+    The model and its arguments are as in `compare`; a module is exported first. It fails if, run in this `way`, it
+    crashes, raises, gives results that differ from those of `against` by more than `tolerance`, or takes `slower` times
+    as long; which of the first three it is, is found out where `fails` does not say. Each candidate runs in a process
+    of its own, for at most `limit` seconds.
+
+    `fails` may also be a function of a proto and its inputs that says whether it fails; it runs in this process.
+    `command` is a command line that fails, with `{model}` and `{inputs}` for the files that it is given.
+
+    Values between the nodes are recorded first, so that any part of the model runs by itself. Then nodes are left out
+    by delta debugging; sizes become smaller, numbers plainer, attributes fewer. After so many `minutes`, or at Ctrl-C,
+    it returns the best so far.
+
+    >>> import sardonyx, torch
+    >>> program = sardonyx.export(lambda x: (x.sin().exp() + 1).log().cos(), (torch.ones(3),), optimize="none")
+    >>> found = reduce(program, torch.ones(3), fails=lambda proto, feeds: "Log" in str(proto))
+    >>> [node.op_type for node in found.model.graph.node]
+    ['Log']
+    """
+    chosen, other = Way.of(way), Way.of(against)
+    if chosen.is_torch or other.is_torch:
+        raise OptionError("reduce runs an ONNX model, which torch does not", hint="name engines, as way='onnxruntime'")
+    subject = subject_of(model, args, kwargs)
+    feeds = {name: dtypes.to_array(x) for name, x in subject.calls[0].items()}
+    case = Case.of(ir.to_proto(subject.base), feeds)
+    engines = [way.options.engine for way in (chosen, other) if way.options is not None]
+    worker = Worker(engines)
+    try:
+        test = _test(worker, chosen, other, fails, command, tolerance, slower, limit, case)
+        return _Search(test, worker, time.monotonic() + 60 * minutes, progress or (lambda line: None)).run(case)
+    finally:
+        worker.close()
+
+
+# What fails
+
+
+@dataclass
+class _Test:
+    """Whether a case fails, in the way that the whole model does."""
+
+    kind: str
+    text: str
+    way: Way
+    against: Way | None
+    asks: Callable[[Case], str | None]
+    """What a case's failure says; None if it does not fail so."""
+    tolerance: float | None = None
+
+
+def _test(
+    worker: Worker,
+    way: Way,
+    against: Way,
+    fails: Kind | Predicate | None,
+    command: str | None,
+    tolerance: float | None,
+    slower: float,
+    limit: float,
+    case: Case,
+) -> _Test:
+    if command is not None or callable(fails):
+        if command is not None:
+            return _checked(_Test("command", "", way, None, _by_command(command, limit)), case)
+        assert callable(fails)
+        return _checked(_Test("predicate", "", way, None, _by_predicate(fails)), case)
+    assert way.options is not None
+    compares = fails in (None, "wrong", "slow")
+    request = Request(
+        b"",
+        {},
+        way.options,
+        against.options if compares else None,
+        tolerance=tolerance,
+        timed=fails == "slow",
+        limit=limit,
+    )
+
+    def outcome(part: Case) -> Outcome:
+        return worker(replace(request, model=part.model().SerializeToString(), feeds=part.feeds()))
+
+    first = outcome(case)
+    found = "slow" if fails == "slow" and first.error >= slower else first.kind
+    if found not in ("wrong", "exception", "crash", "timeout", "slow") or (fails is not None and fails != found):
+        wanted = fails or "crash, raise or differ"
+        raise SardonyxError(
+            f"the model does not {wanted}: it {first.kind} {first.text}".rstrip(),
+            hint="give the inputs that it fails with, the way it is run in, or another tolerance",
+        )
+    like = alike(first.text)
+
+    def asks(part: Case) -> str | None:
+        now = outcome(part)
+        if found == "slow":
+            return _slow(now.error) if now.error >= slower else None
+        same = now.kind == found and (found == "wrong" or alike(now.text) == like)
+        return (_differs(now.error) if found == "wrong" else now.text) if same else None
+
+    if found != "wrong" and compares and found != "slow":
+        request = replace(request, against=None)  # what raises or crashes needs nothing to compare with
+    told = _differs(first.error) if found == "wrong" else _slow(first.error) if found == "slow" else first.text
+    return _Test(found, told, way, against if found in ("wrong", "slow") else None, asks, tolerance)
+
+
+def _checked(test: _Test, case: Case) -> _Test:
+    text = test.asks(case)
+    if text is None:
+        raise SardonyxError(f"the {test.kind} does not fail with the whole model", hint="it has to, before it is cut")
+    test.text = text
+    return test
+
+
+def _differs(error: float) -> str:
+    return f"results differ by {error:.2e} of their magnitude"
+
+
+def _slow(ratio: float) -> str:
+    return f"a call takes {ratio:.1f} times as long"
+
+
+def alike(text: str) -> str:
+    """What two messages of the same failure have in common: names and numbers are left out.
+
+    >>> alike("Name:'gather_12' idx=7 out of bounds") == alike("Name:'y' idx=31 out of bounds")
+    True
+    """
+    text = re.sub(r"\(node [^)]*\)|'[^']*'|\"[^\"]*\"|\{[^}]*\}|\[[^\]]*\]", "…", text)
+    return re.sub(r"-?\d+(\.\d+)?", "N", text)[:200]
+
+
+def _by_predicate(predicate: Predicate) -> Callable[[Case], str | None]:
+    return lambda case: "the predicate holds" if predicate(case.model(), case.feeds()) else None
+
+
+def _by_command(command: str, limit: float) -> Callable[[Case], str | None]:
+    """The command fails: its status is not zero, or it is killed or takes too long."""
+
+    def asks(case: Case) -> str | None:
+        with tempfile.TemporaryDirectory() as folder:
+            model, inputs = Path(folder, "model.onnx"), Path(folder, "inputs.npz")
+            onnx.save(case.model(), str(model))
+            np.savez(inputs, allow_pickle=False, **case.feeds())
+            line = command if "{model}" in command else f"{command} {{model}}"
+            line = line.replace("{model}", shlex.quote(str(model))).replace("{inputs}", shlex.quote(str(inputs)))
+            try:
+                done = subprocess.run(line, shell=True, capture_output=True, timeout=limit, check=False)
+            except subprocess.TimeoutExpired:
+                return "the command takes too long"
+            return f"the command ends with status {done.returncode}" if done.returncode else None
+
+    return asks
+
+
+# The search
+
+
+class _Enough(Exception):
+    """No time is left."""
+
+
+@dataclass
+class _Search:
+    test: _Test
+    worker: Worker
+    deadline: float
+    tell: Tell
+    tried: int = 0
+
+    def run(self, case: Case) -> Reduction:
+        """Take one step after the other; the best case so far is the result, however it ends."""
+        started, before = time.monotonic(), len(case.nodes)
+        self._best, self._text, self._step = case, self.test.text, ""
+        complete = True
+        try:
+            self.tell("recording values")
+            case = record(case, self.worker, self.test.way)
+            for self._step, step in PASSES:
+                case = step(case, self._fails)
+        except (_Enough, KeyboardInterrupt):
+            complete = False
+        taken = time.monotonic() - started
+        test = self.test
+        return Reduction(
+            self._best,
+            test.kind,
+            self._text,
+            test.way,
+            test.against,
+            test.tolerance,
+            before,
+            self.tried,
+            taken,
+            complete,
+        )
+
+    def _fails(self, case: Case) -> bool:
+        if time.monotonic() > self.deadline:
+            raise _Enough
+        if not case.runs_alone:
+            return False
+        self.tried += 1
+        self.tell(f"{self._step}: {len(self._best.nodes)} nodes left, candidate {self.tried}")
+        text = self.test.asks(case)
+        if text is not None:
+            self._best, self._text = case, text
+        return text is not None

@@ -1,0 +1,153 @@
+"""Ways to make a case smaller that still fails: fewer nodes, smaller sizes, plainer numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+
+from sardonyx.diagnose.bisect.delta import smallest
+from sardonyx.diagnose.reduce.case import Array, Arrays, Case, reads_of
+
+Fails = Callable[[Case], bool]
+
+
+def fewer_nodes(case: Case, fails: Fails) -> Case:
+    """The nodes between the first that is needed and the last, then only those that are needed among them."""
+    nodes = case.nodes
+    last = _first_that(lambda count: fails(case.of_nodes(nodes[:count])), 1, len(nodes))
+    nodes = nodes[:last]
+    first = len(nodes) - _first_that(lambda count: fails(case.of_nodes(nodes[-count:])), 1, len(nodes))
+    nodes = nodes[first:]
+    kept = smallest(nodes, lambda part: fails(case.of_nodes(part)))
+    return case.of_nodes(kept or nodes)
+
+
+def _first_that(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """The smallest number for which something holds, as it does for the highest, by halving."""
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return high
+
+
+def bypassed(case: Case, fails: Fails) -> Case:
+    """Without nodes whose readers can take what it read instead, because that has the same type and sizes."""
+    for node in reversed(case.nodes):
+        if len(case.nodes) > 1 and len(node.output) == 1 and node.output[0] not in case.ends:
+            for name in node.input:
+                shorter = _without(case, node, name)
+                if shorter is not None and fails(shorter):
+                    case = shorter
+                    break
+    return case
+
+
+def _without(case: Case, node: onnx.NodeProto, instead: str) -> Case | None:
+    one, other = case.recorded.get(node.output[0]), case.recorded.get(instead, case.weights.get(instead))
+    if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
+        return None
+    rest = []
+    for reader in case.nodes:
+        if reader is not node:
+            fresh = onnx.NodeProto()
+            fresh.CopyFrom(reader)
+            for i, name in enumerate(fresh.input):
+                fresh.input[i] = instead if name == node.output[0] else name
+            rest.append(fresh)
+    if any(node.output[0] in reads_of(reader) for reader in rest):
+        return None  # a body reads it
+    return case.of_nodes(rest)
+
+
+def plainer(case: Case, fails: Fails) -> Case:
+    """With numbers that say nothing, where it fails all the same: weights and inputs of ones, or random."""
+    for make in (_ones, _random):
+        every = _with(case, {name: make(x) for name, x in _numbers(case).items()})
+        if fails(every):
+            return every
+    for name, array in _numbers(case).items():
+        for make in (_ones, _random):
+            if fails(changed := _with(case, {name: make(array)})):
+                case = changed
+                break
+    return case
+
+
+def _numbers(case: Case) -> dict[str, Array]:
+    """What has real numbers: integers are indices and sizes."""
+    known = {**case.recorded, **case.weights}
+    return {name: known[name] for name in case.read if known[name].dtype.kind not in "biuSUO"}
+
+
+def _ones(array: Array) -> Array:
+    return np.ones_like(array)
+
+
+def _random(array: Array) -> Array:
+    return np.asarray(np.random.default_rng(0).standard_normal(array.shape)).astype(array.dtype)
+
+
+def _with(case: Case, arrays: Arrays) -> Case:
+    weights = {**case.weights, **{name: x for name, x in arrays.items() if name in case.weights}}
+    recorded = {**case.recorded, **{name: x for name, x in arrays.items() if name not in case.weights}}
+    return replace(case, weights=weights, recorded=recorded)
+
+
+def narrower(case: Case, fails: Fails) -> Case:
+    """With smaller sizes: every axis of one size is cut to another, in inputs and weights alike."""
+    for size in sorted({d for name in case.read for d in _array(case, name).shape if d > 1}, reverse=True):
+        for less in _less(size):
+            if fails(changed := _resized(case, size, less)):
+                case = changed
+                break
+    return case
+
+
+def _less(size: int) -> Iterator[int]:
+    yield from dict.fromkeys(x for x in (1, 2, 3, 4, size // 8, size // 4, size // 2) if 0 < x < size)
+
+
+def _array(case: Case, name: str) -> Array:
+    return case.weights[name] if name in case.weights else case.recorded[name]
+
+
+def _resized(case: Case, size: int, less: int) -> Case:
+    """Slices of every array, with that size in shapes that are constants changed too."""
+    changed: dict[str, Array] = {}
+    for name in case.read:
+        array = _array(case, name)
+        if array.dtype == np.int64 and array.ndim <= 1 and array.size <= 8:
+            array = np.where(array == size, less, array).astype(np.int64)
+        changed[name] = np.ascontiguousarray(array[tuple(slice(less if d == size else None) for d in array.shape)])
+    return _with(case, changed)
+
+
+def without_attributes(case: Case, fails: Fails) -> Case:
+    """Without attributes and names that it fails without as well."""
+    nodes: list[Any] = list(case.nodes)
+    for at, node in enumerate(nodes):
+        for attribute in node.attribute:
+            fresh = onnx.NodeProto()
+            fresh.CopyFrom(nodes[at])
+            kept = [x for x in fresh.attribute if x.name != attribute.name]
+            del fresh.attribute[:]
+            fresh.attribute.extend(kept)
+            attempt = [*nodes[:at], fresh, *nodes[at + 1 :]]
+            if fails(case.of_nodes(attempt)):
+                nodes = attempt
+    return case.of_nodes(nodes)
+
+
+PASSES: tuple[tuple[str, Callable[[Case, Fails], Case]], ...] = (
+    ("fewer nodes", fewer_nodes),
+    ("bypassing nodes", bypassed),
+    ("smaller sizes", narrower),
+    ("plainer numbers", plainer),
+    ("fewer attributes", without_attributes),
+    ("fewer nodes", fewer_nodes),
+)
+"""What is tried, in order; each begins with what the one before it left."""

@@ -1,0 +1,110 @@
+// Arithmetic on one or several lanes, the same for every kind of processor: said by what its lanes can do.
+//
+// Before it stand `LANES_INLINE`, `all`, `each`, `compare`, `select`, `convert`, `lesser` and `greater` of these lanes.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+namespace lanes {
+
+// Booleans
+
+template <class V> LANES_INLINE auto less(V a, V b) { return compare(a, b, [](auto x, auto y) { return x < y; }); }
+template <class V> LANES_INLINE auto less_equal(V a, V b) { return compare(a, b, [](auto x, auto y) { return x <= y; }); }
+template <class V> LANES_INLINE auto equal(V a, V b) { return compare(a, b, [](auto x, auto y) { return x == y; }); }
+template <class V> LANES_INLINE auto is_nan(V a) { return compare(a, a, [](auto x, auto y) { return x != y; }); }
+template <class V> LANES_INLINE auto is_inf(V a) {
+  constexpr auto top = std::numeric_limits<ScalarOf<V>>::infinity();
+  return equal(a, all<V>(top)) | equal(a, all<V>(-top));
+}
+template <class To, class M>
+LANES_INLINE auto from_mask(M m) { return convert<To>(m & 1); }
+template <class V>
+LANES_INLINE auto to_mask(V v) { return compare(v, V{}, [](auto x, auto y) { return x != y; }); }
+
+// Arithmetic
+
+// The low bits of what C++ computed as an int.
+template <class T, class V> LANES_INLINE auto kept(V v) {
+  if constexpr (kWidth<V> == 1) return static_cast<T>(v);
+  else return v;
+}
+// Integers are divided towards zero; what cannot be divided is zero, and the least number by −1 itself.
+template <class V> LANES_INLINE V divided(V a, V b) {
+  if constexpr (std::is_floating_point_v<ScalarOf<V>>) return a / b;
+  else return each(a, b, [](auto x, auto y) {
+    using T = decltype(x);
+    if (y == 0) return T{0};
+    if (std::is_signed_v<T> && y == static_cast<T>(-1)) return static_cast<T>(-x);
+    return static_cast<T>(x / y);
+  });
+}
+template <class V> LANES_INLINE V minimum(V a, V b) { return select(is_nan(a), a, lesser(a, b)); }
+template <class V> LANES_INLINE V maximum(V a, V b) { return select(is_nan(a), a, greater(a, b)); }
+template <class V> LANES_INLINE V relu(V a) { return greater(V{}, a); }
+template <class V> LANES_INLINE V sign(V a) {
+  const V one = all<V>(1);
+  const V negative = std::is_unsigned_v<ScalarOf<V>> ? V{} : V(-one);
+  return select(less(V{}, a), one, select(less(a, V{}), negative, a));
+}
+template <class V> LANES_INLINE V square_root(V a) { return each(a, [](auto x) { return std::sqrt(x); }); }
+template <class V> LANES_INLINE V floored(V a) { return each(a, [](auto x) { return std::floor(x); }); }
+template <class V> LANES_INLINE V ceiled(V a) { return each(a, [](auto x) { return std::ceil(x); }); }
+template <class V> LANES_INLINE V rounded(V a) { return each(a, [](auto x) { return std::nearbyint(x); }); }
+// The rest of a division: with the sign of the divisor, or as C has it.
+template <class V> LANES_INLINE V c_modulo(V a, V b) {
+  return each(a, b, [](auto x, auto y) {
+    using T = decltype(x);
+    if constexpr (std::is_floating_point_v<T>) return std::fmod(x, y);
+    else return y == 0 || (std::is_signed_v<T> && y == static_cast<T>(-1)) ? T{0} : static_cast<T>(x % y);
+  });
+}
+template <class V> LANES_INLINE V modulo(V a, V b) {
+  return each(c_modulo(a, b), b, [](auto r, auto y) {
+    using T = decltype(r);
+    return r != 0 && (r < 0) != (y < 0) ? static_cast<T>(r + y) : r;
+  });
+}
+template <class V> LANES_INLINE V shifted_left(V a, V b) {
+  return each(a, b, [](auto x, auto y) {
+    using T = decltype(x);
+    return static_cast<uint64_t>(y) < 8 * sizeof(T) ? static_cast<T>(x << y) : T{0};
+  });
+}
+template <class V> LANES_INLINE V shifted_right(V a, V b) {
+  return each(a, b, [](auto x, auto y) {
+    using T = decltype(x);
+    return static_cast<uint64_t>(y) < 8 * sizeof(T) ? static_cast<T>(x >> y) : static_cast<T>(x < 0 ? -1 : 0);
+  });
+}
+template <class V> LANES_INLINE V power(V a, V b) { return each(a, b, [](auto x, auto y) { return static_cast<decltype(x)>(std::pow(x, y)); }); }
+
+// Reductions: one value a lane, joined at the end.
+
+struct Sum {
+  template <class V> LANES_INLINE static V start() { return V{}; }
+  template <class V> LANES_INLINE static V join(V a, V b) { return a + b; }
+};
+struct Product {
+  template <class V> LANES_INLINE static V start() { return all<V>(1); }
+  template <class V> LANES_INLINE static V join(V a, V b) { return a * b; }
+};
+struct Largest {
+  template <class V> LANES_INLINE static V start() {
+    using L = std::numeric_limits<ScalarOf<V>>;
+    return all<V>(L::has_infinity ? -L::infinity() : L::lowest());
+  }
+  template <class V> LANES_INLINE static V join(V a, V b) { return maximum(b, a); }
+};
+struct Smallest {
+  template <class V> LANES_INLINE static V start() {
+    using L = std::numeric_limits<ScalarOf<V>>;
+    return all<V>(L::has_infinity ? L::infinity() : L::max());
+  }
+  template <class V> LANES_INLINE static V join(V a, V b) { return minimum(b, a); }
+};
+
+}  // namespace lanes

@@ -1,0 +1,292 @@
+"""The inside of a nest's loops: what is computed at a place, in lines that every kind of processor shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import sympy
+
+from sardonyx.native.nests import Nest, Root, Step
+from sardonyx.native.scalars import cast_code, code_of, computed_type, number_code, symbol_name
+from sardonyx.native.values import Apply, Buffer, Expressions, Number, Value, View, applied, contiguous, views_of
+from sardonyx.translate.sizes import Dim
+
+_TEMPLATES: Mapping[str, str] = {
+    "add": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "neg": "-{0}",
+    "and": "{0} & {1}",
+    "or": "{0} | {1}",
+    "xor": "{0} ^ {1}",
+    "not": "~{0}",
+}
+_FUNCTIONS: Mapping[str, str] = {
+    "div": "divided",
+    "exp": "exponential",
+    "log": "logarithm",
+    "erf": "error_function",
+    "tanh": "hyperbolic_tangent",
+    "sqrt": "square_root",
+    "floor": "floored",
+    "ceil": "ceiled",
+    "round": "rounded",
+    "pow": "power",
+    "min": "minimum",
+    "max": "maximum",
+    "abs": "absolute",
+    "log1p": "log_one_plus",
+    "mod": "modulo",
+    "fmod": "c_modulo",
+    "shift_left": "shifted_left",
+    "shift_right": "shifted_right",
+}
+_LIBRARY = {"sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"}
+
+
+class Writer:
+    """Lines of code, indented."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._depth = 0
+
+    def line(self, text: str) -> None:
+        """Add a line."""
+        self.lines.append("  " * self._depth + text)
+
+    @contextmanager
+    def block(self, head: str, tail: str = "}") -> Iterator[None]:
+        """Lines between braces."""
+        self.line(head + " {")
+        self._depth += 1
+        yield
+        self._depth -= 1
+        self.line(tail)
+
+
+def dims_in(nest: Nest) -> Iterator[Dim]:
+    """Every size that the code of a nest speaks of."""
+    yield from nest.dims
+    for step in nest.steps:
+        for view in (*views_of(step.root.value), step.root.target):
+            yield from view.strides
+            yield view.offset
+            for guard in view.guards:
+                yield from (guard.start, guard.end)
+        yield from (n.value for n in _numbers(step.root.value) if isinstance(n.value, sympy.Expr))
+
+
+def _numbers(value: Value) -> Iterator[Number]:
+    for apply in applied(value):
+        yield from (arg for arg in apply.args if isinstance(arg, Number))
+    if isinstance(value, Number):
+        yield value
+
+
+def size_lines(w: Writer, nest: Nest) -> None:
+    """The sizes that the code of a nest speaks of, under the names it has for them."""
+    for symbol in sorted({s for dim in dims_in(nest) for s in sympy.sympify(dim).free_symbols}, key=str):
+        w.line(f"const int64_t {symbol_name(symbol)} = call.{symbol_name(symbol)};")
+
+
+class BodyPrinter:
+    """Writes what a nest computes; those that know a processor write the loops around it."""
+
+    _INDEX = "int64_t"
+    """What places are counted in."""
+    _TELLS = ""
+    """What is told of an index beyond what it is an index of: an argument more."""
+
+    def __init__(self, w: Writer, nest: Nest, is_local: Callable[[Buffer], bool]) -> None:
+        if not nest.dims:
+            nest = Nest((1,), None, [_with_place(step) for step in nest.steps])
+        self._w, self._nest = w, nest
+        self._reducing = nest.inner is not None
+        inner = nest.inner if nest.inner is not None else frozenset({len(nest.dims) - 1})
+        self._inner = sorted(inner)
+        self._outer = [axis for axis in range(len(nest.dims)) if axis not in inner]
+        self._last = len(nest.dims) - 1
+        self._across = nest.across
+        self._is_local = is_local
+        self._scratch: set[Buffer] = set()
+        self._rows: dict[Buffer, str] = {}
+        self._names: dict[object, str] = {}
+        self._places: dict[int, str] = {}
+        self._next = 0
+
+    def _split(self, axes: Sequence[int], rest: str) -> None:
+        """The places along the outer axes, from the number of a unit."""
+        for at in reversed(range(len(axes))):
+            axis = axes[at]
+            size = code_of(self._nest.dims[axis])
+            if at:
+                self._w.line(f"const {self._INDEX} i{axis} = {rest} % {size};")
+                rest = f"({rest} / {size})"
+            else:
+                self._w.line(f"const {self._INDEX} i{axis} = {rest};")
+            self._places[axis] = f"i{axis}"
+
+    def _passes(self, lanes: str) -> None:
+        """Row by row: numbers for the row, then a sweep that computes what is reduced or written, and so on."""
+        for level in range(self._nest.passes):
+            steps = [step for step in self._nest.steps if step.level == level]
+            with self._scope():
+                for step in steps:
+                    if step.once:
+                        self._once(step, lanes)
+            rest = [step for step in steps if not step.once]
+            if rest:
+                self._sweep(rest, lanes)
+
+    def _once(self, step: Step, lanes: str) -> None:
+        value = self._expression(step.root.value, lanes, self._outer)
+        self._keep_row(step.root, value)
+        self._store(step.root, value, lanes, self._outer)
+
+    def _sweep(self, steps: Sequence[Step], lanes: str) -> None:
+        """One pass over a row."""
+        raise NotImplementedError
+
+    def _keep_row(self, root: Root, value: str) -> None:
+        """The number of a row, under a name that later passes know."""
+        name = f"row_{root.buffer.name}"
+        self._w.line(f"const auto {name} = {value};")
+        self._rows[root.buffer] = name
+
+    @contextmanager
+    def _scope(self) -> Iterator[None]:
+        before = dict(self._names)
+        yield
+        self._names = before
+
+    def _steps(self, steps: Sequence[Step], lanes: str) -> None:
+        places = list(range(len(self._nest.dims)))
+        with self._scope():
+            for step in steps:
+                value = self._expression(step.root.value, lanes, places)
+                if step.root.how:
+                    self._w.line(f"sum_{step.root.buffer.name}({value});")
+                    continue
+                self._names[_at_own_place(step, self._nest)] = value
+                self._store(step.root, value, lanes, places)
+
+    def _store(self, root: Root, value: str, lanes: str, places: Sequence[int]) -> None:
+        buffer = root.buffer
+        step = self._nest.maker(buffer)
+        assert step is not None
+        if buffer.kind == "inner" and self._is_local(buffer) and (step.per_row or not self._nest.crosses(buffer)):
+            return
+        address, stride = self._address(root.target, places, scratch=buffer in self._scratch)
+        if lanes == "1" or stride == 1:
+            self._w.line(f"put({address}, {value});")
+        else:
+            self._w.line(f"put_apart({address}, {code_of(stride)}, {value});")
+
+    def _address(self, view: View, places: Sequence[int], *, scratch: bool) -> tuple[str, Dim]:
+        """Where a view's element at the current place is, and how far the next one along the lanes."""
+        terms = [view.buffer.name] if view.buffer.kind != "places" else ["int64_t{0}"]
+        strides = dict(zip(places, view.strides, strict=True))
+        if scratch:
+            rows = contiguous([self._nest.dims[a] for a in self._inner])
+            strides = dict(zip(self._inner, rows, strict=True))
+        elif view.offset != 0:
+            terms.append(code_of(view.offset))
+        for axis, stride in strides.items():
+            if stride != 0:
+                terms.append(self._places[axis] if stride == 1 else f"{self._places[axis]} * {code_of(stride)}")
+        return " + ".join(terms), strides.get(self._last, 0)
+
+    def _guarded(self, view: View, address: str, stride: Dim, lanes: str, places: Sequence[int]) -> str:
+        """An element that is read where the guards allow it."""
+        start, end = "0", "std::numeric_limits<int64_t>::max()"
+        tests = []
+        for guard in view.guards:
+            axis = places[guard.axis]
+            if axis == self._last and lanes != "1":
+                start, end = (
+                    f"std::max<int64_t>({start}, {code_of(guard.start)})",
+                    f"std::min<int64_t>({end}, {code_of(guard.end)})",
+                )
+            else:
+                at = self._places[axis]
+                tests.append(f"{at} >= {code_of(guard.start)} && {at} < {code_of(guard.end)}")
+        fill = number_code(Number(view.guards[0].fill, (), view.dtype))
+        at = self._places.get(self._last, "0")
+        ok = " && ".join(tests) or "true"
+        return f"guarded<{lanes}>({address}, {code_of(stride)}, {ok}, {at}, {start}, {end}, {fill})"
+
+    def _gathered(self, value: Apply, lanes: str, places: Sequence[int]) -> str:
+        """An element that an index names."""
+        view, index, step, size = value.args
+        assert isinstance(view, View)
+        address, stride = self._address(view, places, scratch=False)
+        at = self._expression(index, lanes, places)
+        numbers = ", ".join(number_code(n) for n in (step, size) if isinstance(n, Number))
+        return f"gathered<{lanes}>({address}, {code_of(stride)}, {at}, {numbers}{self._TELLS})"
+
+    def _expression(self, value: Value, lanes: str, places: Sequence[int]) -> str:
+        """The name of a value, which is computed by now."""
+        key: object = id(value) if isinstance(value, Apply) else (value, tuple(places))
+        if isinstance(value, View) and value.buffer in self._rows:
+            row = self._rows[value.buffer]
+            if lanes == "1" or self._across:
+                return row
+            key = ("row", value.buffer)
+            if key not in self._names:
+                self._name(key, f"splat<{lanes}>({row})")
+            return self._names[key]
+        if key not in self._names:
+            self._name(key, self._computed(value, lanes, places))
+        return self._names[key]
+
+    def _name(self, key: object, code: str) -> None:
+        name = f"v{self._next}"
+        self._next += 1
+        self._w.line(f"const auto {name} = {code};")
+        self._names[key] = name
+
+    def _computed(self, value: Value, lanes: str, places: Sequence[int]) -> str:
+        if isinstance(value, Number):
+            return f"splat<{lanes}>({number_code(value)})"
+        if isinstance(value, View):
+            address, stride = self._address(value, places, scratch=value.buffer in self._scratch)
+            if value.buffer.kind == "places":
+                return f"ramp<{lanes}>({address}, {code_of(stride)})"
+            if value.guards:
+                return self._guarded(value, address, stride, lanes, places)
+            if stride == 1:
+                return f"row<{lanes}>({address})"
+            return f"same<{lanes}>({address})" if stride == 0 else f"apart<{lanes}>({address}, {code_of(stride)})"
+        if value.operator == "gather":
+            return self._gathered(value, lanes, places)
+        args = [self._expression(arg, lanes, places) for arg in value.args]
+        if value.operator == "cast":
+            return cast_code(args[0], value.args[0].dtype, value.dtype)
+        if value.operator in _TEMPLATES:
+            code = _TEMPLATES[value.operator].format(*args)
+            kind = computed_type(value.dtype)  # C++ computes with nothing shorter than an int
+            return f"kept<{kind}>({code})" if "int8" in kind or "int16" in kind else code
+        if value.operator in _LIBRARY:
+            return f"each({args[0]}, [](auto x) {{ return std::{value.operator}(x); }})"
+        return f"{_FUNCTIONS.get(value.operator, value.operator)}({', '.join(args)})"
+
+
+def _with_place(step: Step) -> Step:
+    """A step of a single place, as one along an axis of size one."""
+    value = Expressions().line(step.root.value)
+    target = View(step.root.buffer, (1,), (1,), step.root.target.offset)
+    return replace(step, root=replace(step.root, value=value, target=target))
+
+
+def _at_own_place(step: Step, nest: Nest) -> object:
+    view = View(step.root.buffer, nest.dims, contiguous(nest.dims), 0)
+    return view, tuple(range(len(nest.dims)))
+
+
+def summary(step: Step) -> str:
+    """What a step writes, for a comment."""
+    root = step.root
+    return f"{root.buffer.name} = {root.how or ''}{'…' if isinstance(root.value, Apply) else root.value!r}"

@@ -1,0 +1,213 @@
+// Values of one or several lanes on a GPU: the elements that one thread computes, side by side.
+//
+// The same as lanes.h has for processors. Lanes are what a thread reads and writes at once, 16 bytes where it can.
+// Booleans are integers of 32 bits, all ones or zero. Half precision is stored narrow and computed in float.
+#pragma once
+
+#define CUDA_NO_HALF  // `half` is ours: what is stored
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#define LANES_INLINE __device__ __forceinline__
+
+namespace lanes {
+
+struct half { uint16_t bits; };
+struct bfloat { uint16_t bits; };
+struct boolean { uint8_t value; };
+
+template <class T, int W>
+struct Pack {
+  T lanes[W];
+  LANES_INLINE T operator[](int i) const { return lanes[i]; }
+};
+
+template <class T, int W>
+using Of = std::conditional_t<W == 1, T, Pack<T, W>>;
+
+template <class V>
+struct Traits { using Scalar = V; static constexpr int width = 1; };
+template <class T, int W>
+struct Traits<Pack<T, W>> { using Scalar = T; static constexpr int width = W; };
+template <class V>
+using ScalarOf = typename Traits<V>::Scalar;
+template <class V>
+constexpr int kWidth = Traits<V>::width;
+
+// W lanes, each of which `f` gives for its number.
+template <class T, int W, class F>
+LANES_INLINE Of<T, W> made(F f) {
+  if constexpr (W == 1) return f(0);
+  else {
+    Pack<T, W> r;
+#pragma unroll
+    for (int l = 0; l < W; ++l) r.lanes[l] = f(l);
+    return r;
+  }
+}
+template <class V>
+LANES_INLINE V all(ScalarOf<V> x) { return made<ScalarOf<V>, kWidth<V>>([x](int) { return x; }); }
+template <int W, class T>
+LANES_INLINE auto splat(T x) { return all<Of<T, W>>(x); }
+template <class V>
+LANES_INLINE auto lane(const V& v, int i) {
+  if constexpr (kWidth<V> == 1) return v;
+  else return v.lanes[i];
+}
+
+#define LANES_OPERATOR(op)                                                                             \
+  template <class T, int W>                                                                            \
+  LANES_INLINE Pack<T, W> operator op(const Pack<T, W>& a, const Pack<T, W>& b) {                      \
+    return made<T, W>([&](int l) { return static_cast<T>(a.lanes[l] op b.lanes[l]); });                \
+  }                                                                                                    \
+  template <class T, int W, class S, class = std::enable_if_t<std::is_arithmetic_v<S>>>                \
+  LANES_INLINE Pack<T, W> operator op(const Pack<T, W>& a, S b) { return a op all<Pack<T, W>>(b); }    \
+  template <class T, int W, class S, class = std::enable_if_t<std::is_arithmetic_v<S>>>                \
+  LANES_INLINE Pack<T, W> operator op(S a, const Pack<T, W>& b) { return all<Pack<T, W>>(a) op b; }
+LANES_OPERATOR(+)
+LANES_OPERATOR(-)
+LANES_OPERATOR(*)
+LANES_OPERATOR(/)
+LANES_OPERATOR(&)
+LANES_OPERATOR(|)
+LANES_OPERATOR(^)
+#undef LANES_OPERATOR
+
+template <class V, class F>
+LANES_INLINE V each(const V& v, F f) {
+  return made<ScalarOf<V>, kWidth<V>>([&](int l) { return f(lane(v, l)); });
+}
+template <class V, class F>
+LANES_INLINE V each(const V& a, const V& b, F f) {
+  return made<ScalarOf<V>, kWidth<V>>([&](int l) { return f(lane(a, l), lane(b, l)); });
+}
+template <class T, int W>
+LANES_INLINE Pack<T, W> operator-(const Pack<T, W>& a) { return each(a, [](auto x) { return static_cast<T>(-x); }); }
+template <class T, int W>
+LANES_INLINE Pack<T, W> operator~(const Pack<T, W>& a) { return each(a, [](auto x) { return static_cast<T>(~x); }); }
+
+template <class To, class V>
+LANES_INLINE auto convert(const V& v) {
+  return made<To, kWidth<V>>([&](int l) { return static_cast<To>(lane(v, l)); });
+}
+template <class V, class F>
+LANES_INLINE auto compare(const V& a, const V& b, F f) {
+  return made<int32_t, kWidth<V>>([&](int l) { return -static_cast<int32_t>(f(lane(a, l), lane(b, l))); });
+}
+template <class M, class V>
+LANES_INLINE V select(const M& m, const V& a, const V& b) {
+  return made<ScalarOf<V>, kWidth<V>>([&](int l) { return lane(m, l) ? lane(a, l) : lane(b, l); });
+}
+// The second where one of them is no number.
+template <class V>
+LANES_INLINE V lesser(const V& a, const V& b) { return each(a, b, [](auto x, auto y) { return x < y ? x : y; }); }
+template <class V>
+LANES_INLINE V greater(const V& a, const V& b) { return each(a, b, [](auto x, auto y) { return x > y ? x : y; }); }
+
+// Memory
+
+template <class T> struct Computed { using type = T; };
+template <> struct Computed<half> { using type = float; };
+template <> struct Computed<bfloat> { using type = float; };
+template <> struct Computed<boolean> { using type = int32_t; };
+template <class T>
+using ComputedOf = typename Computed<std::remove_const_t<T>>::type;
+
+template <class T>
+LANES_INLINE auto wide(T x) {
+  if constexpr (std::is_same_v<T, half>) return __half2float(__ushort_as_half(x.bits));
+  else if constexpr (std::is_same_v<T, bfloat>) return __bfloat162float(__ushort_as_bfloat16(x.bits));
+  else if constexpr (std::is_same_v<T, boolean>) return static_cast<int32_t>(-static_cast<int32_t>(x.value != 0));
+  else return x;
+}
+template <class T, class V>
+LANES_INLINE T stored(V x) {
+  if constexpr (std::is_same_v<T, half>) return half{__half_as_ushort(__float2half_rn(x))};
+  else if constexpr (std::is_same_v<T, bfloat>) return bfloat{__bfloat16_as_ushort(__float2bfloat16_rn(x))};
+  else if constexpr (std::is_same_v<T, boolean>) return boolean{static_cast<uint8_t>(x != 0)};
+  else return x;
+}
+
+// So many elements as are read and written at once: of W lanes, at most 16 bytes.
+template <class T, int W>
+struct alignas(W * sizeof(T) < 16 ? W * sizeof(T) : 16) Chunk {
+  static constexpr int kLong = W * sizeof(T) < 16 ? W : 16 / sizeof(T);
+  T elements[kLong];
+};
+
+template <int W, class T>
+LANES_INLINE auto apart(const T* p, int64_t step) {
+  return made<ComputedOf<T>, W>([&](int l) { return wide(p[l * step]); });
+}
+// Lanes that lie side by side; where they are several, all of them begin where a chunk may.
+template <int W, class T>
+LANES_INLINE auto row(const T* p) {
+  if constexpr (W == 1) return wide(*p);
+  else {
+    using C = Chunk<T, W>;
+    Pack<ComputedOf<T>, W> r;
+#pragma unroll
+    for (int c = 0; c < W / C::kLong; ++c) {
+      const C chunk = reinterpret_cast<const C*>(p)[c];
+#pragma unroll
+      for (int l = 0; l < C::kLong; ++l) r.lanes[c * C::kLong + l] = wide(chunk.elements[l]);
+    }
+    return r;
+  }
+}
+template <int W, class T>
+LANES_INLINE auto same(const T* p) { return splat<W>(wide(*p)); }
+
+// What is read where `ok`, and along the lanes from `start` to before `end`; elsewhere `fill`.
+template <int W, class T, class C>
+LANES_INLINE auto guarded(const T* p, int64_t step, bool ok, int64_t i, int64_t start, int64_t end, C fill) {
+  return made<C, W>([&](int l) {
+    return ok && i + l >= start && i + l < end ? static_cast<C>(wide(p[l * step])) : fill;
+  });
+}
+// Integers from `first` on, so far apart.
+template <int W>
+LANES_INLINE auto ramp(int64_t first, int64_t step) {
+  return made<int64_t, W>([&](int l) { return first + l * step; });
+}
+// What each lane's index names, of `size` elements `step` apart; an index below zero counts from the end. What an index
+// names that is beyond them is zero, as ONNX Runtime has it on GPUs: nobody waits there to be told of an error.
+template <int W, class T, class I>
+LANES_INLINE auto gathered(const T* p, int64_t stride, const I& index, int64_t step, int64_t size) {
+  return made<ComputedOf<T>, W>([&](int l) {
+    int64_t i = lane(index, l);
+    if (i < 0) i += size;
+    return i >= 0 && i < size ? wide(p[l * stride + i * step]) : ComputedOf<T>{};
+  });
+}
+
+template <class T, class V>
+LANES_INLINE void put_apart(T* p, int64_t step, const V& v) {
+#pragma unroll
+  for (int l = 0; l < kWidth<V>; ++l) p[l * step] = stored<T>(lane(v, l));
+}
+template <class T, class V>
+LANES_INLINE void put(T* p, const V& v) {
+  if constexpr (kWidth<V> == 1) *p = stored<T>(v);
+  else {
+    using C = Chunk<T, kWidth<V>>;
+#pragma unroll
+    for (int c = 0; c < kWidth<V> / C::kLong; ++c) {
+      C chunk;
+#pragma unroll
+      for (int l = 0; l < C::kLong; ++l) chunk.elements[l] = stored<T>(lane(v, c * C::kLong + l));
+      reinterpret_cast<C*>(p)[c] = chunk;
+    }
+  }
+}
+// What is left of a float that was stored narrow.
+template <class T, class V>
+LANES_INLINE V through(const V& v) { return each(v, [](auto x) { return wide(stored<T>(x)); }); }
+
+}  // namespace lanes

@@ -1,0 +1,121 @@
+"""A product of matrices as a call of `products.h`; of `vectors.h`, if one has a single row and the other is constant.
+
+Its axes are sorted by which operand they move along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from sardonyx.native.body import Writer, size_lines
+from sardonyx.native.nests import Nest
+from sardonyx.native.region import CannotLower
+from sardonyx.native.scalars import TYPES, code_of
+from sardonyx.native.table import FLOATS
+from sardonyx.native.values import Apply, Buffer, View
+
+_MOST_AXES = 8
+"""So many axes of one kind `products.h` has room for."""
+
+
+class ProductPrinter:
+    """Writes a nest that is a product. Lanes go along the axes of the right operand, the result's last among them."""
+
+    def __init__(self, w: Writer, nest: Nest) -> None:
+        self._w, self._nest = w, nest
+        self._out = nest.steps[0].root.target
+        left, right = _operands(nest)
+        if nest.outer and right.strides[nest.outer[-1]] == 0:
+            left, right = right, left
+        self._left, self._right = left, right
+
+    def units(self, name: str) -> tuple[str, str]:
+        """How many blocks there are to compute, and what one costs, in elements."""
+        return f"{name}_product(call).units()", f"{name}_product(call).cost()"
+
+    def write(self, name: str) -> None:
+        """The function that computes some blocks, and before it the one that says what of."""
+        w, out = self._w, self._out
+        places = " × ".join(code_of(dim) for dim in self._nest.dims)
+        kind = f"MatrixProduct<{TYPES[self._left.dtype]}, {TYPES[out.dtype]}>"
+        w.line(f"// {places}: {out.buffer.name} = {self._left!r} · {self._right!r}")
+        with w.block(f"static {kind} {name}_product(const Call& call)"):
+            size_lines(w, self._nest)
+            start = ", ".join(f"call.{v.buffer.name} + {code_of(v.offset)}" for v in (self._left, self._right, out))
+            w.line(f"return {{{start}, {', '.join(self._axes())}}};")
+        with w.block(f"static void {name}(const Call& call, int64_t begin, int64_t end)"):
+            w.line(f"{name}_product(call).run(begin, end);")
+
+    def _axes(self) -> Iterable[str]:
+        """The axes of a batch, of rows, of columns, and those that are summed over, as code."""
+        return (self._listed(axes) for axes in self._kinds())
+
+    def _kinds(self) -> tuple[list[int], ...]:
+        kinds: tuple[list[int], ...] = ([], [], [], [])
+        for axis in range(len(self._nest.dims)):
+            moves_left, moves_right = self._left.strides[axis] != 0, self._right.strides[axis] != 0
+            summed = axis in (self._nest.inner or ())
+            kinds[3 if summed else 0 if moves_left == moves_right else 1 if moves_left else 2].append(axis)
+        return kinds
+
+    def _listed(self, axes: list[int]) -> str:
+        if len(axes) > _MOST_AXES:
+            raise CannotLower(f"a product over {len(axes)} axes that are no one")
+        out = dict(zip(self._nest.outer, self._out.strides, strict=True))
+        steps = (
+            (self._nest.dims[axis], self._left.strides[axis], self._right.strides[axis], out.get(axis, 0))
+            for axis in axes
+        )
+        return f"Axes{{{len(axes)}, {{{', '.join('{' + ', '.join(map(code_of, step)) + '}' for step in steps)}}}}}"
+
+
+class VectorPrinter(ProductPrinter):
+    """Writes a product of one row and of weights that are constants, which the kernel holds as it reads them."""
+
+    @classmethod
+    def suits(cls, nest: Nest, constants: Collection[Buffer]) -> bool:
+        """Whether a nest is such a product."""
+        if not nest.is_product:
+            return False
+        printer = cls(Writer(), nest)
+        batch, rows, _, _ = printer._kinds()
+        one = all(nest.dims[axis] == 1 for axis in (*batch, *rows))
+        return one and printer.weights in constants and printer.weights.dtype in FLOATS
+
+    @property
+    def weights(self) -> Buffer:
+        """What is held."""
+        return self._right.buffer
+
+    @property
+    def held(self) -> str:
+        """Its type."""
+        return f"Weights<{TYPES[self._right.dtype]}>"
+
+    def hold(self, name: str, data: str) -> None:
+        """The line that takes the weights from a constant of the model."""
+        *_, columns, depth = self._axes()
+        start = f"static_cast<const {TYPES[self._right.dtype]}*>({data}) + {code_of(self._right.offset)}"
+        self._w.line(f"held.{name}.take({start}, {columns}, {depth});")
+
+    def write(self, name: str) -> None:
+        """The function that computes some panels, and before it the one that says what of."""
+        w, out = self._w, self._out
+        kind = f"VectorProduct<{TYPES[self._left.dtype]}, {TYPES[out.dtype]}>"
+        *_, columns, depth = self._axes()
+        w.line(f"// {out.buffer.name} = {self._left!r} · {self._right!r}, which is constant")
+        with w.block(f"static {kind} {name}_product(const Call& call)"):
+            size_lines(w, self._nest)
+            start = ", ".join(f"call.{v.buffer.name} + {code_of(v.offset)}" for v in (self._left, out))
+            w.line(f"return {{call.held->{name}, {start}, {columns}, {depth}}};")
+        with w.block(f"static void {name}(const Call& call, int64_t begin, int64_t end)"):
+            w.line(f"{name}_product(call).run(begin, end);")
+
+
+def _operands(nest: Nest) -> tuple[View, View]:
+    value = nest.steps[0].root.value
+    assert isinstance(value, Apply)
+    left, right = value.args
+    assert isinstance(left, View)
+    assert isinstance(right, View)
+    return left, right

@@ -1,0 +1,67 @@
+"""`sardonyx bench`: who takes part, what is told, and that another result is noticed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from sardonyx.cli import bench
+
+from .calling import BERT, assert_snapshot, run, told
+
+QUICK = ("--rounds", "2", "--seconds", "0.001")
+
+
+def test_bert_against_eager_and_onnxruntime() -> None:
+    found = told("bench", BERT, "--against", "eager,onnxruntime", *QUICK)
+    assert_snapshot("bench", {**found, "overhead": sorted(found["overhead"])})
+    for contender in found["contenders"]:
+        assert contender["difference"] < 1e-4
+    assert found["dominates"] in ("overhead", *(row["name"] for row in found["operators"]))
+
+
+def test_resnet_against_onnxruntime(resnet: Path) -> None:
+    done = run("bench", resnet, "--against", "onnxruntime", *QUICK)
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == ["onnxruntime", "sardonyx"]
+    assert "dominate" in lines[4]
+    assert lines[5].startswith("  in kernels ")
+    assert lines[6].startswith("  outside kernels ")
+
+
+def test_another_result_is_told_and_the_exit_code(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench._Bench, "_session", lambda self: lambda: [torch.zeros(1, 16, 64), torch.zeros(1, 64)])
+    done = run("bench", bert, "--against", "onnxruntime", *QUICK)
+    assert done.exit_code == 1
+    assert "sardonyx failed: another result than onnxruntime" in done.stdout
+
+
+def test_one_that_fails_is_told_beside_the_others(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: bench._Bench) -> bench.Call:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(bench._Bench, "_session", fail)
+    done = run("bench", bert, "--against", "onnxruntime", *QUICK)
+    assert done.exit_code == 0, done.output
+    assert "onnxruntime failed: out of luck" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["eager", "nobody"])
+def test_who_cannot_take_part_is_an_error(bert: Path, name: str) -> None:
+    done = run("bench", bert, "--against", name)
+    assert (done.exit_code, f"'{name}' cannot run" in done.stderr, "next: use some of" in done.stderr) == (
+        3,
+        True,
+        True,
+    )
+
+
+def test_turns_begin_with_another_one_each_time() -> None:
+    order: list[str] = []
+    contenders = [bench.Contender(name, lambda name=name: order.append(name) or []) for name in "abc"]  # type: ignore[misc,func-returns-value]
+    for number in range(3):
+        bench._round(contenders, number, 0.0)
+    assert "".join(order) == "abcbcacab"

@@ -1,0 +1,99 @@
+"""The program: exit codes, errors, help, and what all commands have in common."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import pytest
+from click.shell_completion import ShellComplete
+
+from sardonyx import errors
+from sardonyx.cli import engines as a_command
+from sardonyx.cli._program import program
+
+from .calling import run
+
+
+def commands(group: click.Group = program, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+EVERY = dict(commands())
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_command_prints_json_and_shows_an_example(name: str) -> None:
+    options = [option for parameter in EVERY[name].params for option in parameter.opts]
+    assert "--json" in options
+    assert f"sardonyx {name}" in (EVERY[name].epilog or "")
+    assert (EVERY[name].help or "").split("\n")[0].endswith(".")
+
+
+def test_the_help_tells_the_exit_codes() -> None:
+    assert "4  a package or a program is missing" in run("--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (errors.SardonyxError("it broke", hint="do this"), 3, "error: it broke\n  next: do this\n"),
+        (errors.VerificationError("it differs"), 1, "error: it differs\n"),
+        (errors.MissingDependency("it lacks", hint="pip install it"), 4, "error: it lacks\n  next: pip install it\n"),
+        (RuntimeError("by accident"), 1, "error: RuntimeError: by accident\n  next: sardonyx --debug … shows where\n"),
+        (KeyboardInterrupt(), 130, "\ninterrupted\n"),
+    ],
+)
+def test_an_error_is_a_line_and_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, said: str
+) -> None:
+    def fail() -> list[Any]:
+        raise error
+
+    monkeypatch.setattr(a_command, "engines", fail)
+    done = run("engines")
+    assert (done.exit_code, done.stderr, done.stdout) == (code, said, "")
+
+
+def test_debug_shows_the_traceback_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(a_command, "engines", lambda: 1 / 0)
+    done = run("--debug", "engines")
+    assert done.exit_code == 1
+    assert "Traceback" in done.stderr
+    assert "error: ZeroDivisionError: division by zero" in done.stderr
+    assert "Traceback" not in run("engines").stderr
+
+
+def test_wrong_use_is_told_by_click() -> None:
+    assert run("run").exit_code == 2
+    assert run("engine").exit_code == 2
+    assert "No such command 'engine'" in run("engine").stderr
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    words = f"{sys.executable} -m sardonyx ops --all | head -1"
+    done = subprocess.run(words, shell=True, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["operator", "translation"]
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_what_the_shell_evaluates(shell: str) -> None:
+    done = run("completion", shell)
+    assert done.exit_code == 0, done.output
+    assert f"_SARDONYX_COMPLETE={shell}_complete" in done.stdout
+
+
+def test_the_shell_is_told_the_commands() -> None:
+    found = ShellComplete(program, {}, "sardonyx", "_SARDONYX_COMPLETE").get_completions([], "comp")
+    assert {"compile", "completion"} <= {item.value for item in found}

@@ -1,0 +1,37 @@
+"""`sardonyx reduce`: a failing file cut down, and written as a folder to send."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from tests.diagnose.test_reduce import GELU, X, approximated, out_of_bounds
+
+from .calling import run, told
+
+
+def test_a_model_that_raises_becomes_a_folder(tmp_path: Path) -> None:
+    onnx.save(out_of_bounds(30), str(tmp_path / "model.onnx"))
+    done = run("reduce", tmp_path / "model.onnx", "-o", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert "32 nodes → 1: Gather" in done.stdout
+    assert (tmp_path / "out" / "reproduce.py").exists()
+
+
+def test_a_wrong_result_is_told_as_json(tmp_path: Path) -> None:
+    onnx.save(approximated(20), str(tmp_path / "model.onnx"))
+    np.savez(tmp_path / "x.npz", x=X)
+    words = ("--inputs", tmp_path / "x.npz", "--way", GELU, "--tolerance", "1e-5", "-o", tmp_path / "out")
+    found = told("reduce", tmp_path / "model.onnx", *words)
+    assert found["kind"] == "wrong"
+    assert found["operators"] == ["Div", "Erf", "Add", "Mul", "Mul"]
+
+
+def test_a_model_that_does_not_fail_exits_with_three(tmp_path: Path) -> None:
+    onnx.save(approximated(5), str(tmp_path / "model.onnx"))
+    done = run("reduce", tmp_path / "model.onnx", "-o", tmp_path / "out")
+    assert done.exit_code == 3
+    assert "does not crash, raise or differ" in done.output
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,120 @@
+"""`bisect` names what changes a result: a rule, a kernel, an optimizer of ONNX Runtime, an option."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+import torch
+
+from sardonyx import MissingDependency, OptionError, export
+from sardonyx.diagnose import bisect
+from sardonyx.diagnose.bisect import bisecting, smallest
+from sardonyx.optimize.optimizer import all_rules
+from sardonyx.optimize.pattern import P
+from sardonyx.optimize.rule import RULES, Match, rule
+from sardonyx.toolchain import compiler
+
+from .test_compare import Wave, gelu
+
+FLAGS = {
+    "optimization.enable_gelu_approximation": "1",
+    "session.intra_op.allow_spinning": "0",
+    "session.use_env_allocators": "0",
+}
+
+
+@pytest.fixture
+def wrong_rules() -> Iterator[None]:
+    known = all_rules()
+
+    @rule(P.Sin("x"))
+    def sine_as_cosine(m: Match) -> ir.Value:
+        return m.g.Cos(m.x)
+
+    yield
+    RULES[:] = known
+
+
+@pytest.mark.parametrize("wanted", [{3}, {0, 99}, {10, 11, 50}])
+def test_the_smallest_part_is_found(wanted: set[int]) -> None:
+    assert set(smallest(range(100), lambda part: wanted <= set(part))) == wanted
+
+
+def test_what_never_happens_has_no_part() -> None:
+    assert smallest(range(10), lambda part: False) == []
+
+
+@pytest.mark.usefixtures("wrong_rules")
+def test_a_wrong_rule_is_named_among_everything() -> None:
+    found = bisect(Wave().eval(), torch.randn(3, 8))
+    (culprit,) = found.culprits
+    assert (culprit.kind, culprit.names) == ("rule", ("SineAsCosine",))
+    assert culprit.error > 1e-2
+    assert 'optimize="default-SineAsCosine"' in str(found)
+    assert found.engine is not None
+    assert found.engine < 1e-5
+
+
+@pytest.mark.usefixtures("wrong_rules")
+def test_a_wrong_rule_is_named_for_an_onnx_model() -> None:
+    model = export(Wave().eval(), (torch.randn(3, 8),), optimize="none").proto()
+    (culprit,) = bisect(model, torch.randn(3, 8), over=["rule"]).culprits
+    assert culprit.names == ("SineAsCosine",)
+
+
+def test_a_wrong_flag_is_named_among_harmless_ones() -> None:
+    options = {"session_options": {"config": FLAGS, "enable_mem_pattern": False}, "optimize": "none"}
+    found = bisect(gelu(), torch.randn(4, 8), options=options, tolerance=1e-5)
+    (culprit,) = found.culprits
+    assert culprit.kind == "option"
+    assert culprit.names == ("session_options.config.optimization.enable_gelu_approximation=1",)
+    assert found.tried["option"] == 4
+
+
+def test_optimizers_of_onnxruntime_that_do_it_together_are_named() -> None:
+    options = {"session_options": {"config": FLAGS}, "optimize": "none"}
+    found = bisect(gelu(), torch.randn(4, 8), options=options, over=["optimizer"], tolerance=1e-5)
+    (culprit,) = found.culprits
+    assert culprit.kind == "optimizer"
+    assert "GeluApproximation" in culprit.names
+    assert "optimization.disable_specified_optimizers" in culprit.remedy
+
+
+def test_nothing_is_at_fault_where_nothing_changes() -> None:
+    found = bisect(gelu(), torch.randn(4, 8))
+    assert found.culprits == ()
+    assert "nothing is at fault" in str(found)
+
+
+@pytest.mark.usefixtures("wrong_rules")
+def test_what_costs_time_is_named_by_the_times_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock is made up: a call is slow where its model has the operator that the rule makes."""
+
+    def seconds(call: Callable[[], Any]) -> float:
+        return 2.0 if torch.equal(call()[0], slow) else 1.0
+
+    x = torch.randn(3, 8)
+    module = Wave().eval()
+    slow = export(module, (x,), optimize="none+SineAsCosine")(x)
+    monkeypatch.setattr(bisecting, "seconds", seconds)
+    (culprit,) = bisect(module, x, over=["rule"], by="time", options={"optimize": "none+SineAsCosine+Silu"}).culprits
+    assert culprit.names == ("SineAsCosine",)
+    assert culprit.slower == 2.0
+
+
+def test_an_unknown_kind_is_an_error() -> None:
+    with pytest.raises(OptionError, match="cannot go over"):
+        bisect(gelu(), torch.randn(4, 8), over=["weather"])  # type: ignore[list-item]
+
+
+def test_native_kernels_are_tried() -> None:
+    try:
+        compiler.find()
+    except MissingDependency as error:
+        pytest.skip(str(error))
+    found = bisect(gelu(), torch.randn(4, 8), options={"native": True, "optimize": "none"}, over=["kernel"])
+    assert found.tried == {"kernel": 1}
+    assert found.culprits == ()

@@ -1,0 +1,8 @@
+"""The modules that make the site of the documents are in `docs/`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs"))
