@@ -1,31 +1,38 @@
 """Whole models with native kernels and without: `python -m benchmarks.native_models`.
 
-Each model is what `torch.onnx.export` gives, and what `sardonyx.export` gives, with its rules applied; either is
-compiled by `native.compile(model, measure=inputs)`. The sessions with kernels and without take turns in one process, as
-ONNX Runtime optimises them, all fusions allowed.
+A model is what `torch.onnx.export` gives, and what `sardonyx.export` gives, with its rules applied; either is compiled
+by `native.compile(model, measure=inputs)`. Files from packages that are installed are compiled as `sardonyx.optimize`
+gives them. The sessions with kernels and without take turns in one process, as ONNX Runtime optimises them, all
+fusions allowed.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import logging
+import runpy
+import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import torch
+from torch.utils import _pytree as pytree
 
 import sardonyx
 from benchmarks.machine import describe, note_if_busy, run_on_cores
-from benchmarks.models import MODELS, Case, build
+from benchmarks.models import MODELS, build
 from benchmarks.tables import Table, milliseconds, progress, say
 from sardonyx import native
 from sardonyx.native.session import open_session
@@ -33,23 +40,38 @@ from sardonyx.native.session import open_session
 _ROUND_SECONDS = 0.2
 _PAUSE_SECONDS = 0.06
 """The threads of a session spin for 40 ms after a run; the other must not share the cores with them."""
-GATES = {"llama-decode": 1.15, "bert-base": 1.04}
+GATES = {("llama-decode", "torch.onnx"): 1.15, ("llama-step", "torch.onnx"): 1.15, ("bert-base", "torch.onnx"): 1.04}
 """How many times as fast a model has to be; others at least as fast, but for what measuring itself varies by."""
 _AS_FAST = 0.98
+_FILES = {"silero_vad": "data/*.onnx", "magika": "models/*/model.onnx"}
+"""Packages that have ONNX files in them, and where."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model in one form."""
+
+    form: str
+    """Who exported it."""
+    before: ir.Model
+    """As it runs without kernels."""
+    compiled: native.NativeModel
+    feeds: Mapping[str, Any]
+    expected: list[torch.Tensor]
 
 
 @dataclass
 class Measured:
-    """What a model took without kernels and with them, by who exported it."""
+    """What a model took without kernels and with them."""
 
     model: str
-    exporter: str
+    form: str
     threads: int
     kernels: int
     put_back: int
     nodes: tuple[int, int]
     error: float
-    """The largest difference from PyTorch, as a part of the largest number."""
+    """The largest difference from PyTorch, or from the file as it is, as a part of the largest number."""
     without: list[float] = field(default_factory=list)
     """Seconds of a call, round by round."""
     native: list[float] = field(default_factory=list)
@@ -62,7 +84,7 @@ class Measured:
     @property
     def gate(self) -> float:
         """What the ratio has to be."""
-        return GATES.get(self.model, _AS_FAST)
+        return GATES.get((self.model, self.form), _AS_FAST)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -77,14 +99,14 @@ class Runner:
         options = onnxruntime.SessionOptions()
         run_on_cores(options, threads)
         options.log_severity_level = 3
-        self._session, self._feeds = open_session(model, library, options), feeds
+        self._session, self._feeds = open_session(model, library, options), dict(feeds)
         self._calls = 1
         for _ in range(3):
             self._calls = max(2, round(_ROUND_SECONDS / self.round()))
 
-    def result(self) -> torch.Tensor:
-        """The output of a call."""
-        return torch.from_numpy(self._session.run(None, self._feeds)[0])
+    def results(self) -> list[torch.Tensor]:
+        """The outputs of a call."""
+        return [torch.from_numpy(array) for array in self._session.run(None, self._feeds)]
 
     def round(self) -> float:
         """Seconds of a call, the mean over one round."""
@@ -97,48 +119,101 @@ class Runner:
         return (time.perf_counter() - started) / self._calls
 
 
-def exported(case: Case) -> Iterator[tuple[str, ir.Model]]:
-    """The model as each exporter writes it."""
-    module, args = case
+# What is measured
+
+
+def of_module(module: torch.nn.Module, args: tuple[Any, ...]) -> Iterator[Subject]:
+    """A module as each exporter writes it."""
     with torch.no_grad(), warnings.catch_warnings(), contextlib.redirect_stdout(None):
         warnings.simplefilter("ignore")
+        expected = [x for x in pytree.tree_leaves(module(*args)) if isinstance(x, torch.Tensor)]
         program = torch.onnx.export(module, args, dynamo=True, verbose=False)
         assert program is not None
-    yield "torch.onnx", program.model
-    yield "sardonyx", sardonyx.export(module, args).model
+    tensors = [x.numpy() for x in pytree.tree_leaves(args) if isinstance(x, torch.Tensor)]
+    for form, model in (("torch.onnx", program.model), ("sardonyx", sardonyx.export(module, args).model)):
+        feeds = dict(zip((str(x.name) for x in model.graph.inputs), tensors, strict=True))
+        yield Subject(form, model, native.compile(model, measure=feeds), feeds, expected)
 
 
-def measure(name: str, threads: Sequence[int], rounds: int) -> list[Measured]:
-    """Compile a model of either exporter, and let the sessions take turns."""
-    case = build(name)
-    measured = []
-    for exporter, model in exported(case):
-        feeds = {str(x.name): arg.numpy() for x, arg in zip(model.graph.inputs, case[1], strict=True)}
-        compiled = native.compile(model, measure=feeds)
-        measured += [_turns(name, exporter, n, case, model, compiled, feeds, rounds) for n in threads]
-    return measured
+def of_file(path: Path) -> Iterator[Subject]:
+    """A file that somebody else wrote."""
+    before = ir.load(path)
+    feeds = {str(x.name): _made_up(x) for x in before.graph.inputs}
+    session = open_session(before, None)
+    expected = [torch.from_numpy(array) for array in session.run(None, feeds)]
+    yield Subject("file", before, native.compile(sardonyx.optimize(path), measure=feeds), feeds, expected)
 
 
-def _turns(
-    name: str,
-    exporter: str,
-    threads: int,
-    case: Case,
-    model: ir.Model,
-    compiled: native.NativeModel,
-    feeds: Mapping[str, Any],
-    rounds: int,
-) -> Measured:
-    with torch.no_grad():
-        expected = case[0](*case[1])
-    runners = [Runner(model, None, feeds, threads), Runner(compiled.model, compiled.library, feeds, threads)]
-    error = ((runners[1].result() - expected).abs().max() / expected.abs().max()).item()
-    report = compiled.report
-    found = Measured(
-        *(name, exporter, threads, len(report.kernels), len(report.put_back)),
-        (report.nodes_before, report.nodes_after),
-        error,
-    )
+def _made_up(value: ir.Value) -> Any:
+    """Something for an input: bytes, a rate of sound, a piece of sound, what was heard before it."""
+    if value.dtype == ir.DataType.INT32:
+        return np.random.default_rng(0).integers(0, 256, (1, 2048), np.int32)
+    if value.dtype == ir.DataType.INT64:
+        return np.array(16000)
+    if value.name == "input":
+        return np.random.default_rng(0).standard_normal((1, 576)).astype(np.float32)
+    assert value.shape is not None
+    return np.zeros([dim if isinstance(dim, int) else 1 for dim in value.shape], np.float32)
+
+
+def _example(name: str) -> Mapping[str, Any]:
+    folder = Path(__file__).parents[1] / "examples" / "native"
+    sys.path.insert(0, str(folder))
+    try:
+        return runpy.run_path(str(folder / f"{name}.py"))
+    finally:
+        sys.path.remove(str(folder))
+
+
+def llama_step() -> Iterator[Subject]:
+    """A Llama that has 255 tokens before the one it reads, and gives its keys and values back."""
+    torch.manual_seed(0)
+    step = _example("llama_decode")["Step"](4, 512).eval()
+    yield from of_module(step, (torch.tensor([[17]]), torch.tensor([[255]]), step.past(255)))
+
+
+def minilm() -> Iterator[Subject]:
+    """The trained sentence encoder all-MiniLM-L6-v2, with four sentences."""
+    made = _example("minilm")
+    yield from of_module(*made["load"](made["SENTENCES"]))
+
+
+def files() -> dict[str, Callable[[], Iterator[Subject]]]:
+    """The ONNX files of packages that are installed, by the name of each."""
+    found: dict[str, Callable[[], Iterator[Subject]]] = {}
+    for package, pattern in _FILES.items():
+        spec = importlib.util.find_spec(package)
+        folder = Path(spec.origin).parent if spec is not None and spec.origin is not None else Path("absent")
+        for path in sorted(folder.glob(pattern)):
+            name = path.stem if path.stem.startswith(package) else package
+            found[name.replace("_", "-")] = partial(of_file, path)
+    return found
+
+
+def subjects() -> dict[str, Callable[[], Iterator[Subject]]]:
+    """Everything that can be measured, by name."""
+    suite = {name: partial(_of_suite, name) for name in MODELS}
+    return {**suite, "llama-step": llama_step, "minilm": minilm, **files()}
+
+
+def _of_suite(name: str) -> Iterator[Subject]:
+    yield from of_module(*build(name))
+
+
+# Measuring
+
+
+def measure(name: str, subject: Subject, threads: int, rounds: int) -> Measured:
+    """Let the sessions take turns."""
+    compiled, report = subject.compiled, subject.compiled.report
+    runners = [
+        Runner(subject.before, None, subject.feeds, threads),
+        Runner(compiled.model, compiled.library, subject.feeds, threads),
+    ]
+    pairs = zip(runners[1].results(), subject.expected, strict=True)
+    error = max(((found - wanted).abs().max() / wanted.abs().max()).item() for found, wanted in pairs)
+    nodes = (report.nodes_before, report.nodes_after)
+    found = Measured(name, subject.form, threads, len(report.kernels), len(report.put_back), nodes, error)
     for _ in range(rounds):
         found.without.append(runners[0].round())
         found.native.append(runners[1].round())
@@ -146,7 +221,7 @@ def _turns(
 
 
 def table(results: Sequence[Measured]) -> Table:
-    """A row for each model, exporter and number of threads."""
+    """A row for each model, form and number of threads."""
     columns = [
         "model",
         "exported by",
@@ -160,35 +235,37 @@ def table(results: Sequence[Measured]) -> Table:
         "error",
     ]
     made = Table("models with native kernels", columns, text_columns=2)
-    for m in results:
+    for index, m in enumerate(results):
         nodes, gate = f"{m.nodes[0]} → {m.nodes[1]}", f"{m.gate:g}" + " !" * (m.ratio < m.gate)
         times = (milliseconds(median(m.without)), milliseconds(median(m.native)), f"{m.ratio:.2f}")
-        made.add(m.model, m.exporter, f"{m.threads}", nodes, f"{m.kernels}", *times, gate, f"{m.error:.0e}")
-        if m is results[-1] or results[results.index(m) + 1].model != m.model:
+        made.add(m.model, m.form, f"{m.threads}", nodes, f"{m.kernels}", *times, gate, f"{m.error:.0e}")
+        if index + 1 == len(results) or results[index + 1].model != m.model:
             made.end_section()
     return made
 
 
 def main() -> None:
     """Measure, show, and write what was measured."""
+    known = subjects()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.native_models", description=__doc__)
-    parser.add_argument("--models", default=",".join(MODELS), help="names, with commas between them")
+    parser.add_argument("--models", default=",".join(known), help="names, with commas between them")
     parser.add_argument("--threads", default="1,2", help="numbers of threads, with commas between them")
     parser.add_argument("--rounds", type=int, default=11, help="turns of each session")
     parser.add_argument("--json", type=Path, help="where to write everything measured")
     asked = parser.parse_args()
     names = asked.models.split(",")
-    unknown = [name for name in names if name not in MODELS]
+    unknown = [name for name in names if name not in known]
     if unknown:
-        parser.error(f"unknown model {unknown[0]!r}; there are {', '.join(MODELS)}")
+        parser.error(f"unknown model {unknown[0]!r}; there are {', '.join(known)}")
     logging.disable(logging.WARNING)  # what torch.onnx tells of its steps
     busy, results = note_if_busy(), []
     with progress(len(names)) as shown:
         for name in names:
             shown.step(name)
-            results += measure(name, [int(n) for n in asked.threads.split(",")], asked.rounds)
+            for subject in known[name]():
+                results += [measure(name, subject, int(n), asked.rounds) for n in asked.threads.split(",")]
     table(results).show()
-    below = [f"{m.model} of {m.exporter} (threads: {m.threads}, ×{m.ratio:.2f})" for m in results if m.ratio < m.gate]
+    below = [f"{m.model} of {m.form} (threads: {m.threads}, ×{m.ratio:.2f})" for m in results if m.ratio < m.gate]
     say(f"below their gates: {', '.join(below) or 'none'}")
     if asked.json:
         content = {**describe(), "busy_cores": busy, "results": [m.as_dict() for m in results]}

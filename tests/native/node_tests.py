@@ -57,6 +57,8 @@ class Case:
     model: onnx.ModelProto
     feeds: dict[str, np.ndarray]
     expected: list[np.ndarray]
+    retyped: bool = False
+    """Whether it is of other real numbers than what is expected."""
 
     @property
     def node(self) -> onnx.NodeProto:
@@ -123,7 +125,7 @@ def symbolic(case: Case) -> Case:
                 dim.dim_param = f"n{dim.dim_value}"
     for x in (*made.graph.output, *made.graph.value_info):
         x.type.tensor_type.ClearField("shape")
-    return Case(case.name, inferred(made), case.feeds, case.expected)
+    return Case(case.name, inferred(made), case.feeds, case.expected, case.retyped)
 
 
 OTHERS: Mapping[str, tuple[int, type]] = {
@@ -132,6 +134,8 @@ OTHERS: Mapping[str, tuple[int, type]] = {
     "bfloat16": (TensorProto.BFLOAT16, ml_dtypes.bfloat16),
 }
 """What cases of float32 are tried with too: by name, as ONNX and as numpy have it."""
+_COARSE = 2e-2
+"""Of the largest number, for narrow types that are compared with what float32 gives."""
 _ABOUT_TYPES = frozenset({"Cast", "CastLike", "QuantizeLinear", "DequantizeLinear"})
 
 
@@ -156,7 +160,9 @@ def retyped(case: Case, name: str) -> Case | None:
         x.CopyFrom(onnx.ValueInfoProto(name=x.name))
     feeds = {x: array.astype(dtype) if x in changed else array for x, array in case.feeds.items()}
     known = inferred(made)
-    return Case(case.name, known, feeds, []) if all(x.HasField("type") for x in known.graph.output) else None
+    if not all(x.HasField("type") for x in known.graph.output):
+        return None
+    return Case(case.name, known, feeds, case.expected, retyped=True)
 
 
 _SPELLED = {"float64": "tensor(double)", "float16": "tensor(float16)", "bfloat16": "tensor(bfloat16)"}
@@ -194,10 +200,15 @@ def _wrong(together: Together, case: Case) -> str | None:
     """How a result differs from what is expected, or, where that is rounded, from onnxruntime's or from float64."""
     try:
         found = together.run(case.name, case.feeds)
-        if not case.expected:
+        if case.retyped:
             return next((why for why, _ in differences(found, _precise(case)) if why), None)
     except Overflows:
         return None
+    except TypeError:  # onnx's own evaluator cannot run it in float64
+        pairs = zip(found, case.expected, strict=True)
+        return next(
+            (why for a, b in pairs if (why := difference(a, b.astype(a.dtype), tolerance=_COARSE)) is not None), None
+        )
     for index, (a, b) in enumerate(zip(found, case.expected, strict=True)):
         differs = difference(a, b)
         if differs is not None and difference(a, run(session_of(case.model), case.feeds)[index]) is not None:

@@ -98,6 +98,8 @@ def precise(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> Precise:
     trials = [_outputs(evaluator, given, _Moved(types, seed)) for seed in range(_TRIALS)]
     farthest = [max(_distance(trial[i], x) for trial in trials) for i, x in enumerate(exact)]
     names = [output.name for output in model.graph.output]
+    for name, x in zip(names, exact, strict=True):
+        _within(x, types[name])
     rounded = (4 * _ROUNDING.get(types[name], 0.0) * _largest(x) for name, x in zip(names, exact, strict=True))
     return Precise(exact, [_FACTOR * far + last for far, last in zip(farthest, rounded, strict=True)])
 
