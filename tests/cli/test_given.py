@@ -33,6 +33,11 @@ def given(): return Net().eval(), (torch.ones(3, 4),)
 def named(): return Net().eval(), (), {"x": torch.ones(3, 4), "scale": torch.tensor(2.0)}
 def several(size): return Net()
 def failing(): raise ValueError("no such weights")
+def leaving(): raise SystemExit(7)
+def surplus(): return Net().eval(), (torch.ones(3, 4), 2.0, 3.0)
+def talking():
+    print("weights are loaded")
+    return given()
 def lacking(): import a_package_that_is_not_there
 instance = Net().eval()
 pair = (instance, (torch.ones(2, 4),))
@@ -81,6 +86,8 @@ def test_the_inputs_of_a_factory_are_its_arguments(file: str) -> None:
         ("several", "needs the argument 'size'", "without arguments"),
         ("number", "is a int, and gives no module", "(module, args)"),
         ("failing", "failed: ValueError: no such weights", "--debug"),
+        ("leaving", "failed: SystemExit: 7", "--debug"),
+        ("surplus", "does not take: too many positional arguments", "(module, args)"),
     ],
 )
 def test_a_factory_that_cannot_be_used_is_an_error(file: str, name: str, what: str, hint: str) -> None:
@@ -88,6 +95,31 @@ def test_a_factory_that_cannot_be_used_is_an_error(file: str, name: str, what: s
         source(f"{file}:{name}").module()
     assert what in caught.value.what
     assert hint in str(caught.value.hint)
+
+
+def test_what_a_factory_prints_is_not_on_stdout(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    source(f"{file}:talking").module()
+    assert capsys.readouterr() == ("", "weights are loaded\n")
+
+
+def test_a_mistake_in_a_file_is_told_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "mistaken.py").write_text("a = 1\ndef (:\n")
+    with pytest.raises(SardonyxError) as caught:
+        source(f"{tmp_path}/mistaken.py:model").module()
+    assert caught.value.where == f"{tmp_path}/mistaken.py:2, code: def (:"
+
+
+@pytest.mark.parametrize(("content", "said"), [(b"", "nothing is in it"), (b"no model", "that can be read")])
+def test_a_file_that_is_no_model_is_an_error(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "model.onnx").write_bytes(content)
+    with pytest.raises(SardonyxError, match=said):
+        source(str(tmp_path / "model.onnx")).model(Options.of())
+
+
+def test_a_folder_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").mkdir()
+    with pytest.raises(SardonyxError, match=r"model\.onnx is a folder"):
+        source(str(tmp_path / "model.onnx"))
 
 
 def test_a_factory_that_needs_a_package_says_which(file: str) -> None:
@@ -179,6 +211,14 @@ def test_token_ids_stay_below_the_vocabulary() -> None:
 def test_a_name_of_a_size_that_is_not_there_is_an_error() -> None:
     with pytest.raises(OptionError, match="did you mean 'batch'"):
         _feeds.made_up(model_of(("x", "float", ["batch"])), {"bach": 2}, 0)
+
+
+@pytest.mark.parametrize("size", [10**17, 0])
+def test_sizes_of_which_nothing_can_be_made_are_an_error(size: int) -> None:
+    model = model_of(("x", "float", ["N"]))
+    model.graph.inputs[0].shape = ir.Shape(["batch - 1", "batch", 1000])
+    with pytest.raises(OptionError, match="no inputs of these sizes can be made"):
+        _feeds.made_up(model, {"batch": size}, 0)
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])

@@ -81,6 +81,11 @@ def test_a_wish_that_cannot_be_is_an_error_with_the_next_step(model: Path) -> No
     assert not (model.parent / "out").exists()
 
 
+def test_what_is_no_onnx_file_is_for_another_command(model: Path) -> None:
+    done = run("compile", "torch.nn:ReLU", "-o", "out")
+    assert (done.exit_code, "next: sardonyx compile --native takes it" in done.output) == (3, True)
+
+
 def test_show_checks_a_folder(model: Path) -> None:
     folder = model.parent / "out"
     run("compile", str(model), "-o", str(folder))

@@ -51,6 +51,12 @@ def test_the_help_tells_the_exit_codes() -> None:
         (errors.VerificationError("it differs"), 1, "error: it differs\n"),
         (errors.MissingDependency("it lacks", hint="pip install it"), 4, "error: it lacks\n  next: pip install it\n"),
         (RuntimeError("by accident"), 1, "error: RuntimeError: by accident\n  next: sardonyx --debug … shows where\n"),
+        (
+            OSError(28, "No space left on device", "out.npz"),
+            1,
+            "error: out.npz: No space left on device\n"
+            "  next: look at that path, its folder, and the space on its disk\n",
+        ),
         (KeyboardInterrupt(), 130, "\ninterrupted\n"),
     ],
 )

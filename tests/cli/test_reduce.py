@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import torch
+from torch import nn
 
 from tests.diagnose.test_reduce import GELU, X, approximated, out_of_bounds
 
@@ -35,3 +37,18 @@ def test_a_model_that_does_not_fail_exits_with_three(tmp_path: Path) -> None:
     assert done.exit_code == 3
     assert "does not crash, raise or differ" in done.output
     assert not (tmp_path / "out").exists()
+
+
+class Eigen(nn.Module):
+    """An operator that ONNX does not have, among others."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.eigvalsh(x.sin() @ x.T).exp()
+
+
+def test_a_file_of_torch_export_is_cut_against_torch(tmp_path: Path) -> None:
+    torch.export.save(torch.export.export(Eigen().eval(), (torch.randn(4, 4),)), tmp_path / "model.pt2")
+    done = run("reduce", tmp_path / "model.pt2", "-o", tmp_path / "out", "--against", "torch")
+    assert done.exit_code == 0, done.output
+    assert "→ 1: aten._linalg_eigh.default" in done.stdout
+    assert (tmp_path / "out" / "values.pt").exists()

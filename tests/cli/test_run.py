@@ -63,6 +63,7 @@ def test_weights_in_a_file_of_their_own_are_found(
     [
         (["--size", "batches=2"], 3, "did you mean 'batch'?"),
         (["--size", "batch"], 2, "is not of the form NAME=N"),
+        (["--size", "batch=2", "--inputs", __file__], 3, "leave out --size, or --inputs"),
         (["--size", "batch=many"], 2, "which is no size"),
         (["--inputs", "nowhere.npz"], 2, "does not exist"),
         (["--inputs", __file__], 3, "use .npz"),

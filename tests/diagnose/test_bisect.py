@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 import pytest
 import torch
+from onnx import TensorProto, helper
 
 from sardonyx import MissingDependency, OptionError, export
 from sardonyx.diagnose import bisect
 from sardonyx.diagnose.bisect import bisecting, smallest
+from sardonyx.native.region import Lowering
+from sardonyx.native.table import TABLE, given
 from sardonyx.optimize.optimizer import all_rules
 from sardonyx.optimize.pattern import P
 from sardonyx.optimize.rule import RULES, Match, rule
@@ -108,6 +112,72 @@ def test_what_costs_time_is_named_by_the_times_of_calls(monkeypatch: pytest.Monk
 def test_an_unknown_kind_is_an_error() -> None:
     with pytest.raises(OptionError, match="cannot go over"):
         bisect(gelu(), torch.randn(4, 8), over=["weather"])  # type: ignore[list-item]
+
+
+@pytest.fixture
+def slow_rule() -> Iterator[None]:
+    """A rule that is right, and takes hundreds of operators for one."""
+    known = all_rules()
+
+    @rule(P.Tan("x"))
+    def the_long_way(m: Match) -> ir.Value:
+        x = m.x
+        for _ in range(200):
+            x = m.g.Neg(m.g.Neg(x))
+        return m.g.Div(m.g.Sin(x), m.g.Cos(x))
+
+    yield
+    RULES[:] = known
+
+
+@pytest.mark.usefixtures("slow_rule")
+def test_a_rule_that_is_really_slow_is_named_by_the_clock() -> None:
+    options = {"optimize": "none+TheLongWay+Silu", "session_options": {"enable_mem_pattern": False}}
+    x = torch.rand(100, 1000)
+    found = bisect(lambda x: x.tan(), x, by="time", slower=3.0, over=["option", "rule"], options=options)
+    (culprit,) = found.culprits
+    assert (culprit.kind, culprit.names) == ("rule", ("TheLongWay",))
+    assert culprit.slower >= 3.0
+    assert culprit.error < 1e-5
+    assert found.tried == {"option": 1, "rule": 2}
+
+
+@pytest.fixture
+def wrong_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lowering that is wrong on purpose."""
+    try:
+        compiler.find()
+    except MissingDependency as error:
+        pytest.skip(str(error))
+
+    def erf_as_tanh(r: Lowering, node: ir.Node) -> None:
+        r.give(node.outputs[0], r.apply("tanh", given(r, node, 0)))
+
+    monkeypatch.setitem(TABLE, ("", "Erf"), erf_as_tanh)
+
+
+def two_kernels() -> onnx.ModelProto:
+    """Two groups of operators that can be kernels, and a determinant, which cannot, between them."""
+    nodes = [
+        helper.make_node("Exp", ["x"], ["a"]),
+        helper.make_node("Neg", ["a"], ["b"]),
+        helper.make_node("Det", ["b"], ["c"]),
+        helper.make_node("Erf", ["c"], ["d"]),
+        helper.make_node("Abs", ["d"], ["y"]),
+    ]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [8, 4, 4]), ("y", [8])))
+    graph = helper.make_graph(nodes, "two", [x], [y])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+@pytest.mark.usefixtures("wrong_kernels")
+def test_a_wrong_kernel_is_named_among_right_ones() -> None:
+    found = bisect(two_kernels(), torch.randn(8, 4, 4) * 0.3, options={"native": True, "optimize": "none"})
+    assert found.tried["kernel"] == 2
+    (culprit,) = found.culprits
+    assert (culprit.kind, culprit.names) == ("kernel", ("y (Erf Abs)",))
+    assert culprit.error > 1e-2
+    assert "native=False" in culprit.remedy
 
 
 def test_native_kernels_are_tried() -> None:

@@ -179,3 +179,7 @@ def test_the_command_line_profiles_a_module_and_a_file(tmp_path: Path) -> None:
         assert done.exit_code == 0, done.output
         assert [row["name"] for row in json.loads(done.stdout)["operators"]] == ["Gemm"]
     assert "by operator" in testing.CliRunner().invoke(program, ["profile", str(file), "--calls", "1"]).output
+
+
+def test_it_is_a_function_of_the_package() -> None:
+    assert sardonyx.diagnose.profile(nn.Linear(4, 2).eval(), torch.ones(3, 4), calls=1).operators[0].name == "Gemm"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,20 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
+from torch import nn
 
 import sardonyx
-from sardonyx import SardonyxError
+from sardonyx import OptionError, SardonyxError
 from sardonyx.diagnose import Way, reduce
+from sardonyx.diagnose.reduce import child, reducing
 from sardonyx.diagnose.reduce.case import Case
 from sardonyx.diagnose.reduce.reducing import alike
-from sardonyx.diagnose.reduce.worker import Request, Worker
+from sardonyx.diagnose.reduce.worker import Outcome, Request, Worker
+from sardonyx.options import Options
 from sardonyx.toolchain import compiler
+from sardonyx.translate import table
 
 N = helper.make_node
 GELU = "onnxruntime:optimize=none,config.optimization.enable_gelu_approximation=1"
@@ -144,7 +150,7 @@ def test_a_command_says_what_fails(tmp_path: Path) -> None:
 
 
 def test_a_model_that_does_not_fail_is_an_error() -> None:
-    with pytest.raises(SardonyxError, match="does not crash, raise or differ"):
+    with pytest.raises(SardonyxError, match="does not crash, raise or give other results"):
         reduce(approximated(10), X)
 
 
@@ -200,3 +206,132 @@ def test_a_process_that_died_is_replaced() -> None:
 def test_messages_of_the_same_failure_are_alike_whatever_names_and_numbers_they_have() -> None:
     assert alike("Name:'a' idx=7 of [-4,3]") == alike("Name:'b' idx=12 of [-1,0]")
     assert alike("out of bounds") != alike("no such operator")
+
+
+class InProcess(Worker):
+    """Runs candidates here, where a test can slow them down."""
+
+    def __call__(self, request: Request) -> Outcome:
+        return child._judged(request)
+
+
+def test_what_is_slow_is_cut_to_the_node_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that sleeps; `slower` is far from what other programs on the machine may do."""
+    real = child._call
+
+    def sleeping(model: bytes, options: Options, feeds: Any) -> Any:
+        found = real(model, options, feeds)()
+        asleep = 0.01 if options.engine == "onnxruntime" and b"Erf" in model else 0.0
+        return lambda: time.sleep(asleep) or found
+
+    monkeypatch.setattr(child, "_call", sleeping)
+    monkeypatch.setattr(reducing, "Worker", InProcess)
+    found = reduce(approximated(12), X, fails="slow", slower=30.0)
+    assert found.kind == "slow"
+    assert operators(found.model) == ["Erf"]
+    assert "times as long" in found.text
+
+
+# Against torch
+
+
+class Layers(nn.Module):
+    """Products, norms, results that are taken apart, and a branch, around a sine."""
+
+    def __init__(self, count: int = 6) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Tanh()) for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for index, layer in enumerate(self.layers):
+            x = layer(x)
+            if index == len(self.layers) // 2:
+                left, right = x.split(4, -1)
+                x = torch.cat([right.sin(), left], -1)
+        return torch.cond(x.sum() > 0, lambda x: x.softmax(-1), lambda x: x * 2, (x,))
+
+
+@pytest.fixture
+def wrong_sine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A translation that every engine agrees on, and torch does not."""
+    right = table.find
+    wrong = {torch.ops.aten.sin.default: lambda g, x: g.Cos(x)}
+    monkeypatch.setattr(table, "find", lambda target: wrong.get(target) or right(target))
+
+
+def same_module() -> nn.Module:
+    torch.manual_seed(0)
+    return Layers().eval()
+
+
+@pytest.mark.usefixtures("wrong_sine")
+@pytest.mark.parametrize("against", ["torch", "torch:float64"])
+def test_a_wrong_translation_is_cut_to_its_call_in_torchs_graph(against: str, tmp_path: Path) -> None:
+    found = reduce(same_module(), torch.randn(3, 8), against=against)
+    assert (found.kind, found.complete) == ("wrong", True)
+    assert found.before == 24
+    assert found.as_dict()["operators"] == ["aten.sin.default"]
+    assert operators(found.model) == ["Cos"]
+    folder = found.save(tmp_path)
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "model.onnx", "reproduce.py", "values.pt"]
+    assert "torch.ops.aten.sin.default(" in (folder / "reproduce.py").read_text()
+    assert f"from what {against} computes" in (folder / "reproduce.py").read_text()
+    assert "zip(errors, [0.0001], strict=True)" in (folder / "reproduce.py").read_text()
+
+
+def test_what_has_no_translation_is_cut_to_its_call(tmp_path: Path) -> None:
+    found = reduce(lambda x: torch.linalg.eigvalsh(x.sin() @ x.T).exp(), torch.randn(4, 4), against="torch")
+    assert found.kind == "exception"
+    assert found.as_dict()["operators"] == ["aten._linalg_eigh.default"]
+    done = subprocess.run([sys.executable, found.save(tmp_path) / "reproduce.py"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "ONNX cannot express aten._linalg_eigh.default" in done.stderr
+
+
+def test_a_fused_result_of_the_engine_is_cut_in_torchs_graph_too(tmp_path: Path) -> None:
+    def formula(x: torch.Tensor) -> torch.Tensor:
+        y = -x
+        return (y * ((y / 2**0.5).erf() + 1) * 0.5).abs()
+
+    found = reduce(formula, torch.from_numpy(X), way=f"{GELU},opset=18", against="torch", tolerance=1e-5)
+    called = [name.split(".")[1] for name in found.as_dict()["operators"]]
+    assert called == ["div", "erf", "add", "mul", "mul"]
+    done = subprocess.run([sys.executable, found.save(tmp_path) / "reproduce.py"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "results differ by" in done.stdout
+
+
+def test_a_module_that_is_exported_rightly_does_not_fail_against_torch() -> None:
+    with pytest.raises(SardonyxError, match="does not crash, raise or give other results"):
+        reduce(same_module(), torch.randn(3, 8), against="torch")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"way": "torch"}, "torch is none"),
+        ({"against": "torch"}, "torch needs the module"),
+    ],
+)
+def test_torch_has_no_part_in_an_onnx_model(asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        reduce(approximated(5), X, **asked)
+
+
+def test_torch_does_not_say_how_long_a_call_may_take() -> None:
+    with pytest.raises(OptionError, match="not how long"):
+        reduce(same_module(), torch.randn(3, 8), against="torch", fails="slow")
+
+
+def test_a_failure_of_what_counts_as_right_is_not_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnx's evaluator has no such operator, and onnxruntime has."""
+    nodes = [helper.make_node("QuickGelu", ["x"], ["y"], domain="com.microsoft")]
+    value = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [3]) for name in "xy"]
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph(nodes, "g", value[:1], value[1:])
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    with pytest.raises(SardonyxError, match="which counts as right, fails with the model itself") as found:
+        reduce(model, {"x": np.ones(3, np.float32)})
+    assert "name another" in str(found.value)
+    with pytest.raises(SardonyxError, match="does not give other results: it ran"):
+        reduce(model, {"x": np.ones(3, np.float32)}, fails="wrong", against="onnxruntime:optimize=none")

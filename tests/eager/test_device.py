@@ -307,6 +307,28 @@ os.wait()
     assert second == first if executor == "python" else "forked after it was enabled" in second
 
 
+def test_a_device_that_comes_after_the_first_backward_has_gradients_or_is_refused() -> None:
+    script = """
+import sys, torch
+from sardonyx import eager
+from sardonyx.errors import SardonyxError
+torch.ones(2, requires_grad=True).sum().backward()
+for _ in range(2):
+    try:
+        eager.enable(executor=sys.argv[1])
+    except SardonyxError as error:
+        print(error.what)
+        continue
+    x = torch.full((3,), 2.0, device="ort", requires_grad=True)
+    (x * x).sum().backward()
+    print(x.grad.tolist())
+"""
+    executor = "python" if State.core is None else "native"
+    done = subprocess.run([sys.executable, "-c", script, executor], capture_output=True, text=True, check=False)
+    refused = "a backward of this process came before the device, so that none can be on the device"
+    assert done.stdout.splitlines() == [refused if executor == "python" else "[4.0, 4.0, 4.0]"] * 2, done.stderr
+
+
 def test_an_executor_that_there_is_not() -> None:
     with pytest.raises(ValueError, match="executor is 'fast'"):
         eager.enable(executor="fast")  # type: ignore[arg-type]

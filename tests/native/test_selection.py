@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from sardonyx import native
 from sardonyx.native.carve import plan
 from sardonyx.native.select import select
 from tests.native.running import Together, compare, model_of, operators_in, run, session_of
@@ -194,3 +195,31 @@ def test_groups_never_wait_for_each_other() -> None:
         feeds = {"x": _x(3, 3)}
         for a, b in zip(together.run(name, feeds), run(session_of(model), feeds), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_saved_is_told() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[n,100] x) => (float[n,100] z) {
+        y = Exp(x) t = Transpose<perm = [0, 1]>(y) a = Add(t, y) z = Tanh(a) }"""
+    )
+    (kernel,) = native.generate(model).report.kernels
+    assert kernel.launches_saved == 2, "moving elements is no launch that is saved"
+    assert kernel.bytes_saved == (3 + 2) * 64 * 100 * 4, "y is written once and read twice, a once; n is taken for 64"
+
+
+def test_a_lone_operator_saves_nothing_unless_onnxruntime_is_slow_at_it() -> None:
+    alone = {
+        "y = Softmax(x)": 0,
+        "y = com.microsoft.SkipSimplifiedLayerNormalization(x, x, w)": 1,
+        "y = MatMul(x, m)": 1,
+    }
+    for body, kernels in alone.items():
+        model = onnx.parser.parse_model(
+            f"""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+            g (float[1,32] x) => (float[1,32] y) {{ {body} }}"""
+        )
+        weights = {"w": np.ones(32, np.float32), "m": np.ones((32, 32), np.float32)}
+        model.graph.initializer.extend(
+            onnx.numpy_helper.from_array(array, name) for name, array in weights.items() if f"{name})" in body
+        )
+        assert len(native.generate(model).report.kernels) == kernels, body

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -67,7 +68,9 @@ def _safetensors(path: Path) -> dict[str, Array]:
     try:
         return {name: dtypes.to_array(tensor) for name, tensor in load_file(path).items()}
     except Exception as error:
-        raise SardonyxError(f"{path} cannot be read: {error}") from error
+        raise SardonyxError(
+            f"{path} cannot be read: {error}", hint="safetensors.torch.save_file({name: tensor}, path) writes one"
+        ) from error
 
 
 def _safetensors_in_torch() -> Any:
@@ -78,14 +81,21 @@ def _safetensors_in_torch() -> Any:
 
 
 def write(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write tensors by name to a file that `read` takes."""
+    """Write tensors by name to a file that `read` takes: all of it, or none."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as beside:
+        made = Path(beside, path.name)
+        _write(made, tensors)
+        made.replace(path)
+
+
+def _write(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     if path.suffix == ".safetensors":
         _safetensors_in_torch().save_file({name: x.contiguous() for name, x in tensors.items()}, path)
         return
     foreign = [name for name, x in tensors.items() if x.dtype == torch.bfloat16]
     if path.suffix != ".npz" or foreign:
         why = f"cannot hold {foreign[0]!r}: numpy has no bfloat16" if foreign else "is no file of arrays"
-        raise SardonyxError(f"{path} {why}", hint="use .safetensors" if foreign else "use .npz or .safetensors")
+        raise SardonyxError(f"{path.name} {why}", hint="use .safetensors" if foreign else "use .npz or .safetensors")
     arrays: dict[str, Any] = {name: dtypes.to_array(x) for name, x in tensors.items()}
     np.savez(path, **arrays)
 
@@ -136,7 +146,11 @@ def made_up(model: ir.Model, given: Mapping[str, int], seed: int) -> dict[str, A
         if name not in known:
             raise OptionError(f"the model has no size named {name!r}", hint=near(name, known))
     draw = np.random.default_rng(seed)
-    return {str(value.name): _made_up(draw, value, given) for value in inputs_of(model)}
+    try:
+        return {str(value.name): _made_up(draw, value, given) for value in inputs_of(model)}
+    except (MemoryError, ValueError) as error:
+        hint = "say other sizes with --size, or give --inputs"
+        raise OptionError(f"no inputs of these sizes can be made: {error}", hint=hint) from error
 
 
 def _names(value: ir.Value) -> set[str]:

@@ -31,7 +31,7 @@ from torch.utils import _pytree as pytree
 
 from sardonyx.cli import _feeds
 from sardonyx.cli._feeds import Array
-from sardonyx.cli._told import counted, counts, duration, example, table, tell, times, working
+from sardonyx.cli._told import aside, counted, counts, duration, example, table, tell, times, working
 from sardonyx.doors.export import export
 from sardonyx.doors.optimize import optimize
 from sardonyx.doors.program import Program
@@ -108,6 +108,8 @@ class Source(ABC):
     ) -> dict[str, Array]:
         """Inputs by their names in the ONNX model: of a file, else those it comes with, else random ones."""
         model = model or self.model(Options.of())
+        if inputs is not None and sizes:
+            raise OptionError(f"{inputs} says the sizes already", hint="leave out --size, or --inputs")
         if inputs is not None:
             return _feeds.read(inputs, model)
         own = None if sizes else self._own(model)
@@ -150,7 +152,7 @@ class OnnxFile(Source):
 
     def program(self, options: Options, **export_options: Any) -> Program:
         """The file after the rewrite rules."""
-        return optimize(in_memory(self.model(options, **export_options)), **fields(options))
+        return optimize(self.model(options, **export_options), **fields(options))
 
     def call(self, feeds: Mapping[str, Array]) -> Call:
         """The inputs in order, for the program."""
@@ -164,6 +166,8 @@ class OnnxFile(Source):
             raise SardonyxError(
                 f"{self.text} is no ONNX model that can be read: {_first_line(error)}", hint="write or copy it anew"
             ) from error
+        if not model.opset_imports:  # of an empty file, too, protobuf reads a message: one in which nothing is set
+            raise SardonyxError(f"{self.text} is no ONNX model: nothing is in it", hint="write or copy it anew")
         for name, value in model.graph.initializers.items():
             held = value.const_value
             if isinstance(held, ir.ExternalTensor) and not Path(held.path).is_file():
@@ -186,13 +190,14 @@ class _InTorch(Source):
     def program(self, options: Options, **export_options: Any) -> Program:
         """The module as `sardonyx.export` gives it."""
         told = export_options if {"dynamic_shapes", "examples"} & set(export_options) else self._dynamic()
-        self._program = export(self.module(), *self._called_with(), **{**fields(options), **told, **export_options})
+        with aside():
+            self._program = export(self.module(), *self._called_with(), **{**fields(options), **told, **export_options})
         return self._program
 
     def call(self, feeds: Mapping[str, Array]) -> Call:
         """The example's arguments, with these in the place of its tensors."""
         program = self._program or self.program(Options.of())
-        calling = program._calling
+        calling = program.calling
         leaves = pytree.tree_leaves(self._called_with())
         for name, place in zip(program.inputs, calling.inputs, strict=True):
             leaves[place] = _like(leaves[place], feeds[name])
@@ -211,7 +216,7 @@ class _InTorch(Source):
 
     def _own(self, model: ir.Model) -> dict[str, Array] | None:
         program = self._program or self.program(Options.of())
-        leaves = program._calling.flatten(*self._called_with())
+        leaves = program.calling.flatten(*self._called_with())
         given = dict(zip(program.inputs, map(_array, leaves), strict=True))
         return {str(value.name): given[str(value.name)] for value in _feeds.inputs_of(model)}
 
@@ -325,6 +330,8 @@ def source(text: str) -> Source:
     """
     suffix = Path(text).suffix
     if suffix in _FILES:
+        if Path(text).is_dir():
+            raise SardonyxError(f"{text} is a folder", hint=_FORMS)
         if not Path(text).is_file():
             raise SardonyxError(f"there is no file {text}", hint=_beside(Path(text)))
         return _FILES[suffix](text)
@@ -354,12 +361,13 @@ def _module_at(place: str) -> ModuleType:
         if str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
     try:
-        return _from_file(path) if path.suffix == ".py" else importlib.import_module(place)
+        with aside():
+            return _from_file(path) if path.suffix == ".py" else importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name and f"{place}.".startswith(f"{error.name}."):
             raise SardonyxError(f"there is no module {error.name!r}", hint=_FORMS) from error
         raise MissingDependency(f"{place} needs the module {error.name}", hint=f"pip install {error.name}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed(f"{place} cannot be imported", error) from error
 
 
@@ -386,12 +394,13 @@ def _made(text: str, found: Any) -> Any:
         raise SardonyxError(f"{text} needs the argument {needed[0]!r}", hint=f"give one without arguments; {_RETURN}")
     torch.manual_seed(_SEED)
     try:
-        return found()
+        with aside():
+            return found()
     except ModuleNotFoundError as error:
         raise MissingDependency(f"{text} needs the module {error.name}", hint=f"pip install {error.name}") from error
     except SardonyxError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed(f"{text} failed", error) from error
 
 
@@ -420,19 +429,38 @@ def _sorted_out(text: str, made: Any) -> tuple[Any, Call | None]:
         raise SardonyxError(
             f"{text} gives arguments that are {type(args).__name__}, {type(kwargs).__name__}", hint=_RETURN
         )
+    _check_call(text, module, args, kwargs)
     return module, (tuple(args), dict(kwargs))
 
 
-def _failed(what: str, error: Exception) -> SardonyxError:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
+def _check_call(text: str, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """The module takes these arguments, as far as its signature tells."""
+    try:
+        signature = inspect.signature(getattr(module, "forward", module))
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise SardonyxError(f"{text} gives arguments that its module does not take: {error}", hint=_RETURN) from error
+
+
+def _failed(what: str, error: BaseException) -> SardonyxError:
     return SardonyxError(
         f"{what}: {type(error).__name__}: {_first_line(error)}",
-        where=f"{frame.filename}:{frame.lineno} in {frame.name}, code: {frame.line}",
+        where=_where(error),
         hint="sardonyx --debug … shows the whole traceback",
     )
 
 
-def _first_line(error: Exception) -> str:
+def _where(error: BaseException) -> str:
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}, code: {(error.text or '').strip()}"
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{frame.filename}:{frame.lineno} in {frame.name}, code: {frame.line}"
+
+
+def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 

@@ -67,6 +67,9 @@ class _Beside(click.Group):
 
 
 def _told(error: Exception) -> Told:
+    if isinstance(error, OSError) and error.filename is not None and not isinstance(error, SardonyxError):
+        said = f"{error.filename}: {error.strerror}"
+        return Told(f"error: {said}\n  next: look at that path, its folder, and the space on its disk", FAILED)
     if not isinstance(error, SardonyxError):
         said = str(error).strip() or "no reason given"
         return Told(f"error: {type(error).__name__}: {said}\n  next: sardonyx --debug … shows where", FAILED)

@@ -6,7 +6,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any, TypeVar
 
 import click
@@ -78,13 +78,21 @@ def duration(seconds: float) -> str:
 
 
 @contextmanager
+def aside() -> Iterator[None]:
+    """While active, what a model or a factory prints goes to stderr: stdout is for what the command tells."""
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+@contextmanager
 def working(what: str, quiet: bool = False) -> Iterator[Callable[[str], object]]:
-    """While active, a line on the terminal says what is being done; what it gives changes that line."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda text: None
-        return
-    with Console(stderr=True).status(what) as status:
-        yield status.update
+    """While active, a line on the terminal says what is being done; what it gives changes that."""
+    with aside():
+        if quiet or not sys.stderr.isatty():
+            yield lambda text: None
+            return
+        with Console(stderr=True).status(what) as status:
+            yield status.update
 
 
 def counted(items: Sequence[T], what: str, quiet: bool = False) -> Iterator[T]:

@@ -30,6 +30,7 @@ from sardonyx.cli._given import (
     tell,
     tensor,
 )
+from sardonyx.cli._told import aside
 from sardonyx.diagnose.profile import Profile, profile
 from sardonyx.diagnose.verify import close, difference
 from sardonyx.engines import engines
@@ -103,7 +104,7 @@ def command(
     without our rules, in a session with default options. The exit code is 1 if sardonyx gives another result.
     """
     names = _names(model, against)
-    with torch.no_grad():
+    with aside(), torch.no_grad():
         bench = _Bench(model, options, inputs, sizes, seed)
         contenders = [bench.prepared(name) for name in counted([*names, OURS], "preparing", as_json)]
         _compare(contenders)

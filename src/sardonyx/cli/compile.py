@@ -27,6 +27,7 @@ from sardonyx.cli._given import (
     tensor,
     working,
 )
+from sardonyx.cli._output import OutputFolder
 from sardonyx.doors.optimize import optimize
 from sardonyx.engines import find
 from sardonyx.errors import OptionError, SardonyxError
@@ -41,7 +42,7 @@ from sardonyx.options import Options
     )
 )
 @model_argument
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="A folder for what is compiled.")
+@click.option("-o", "--output", type=OutputFolder(), help="A folder for what is compiled.")
 @click.option("--native", "natively", is_flag=True, help="Native code, as `sardonyx native compile` makes it.")
 @input_options
 @engine_options

@@ -17,7 +17,8 @@ from sardonyx import native
 from sardonyx.cli import _outline
 from sardonyx.cli._feeds import near
 from sardonyx.cli._given import Source, as_json, counts, engine_options, example, model_argument, tell, times, working
-from sardonyx.errors import OptionError, SardonyxError
+from sardonyx.cli._output import OutputFile, OutputFolder
+from sardonyx.errors import OptionError
 from sardonyx.options import Options
 
 
@@ -29,7 +30,7 @@ from sardonyx.options import Options
     )
 )
 @model_argument
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="By default NAME.onnx; a folder with --native.")
+@click.option("-o", "--output", type=click.Path(), help="By default NAME.onnx; a folder with --native.")
 @click.option("--dynamic", multiple=True, metavar="NAME.AXIS=SIZE", help="A size of an argument that may change.")
 @click.option("--dynamic-shapes", metavar="JSON", help="All of them at once, as torch.export takes them.")
 @click.option("--opset", type=int, help="By default the newest that the engine runs well.")
@@ -39,7 +40,7 @@ from sardonyx.options import Options
 @as_json
 def command(
     model: Source,
-    output: Path | None,
+    output: str | None,
     dynamic: Sequence[str],
     dynamic_shapes: str | None,
     opset: int | None,
@@ -56,9 +57,8 @@ def command(
         raise OptionError(f"{model.text} is exported already", hint="sardonyx optimize rewrites it")
     shapes = _dynamic_shapes(model, dynamic, dynamic_shapes)
     chosen = Options.of(options, opset=opset or options.opset, verify=verify or options.verify)
-    path = output or Path(model.name if natively else f"{model.name}.onnx")
-    if not path.parent.is_dir():
-        raise SardonyxError(f"there is no folder {path.parent}", hint=f"mkdir -p {path.parent}")
+    kind = OutputFolder() if natively else OutputFile()
+    path = kind.convert(output or (model.name if natively else f"{model.name}.onnx"), None, None)
     with working("exporting", as_json) as say:
         program = model.program(chosen, **({"dynamic_shapes": shapes} if shapes is not None else {}))
         compiled = native.compile(program.model, progress=say) if natively else None

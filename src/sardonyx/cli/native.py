@@ -8,10 +8,13 @@ import click
 from rich.filesize import decimal
 
 from sardonyx import native
-from sardonyx.cli._given import as_json, example, tell, working
+from sardonyx.cli._given import Source, as_json, example, model_argument, tell, working
+from sardonyx.cli._output import OutputFolder
 from sardonyx.doors.optimize import optimize
+from sardonyx.errors import OptionError
 from sardonyx.native.measure import Feeds
 from sardonyx.native.select import Choice
+from sardonyx.options import Options
 
 
 @click.group(epilog=example("sardonyx native compile model.onnx -o compiled", "sardonyx native show compiled"))
@@ -27,8 +30,8 @@ def command() -> None:
         "sardonyx native compile model.onnx -o compiled --inputs x,mask --outputs y",
     ),
 )
-@click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The folder that is written.")
+@model_argument
+@click.option("-o", "--output", type=OutputFolder(), required=True, help="The folder that is written.")
 @click.option(
     "--select",
     default="auto",
@@ -50,7 +53,7 @@ def command() -> None:
 @click.option("--processor", help="Processors it is for, as x86-64-v3, or sm_90 for GPUs; by default this machine's.")
 @as_json
 def compile_(
-    model: Path,
+    model: Source,
     output: Path,
     select: str,
     inputs: str | None,
@@ -66,9 +69,12 @@ def compile_(
 
     The folder has the model, the library with its C++ source, and manifest.json, which shows the lines that run it.
     """
+    if model.kind != "onnx":
+        raise OptionError(f"{model.text} is no ONNX file", hint="sardonyx compile --native takes it")
     with working("reading the model", as_json) as say:
+        held = model.model(Options.of())
         compiled = native.compile(
-            optimize(model) if first else model,
+            optimize(held) if first else held,
             select=_choice(select),
             inputs=_names(inputs),
             outputs=_names(outputs),

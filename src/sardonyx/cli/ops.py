@@ -43,9 +43,9 @@ def _in_torch() -> dict[str, Any]:
 
 def _in_torchlib(name: str, operator: Any) -> bool:
     """Whether a call of it can go by torchlib: it has one result, and torchlib's translation is not known as wrong."""
-    if name in torchlib._WRONG or torch.Tag.nondeterministic_seeded in operator.tags:
+    if name in torchlib.WRONG or torch.Tag.nondeterministic_seeded in operator.tags:
         return False
-    return len(operator._schema.returns) == 1 and bool(torchlib._registry().is_registered(operator))
+    return len(operator._schema.returns) == 1 and bool(torchlib.registry().is_registered(operator))
 
 
 def _matches(name: str, pattern: str) -> bool:

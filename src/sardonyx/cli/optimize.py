@@ -9,6 +9,7 @@ from rich.filesize import decimal
 
 from sardonyx.cli import _outline
 from sardonyx.cli._given import Source, as_json, counts, engine_options, example, model_argument, tell, times, working
+from sardonyx.cli._output import OutputFile
 from sardonyx.errors import OptionError, SardonyxError
 from sardonyx.options import Options
 
@@ -19,7 +20,7 @@ from sardonyx.options import Options
     )
 )
 @model_argument
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="By default NAME.optimized.onnx beside it.")
+@click.option("-o", "--output", type=OutputFile(), help="By default NAME.optimized.onnx beside it.")
 @click.option("--opset", type=int, help="Convert to a later opset first: 23 has attention and RMS norm.")
 @engine_options
 @as_json

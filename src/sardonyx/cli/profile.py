@@ -14,13 +14,13 @@ from sardonyx.cli._given import (
     as_json,
     engine_options,
     example,
-    in_memory,
     input_options,
     model_argument,
     tell,
     tensor,
     working,
 )
+from sardonyx.cli._output import OutputFile
 from sardonyx.diagnose.profile import Profile, profile
 from sardonyx.doors.optimize import optimize
 from sardonyx.options import Options
@@ -34,7 +34,7 @@ from sardonyx.options import Options
 )
 @model_argument
 @click.option("--calls", type=click.IntRange(1), default=10, show_default=True, help="Calls that are measured.")
-@click.option("--trace", type=click.Path(path_type=Path), help="Write what onnxruntime records, for chrome://tracing.")
+@click.option("--trace", type=OutputFile(), help="Write what onnxruntime records, for chrome://tracing.")
 @input_options
 @engine_options
 @as_json
@@ -68,6 +68,6 @@ def _profiled(
     held = model.model(options)
     feeds = model.feeds(inputs, sizes, seed, held)
     chosen = {"engine": options.engine, "session_options": options.session_options, "providers": options.providers}
-    program = optimize(in_memory(held), optimize="none", **chosen)
+    program = optimize(held, optimize="none", **chosen)
     with torch.no_grad():
         return profile(program, *(tensor(feeds[name]) for name in program.inputs), **how)

@@ -9,6 +9,7 @@ from typing import Any, cast
 import click
 
 from sardonyx.cli._given import Source, as_json, example, input_options, model_argument, tell, working
+from sardonyx.cli._output import OutputFolder
 from sardonyx.cli.compare import called
 from sardonyx.diagnose.reduce import reduce
 
@@ -17,11 +18,12 @@ from sardonyx.diagnose.reduce import reduce
     epilog=example(
         "sardonyx reduce model.onnx -o smaller",
         "sardonyx reduce model.onnx -o smaller --fails wrong --against reference --tolerance 1e-3",
+        "sardonyx reduce examples/models.py:bert -o smaller --against torch",
         "sardonyx reduce model.onnx -o smaller --command 'python check.py {model} {inputs}'",
     )
 )
 @model_argument
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The folder that is written.")
+@click.option("-o", "--output", type=OutputFolder(), required=True, help="The folder that is written.")
 @click.option("--fails", type=click.Choice(["wrong", "exception", "crash", "slow"]), help="By default what happens.")
 @click.option("--command", "line", metavar="LINE", help="Fails with a status but 0; {model} and {inputs} are files.")
 @click.option("--way", default="onnxruntime:optimize=none", show_default=True, help="How it is run.")

@@ -14,13 +14,13 @@ from sardonyx.cli._given import (
     as_json,
     engine_options,
     example,
-    in_memory,
     input_options,
     model_argument,
     tell,
     tensor,
     working,
 )
+from sardonyx.cli._output import OutputFile
 from sardonyx.diagnose import html
 from sardonyx.diagnose.explain import explain
 from sardonyx.diagnose.report import Report
@@ -35,7 +35,7 @@ from sardonyx.options import Options
     )
 )
 @model_argument
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The .html file.")
+@click.option("-o", "--output", type=OutputFile(), required=True, help="The .html file.")
 @input_options
 @engine_options
 @as_json
@@ -70,6 +70,6 @@ def _report(model: Source, inputs: Path | None, sizes: Mapping[str, int], seed: 
     held = model.model(Options.of(options, report=None))
     feeds = model.feeds(inputs, sizes, seed, held)
     chosen: dict[str, Any] = {"engine": options.engine, "optimize": options.optimize, "native": options.native}
-    program = optimize(in_memory(held), report=options.report, **chosen)
+    program = optimize(held, report=options.report, **chosen)
     html.tell_program(program, [tensor(feeds[name]) for name in program.inputs], {})
     return program.report

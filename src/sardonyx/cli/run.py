@@ -27,6 +27,7 @@ from sardonyx.cli._given import (
     tensor,
     working,
 )
+from sardonyx.cli._output import OutputFile
 from sardonyx.diagnose.words import tensor_in_words
 from sardonyx.doors.optimize import optimize
 from sardonyx.options import Options
@@ -40,7 +41,9 @@ from sardonyx.options import Options
     )
 )
 @model_argument
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the outputs: .npz or .safetensors.")
+@click.option(
+    "-o", "--output", type=OutputFile(".npz", ".safetensors"), help="Write the outputs: .npz or .safetensors."
+)
 @click.option("--repeat", type=click.IntRange(1), default=1, show_default=True, help="Calls; the first takes longest.")
 @input_options
 @engine_options

@@ -10,8 +10,9 @@ import torch
 from sardonyx.diagnose.source import source_of
 from sardonyx.errors import VerificationError
 
-_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-_TOLERANCE |= {torch.complex64: _TOLERANCE[torch.float32], torch.complex128: _TOLERANCE[torch.float64]}
+TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-9, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+TOLERANCES |= {torch.complex64: TOLERANCES[torch.float32], torch.complex128: TOLERANCES[torch.float64]}
+"""What counts as rounding in a dtype, relative to the largest magnitude; other dtypes are exact."""
 
 
 def difference(result: torch.Tensor, expected: torch.Tensor) -> float:
@@ -40,7 +41,7 @@ def difference(result: torch.Tensor, expected: torch.Tensor) -> float:
 
 def close(result: torch.Tensor, expected: torch.Tensor) -> bool:
     """Whether the result is PyTorch's, up to rounding in its dtype."""
-    return difference(result, expected) <= _TOLERANCE.get(expected.dtype, 0.0)
+    return difference(result, expected) <= TOLERANCES.get(expected.dtype, 0.0)
 
 
 def verify(graph: torch.fx.GraphModule, args: Sequence[Any], results: Sequence[Any], locate: Any) -> None:

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from sardonyx.diagnose.report import collecting, new_graph_report
 from sardonyx.doors.export import add_kernels
-from sardonyx.doors.program import Calling, Output, Program
+from sardonyx.doors.program import Calling, Output, Program, hold
 from sardonyx.errors import SardonyxError
 from sardonyx.options import OLDEST_OPSET, Options
 from sardonyx.pipeline import rewrite
@@ -42,7 +42,7 @@ def optimize(
     with collecting() as report:
         graph_report = new_graph_report("given", 0)
         with graph_report.stage("load"):
-            loaded = _described(_modern(_loaded(model), chosen.opset))
+            loaded = _described(_modern(hold(_loaded(model)), chosen.opset))
         graph_report.operators = sum(1 for _ in loaded.graph.all_nodes())
         rewrite(loaded, chosen, domains, graph_report)
         device = torch.device("cpu")

@@ -6,11 +6,13 @@ import os
 import shutil
 import tempfile
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
@@ -87,7 +89,9 @@ class Program:
     ) -> None:
         self.model, self.report = model, report
         self._library = library
-        self._calling, self._device, self._options = calling, device, options
+        self.calling = calling
+        """How its arguments become the model's inputs, and the model's outputs its results."""
+        self._device, self._options = device, options
         self._runner: Runner | None = None
         self._lock = threading.Lock()
 
@@ -108,13 +112,13 @@ class Program:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model in the engine, with arguments and results as the module has them."""
-        inputs = self._calling.flatten(args, kwargs)
+        inputs = self.calling.flatten(args, kwargs)
         with self._lock:
             if self._runner is None:
                 self._runner = self._load()
         outputs = self._runner(inputs)
-        results = [_result(result, outputs) for result in self._calling.results]
-        return pytree.tree_unflatten(results, self._calling.out_spec)
+        results = [_result(result, outputs) for result in self.calling.results]
+        return pytree.tree_unflatten(results, self.calling.out_spec)
 
     def proto(self) -> onnx.ModelProto:
         """The model as protobuf, weights inside."""
@@ -199,6 +203,36 @@ def _result(result: Any, outputs: Sequence[torch.Tensor]) -> Any:
     if result.complex:
         return torch.view_as_complex(value)
     return value.item() if result.number else value
+
+
+def hold(model: ir.Model) -> ir.Model:
+    """Map the weights of a model that are in files of their own into memory: it then runs wherever it is called."""
+    for graph in model.graphs():
+        for name, value in graph.initializers.items():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                value.const_value = _mapped(value.const_value, name)
+    return model
+
+
+def _mapped(held: ir.ExternalTensor, name: str) -> ir.TensorProtocol:
+    try:
+        array = held.numpy()
+    except FileNotFoundError as error:
+        raise SardonyxError(
+            f"the model has its weight {name!r} in {held.path}, which does not exist",
+            hint="keep the files of a model in one folder",
+        ) from error
+    if held.dtype == ir.DataType.BFLOAT16:
+        return TorchTensor(_over(array.view(np.uint16)).view(torch.bfloat16), name=name)
+    if array.dtype.kind not in "biufc":
+        return ir.Tensor(array, dtype=held.dtype, name=name)  # floats of a byte, and integers of half a one
+    return TorchTensor(_over(array), name=name)
+
+
+def _over(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # nobody writes to a file that is mapped
+        return torch.from_numpy(array)
 
 
 def _leave_in_torch(model: ir.Model) -> dict[str, torch.Tensor]:

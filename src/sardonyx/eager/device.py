@@ -79,6 +79,7 @@ def enable(*, fallback: Fallback = "warn", executor: Executor = "auto") -> None:
         if executor not in ("auto", _running()):
             raise SardonyxError(f"the device is there already, with the executor {_running()!r}")
         State.fallback = fallback
+        _need_autograd()
         return
     name = torch._C._get_privateuse1_backend_name()
     if name not in ("privateuseone", DEVICE):
@@ -97,6 +98,35 @@ def enable(*, fallback: Fallback = "warn", executor: Executor = "auto") -> None:
     hosted.DEVICES[DEVICE] = hosted.Hosted(on_host, on_device)
     _register(State.core)
     onnx_ops.register()
+    _need_autograd()
+
+
+def _need_autograd() -> None:
+    """Refuse a device that autograd does not know, for it asks only once: at the first backward of a process.
+
+    The core makes itself known later, too.
+    """
+    if State.core is None and not _is_known_to_autograd():
+        raise SardonyxError(
+            "a backward of this process came before the device, so that none can be on the device",
+            hint="call sardonyx.eager.enable() before the first backward, or take executor='native'",
+        )
+
+
+@functools.cache
+def _is_known_to_autograd() -> bool:
+    """Whether a backward on the device works: there is no other way to ask from Python."""
+    calls = State.calls.copy()
+    x = torch.empty(1, device=DEVICE, requires_grad=True)
+    try:
+        with torch.enable_grad():
+            torch.autograd.grad(x.view(1), x, x.detach())
+    except RuntimeError:
+        return False
+    finally:
+        State.calls.clear()
+        State.calls.update(calls)
+    return True
 
 
 def _begin_anew() -> None:

@@ -116,7 +116,7 @@ class OnnxRuntimeRunner(Runner):
                 hint="its settings are session_options and providers",
             )
         c = ortvalue.binding()
-        options = _session_options(ort, job.options.session_options)
+        options = session_options(ort, job.options.session_options)
         for library in (*job.libraries, *customop.libraries_of(job.model)):
             options.register_custom_ops_library(str(library))
         self._weights = {name: from_torch(t) for name, t in job.weights.items()}
@@ -235,7 +235,8 @@ A global pool does as well as this between sessions (4 ms), but cannot be told t
 and makes ONNX Runtime refuse every other session of the process that does not know of it."""
 
 
-def _session_options(ort: Any, given: Any) -> Any:
+def session_options(ort: Any, given: Any) -> Any:
+    """A session's options as this engine sets them, and then as they are given."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
     if isinstance(given, ort.SessionOptions):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,6 +12,7 @@ import onnx_ir as ir
 import torch
 
 from sardonyx.engines.engine import Availability, Engine, Job, Runner
+from sardonyx.errors import EngineError
 from sardonyx.translate import dtypes
 
 
@@ -34,8 +36,17 @@ class ReferenceRunner(Runner):
     def __init__(self, job: Job) -> None:
         from onnx.reference import ReferenceEvaluator
 
-        self._evaluator = ReferenceEvaluator(ir.to_proto(job.whole()))
-        self._job = job
+        self._job, model = job, job.whole()
+        try:
+            self._evaluator = ReferenceEvaluator(ir.to_proto(model))
+        except Exception as error:
+            known = ", ".join(sorted({_named(node) for node in model.graph.all_nodes() if node.domain}))
+            raise EngineError(
+                f"onnx's evaluator refused the model: {_line(error)}" + (f"; it has {known}" if known else ""),
+                hint=_HINT,
+            ) from error
+        for step in self._evaluator.rt_nodes_:
+            step.run = _telling(step.onnx_node, step.run)
 
     def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:
         """Run once."""
@@ -45,6 +56,30 @@ class ReferenceRunner(Runner):
             _tensor(result).to(self._job.device, dtype)
             for result, dtype in zip(results, self._job.output_types, strict=True)
         ]
+
+
+_HINT = "the engine 'onnxruntime' may have a kernel for it; optimize=\"none\" makes no operators of other domains"
+
+
+def _telling(node: onnx.NodeProto, run: Callable[..., Any]) -> Callable[..., Any]:
+    """A step of the evaluator whose exceptions say which operator it is."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        except Exception as error:
+            said = f"{type(error).__name__}: {_line(error)}"
+            raise EngineError(f"onnx's evaluator failed at {_named(node)} ({node.name}): {said}", hint=_HINT) from error
+
+    return call
+
+
+def _named(node: ir.Node | onnx.NodeProto) -> str:
+    return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _tensor(result: np.ndarray) -> torch.Tensor:

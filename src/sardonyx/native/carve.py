@@ -18,8 +18,8 @@ from sardonyx.native.select import (
     Choice,
     Selection,
     cannot_be,
+    expected,
     is_by_name,
-    is_worth_it,
     select,
     turns,
 )
@@ -177,7 +177,7 @@ def _kernels(
     group: Sequence[ir.Node], refused: dict[ir.Node, str], choice: Choice, target: Target
 ) -> list[tuple[Sequence[ir.Node], Kernel]]:
     """The kernel of a group; where it cannot be one, those of its halves, before and after."""
-    if choice == "auto" and not is_worth_it(group):
+    if choice == "auto" and not expected(group).seconds:
         return []
     try:
         kernel = _kernel(group, target)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import sympy
 
 from sardonyx.native.body import Writer, dims_in
+from sardonyx.native.cost import SOME
 from sardonyx.native.nests import Nest, count, live, merged, nests_of
 from sardonyx.native.printing import NestPrinter
 from sardonyx.native.products import ProductPrinter, VectorPrinter
 from sardonyx.native.region import CannotLower, Lowering, is_fixed
 from sardonyx.native.scalars import TYPES, code_of, symbol_name
 from sardonyx.native.values import Buffer, gathered, views_of
-
-_SOME = 64
-"""What a size is taken for that is not known before the call."""
 
 
 class Kernel:
@@ -77,7 +75,7 @@ class Kernel:
 
     def writes(self) -> int:
         """How many elements it writes, a symbolic size taken for some dozens."""
-        symbols = dict.fromkeys(self._sources, _SOME)
+        symbols = dict.fromkeys(self._sources, SOME)
         return sum(int(sympy.sympify(count(buffer.dims)).subs(symbols)) for buffer in self.outputs)
 
     def code(self, name: str) -> str:

@@ -31,6 +31,7 @@ struct Axes {
   }
   // Where places from `first` on are.
   void offsets(int64_t first, int64_t many, Stride stride, int64_t* to) const {
+    if (!many) return;  // an axis may have no places
     int64_t place[kMost], at = 0;
     for (int i = count - 1; i >= 0; --i) {
       place[i] = first % axis[i].size;

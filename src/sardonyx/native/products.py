@@ -13,6 +13,7 @@ from sardonyx.native.region import CannotLower
 from sardonyx.native.scalars import TYPES, code_of
 from sardonyx.native.table import FLOATS
 from sardonyx.native.values import Apply, Buffer, View
+from sardonyx.translate.sizes import Dim
 
 _MOST_AXES = 8
 """So many axes of one kind `products.h` has room for."""
@@ -66,7 +67,7 @@ class ProductPrinter:
             (self._nest.dims[axis], self._left.strides[axis], self._right.strides[axis], out.get(axis, 0))
             for axis in axes
         )
-        return f"Axes{{{len(axes)}, {{{', '.join('{' + ', '.join(map(code_of, step)) + '}' for step in steps)}}}}}"
+        return _axes_code(steps)
 
 
 class VectorPrinter(ProductPrinter):
@@ -93,8 +94,9 @@ class VectorPrinter(ProductPrinter):
         return f"Weights<{TYPES[self._right.dtype]}>"
 
     def hold(self, name: str, data: str) -> None:
-        """The line that takes the weights from a constant of the model."""
-        *_, columns, depth = self._axes()
+        """The line that takes the weights from a constant of the model, when no size of a call is known."""
+        dims, strides = self._nest.dims, self._right.strides
+        columns, depth = (_axes_code((dims[a], 0, strides[a], 0) for a in axes) for axes in self._kinds()[2:])
         start = f"static_cast<const {TYPES[self._right.dtype]}*>({data}) + {code_of(self._right.offset)}"
         self._w.line(f"held.{name}.take({start}, {columns}, {depth});")
 
@@ -110,6 +112,12 @@ class VectorPrinter(ProductPrinter):
             w.line(f"return {{call.held->{name}, {start}, {columns}, {depth}}};")
         with w.block(f"static void {name}(const Call& call, int64_t begin, int64_t end)"):
             w.line(f"{name}_product(call).run(begin, end);")
+
+
+def _axes_code(axes: Iterable[tuple[Dim, Dim, Dim, Dim]]) -> str:
+    """Axes in C++: of each the size, and how far a step goes in the left operand, in the right one, in the result."""
+    listed = ["{" + ", ".join(map(code_of, axis)) + "}" for axis in axes]
+    return f"Axes{{{len(listed)}, {{{', '.join(listed)}}}}}"
 
 
 def _operands(nest: Nest) -> tuple[View, View]:

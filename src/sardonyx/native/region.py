@@ -212,7 +212,7 @@ class Lowering:
 
     def stored(self, value: Value | Reshaped) -> View:
         """The value in memory, to be read again."""
-        if isinstance(value, View) and not value.guards:
+        if isinstance(value, View) and not value.guards and value.buffer.kind != "places":
             return value
         if value not in self._stored:
             buffer = self._new(value.dims, value.dtype)
@@ -221,19 +221,13 @@ class Lowering:
             self._source[buffer.view()] = value
         return self._stored[value]
 
-    def in_memory(self, value: Value) -> View:
-        """The value in memory, be it only places."""
-        if isinstance(value, View) and value.buffer.kind == "places":
-            value = self.apply("add", value, self.number(0, value))
-        return self.stored(value)
-
     def settled(self, value: Value) -> Value:
         """A value that several passes over a row read: stored, if that costs less than to compute it again."""
         return self.stored(value) if len(applied(value)) > _RECOMPUTED else value
 
     def pad(self, value: Value, axis: int, before: Dim, size: Dim, fill: float | int | bool) -> Value:
         """With `fill` before and after an axis, up to a size; less than nothing before is cut off."""
-        if not isinstance(value, View) or any(guard.fill != fill for guard in value.guards):
+        if not isinstance(value, View) or value.buffer.kind == "places" or any(g.fill != fill for g in value.guards):
             value = self.stored(value)
         return self.x.pad(value, axis, before, size, fill)
 

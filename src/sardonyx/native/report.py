@@ -9,8 +9,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from sardonyx.native.carve import Plan
-from sardonyx.native.select import Choice
+from sardonyx.native.carve import Part, Plan
+from sardonyx.native.select import Choice, expected
 
 _SHOWN = 12
 """Lines of a list that are printed."""
@@ -29,6 +29,9 @@ class Taken:
     seconds_after: float | None = None
     why_not: str = ""
     """Why they are none after all."""
+    launches_saved: int = 0
+    bytes_saved: int = 0
+    """What was expected: nodes less to launch, bytes less to write and read between them."""
 
     @property
     def times(self) -> str:
@@ -132,14 +135,17 @@ def report_of(plan: Plan, choice: Choice = "auto") -> NativeReport:
     return NativeReport(
         nodes_before=before,
         nodes_after=before - len(taken) + len(plan.parts),
-        kernels=[
-            Taken(part.name, part.node_name, [str(x.name) for x in part.group], [x.op_type for x in part.group])
-            for part in plan.parts
-        ],
+        kernels=[_taken(part) for part in plan.parts],
         left=[
             Left(str(node.name), node.op_type, plan.refused.get(node, otherwise)) for node in nodes if node not in taken
         ],
     )
+
+
+def _taken(part: Part) -> Taken:
+    names, operators = [str(node.name) for node in part.group], [node.op_type for node in part.group]
+    save = expected(part.group)
+    return Taken(part.name, part.node_name, names, operators, launches_saved=save.launches, bytes_saved=save.bytes)
 
 
 def after_measuring(planned: NativeReport, tried: Sequence[Taken], kept: Collection[int]) -> NativeReport:

@@ -11,7 +11,8 @@ from typing import Literal, TypeAlias
 import onnx_ir as ir
 
 from sardonyx.errors import OptionError
-from sardonyx.native.lower import LAYOUT, lower
+from sardonyx.native.cost import Saved, saved
+from sardonyx.native.lower import lower
 from sardonyx.native.nests import count
 from sardonyx.native.region import CannotLower, Lowering, dims_of, is_fixed
 from sardonyx.native.table import FLOATS, int_of
@@ -55,8 +56,6 @@ _MOST_HELD = 2**31
 TURNED = "a Transpose that moves the last axis"
 _TURNS = True
 """Whether "auto" takes such, which are computed in tiles; products of ONNX Runtime read transposed by themselves."""
-_ALONE = frozenset({"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"})
-"""Single operators whose kernels in ONNX Runtime are slow."""
 
 
 def refusal(node: ir.Node) -> str | None:
@@ -81,7 +80,7 @@ def _unwise(node: ir.Node) -> str | None:
 
 def is_of_one_row(node: ir.Node) -> bool:
     """Whether a node is a product of one row and of constant weights, which a kernel reads faster than others do."""
-    if node.op_type not in _OF_ROWS or int_of(node, "transA", 0):
+    if node.op_type not in _OF_ROWS or refusal(node) is not None or int_of(node, "transA", 0):
         return False
     row, weights = node.inputs[:2]
     assert row is not None
@@ -94,7 +93,8 @@ def _held_twice(nodes: Sequence[ir.Node]) -> dict[ir.Node, str]:
     """Products of one row, if their weights are too large for being held by kernels and by onnxruntime too."""
     found = [node for node in nodes if is_of_one_row(node)]
     weights = {node.inputs[1] for node in found}
-    size = sum(x.const_value.nbytes for x in weights if x is not None and x.const_value is not None)
+    held = (ir.convenience.get_const_tensor(x) for x in weights if x is not None)
+    size = sum(tensor.nbytes for tensor in held if tensor is not None)
     return dict.fromkeys(found, f"{size / 1e9:.1f} GB of weights would be held twice") if size > _MOST_HELD else {}
 
 
@@ -222,7 +222,7 @@ def select(graph: ir.Graph, choice: Choice = "auto", apart: Mapping[ir.Node, str
     unique = {id(group): group for group in group_of.values()}
     groups = [sorted(group, key=order.place.__getitem__) for group in unique.values()]
     if choice == "auto":
-        groups = [group for group in map(_peeled, groups) if is_worth_it(group)]
+        groups = [group for group in map(_peeled, groups) if expected(group).seconds > 0]
     return Selection(groups, refused)
 
 
@@ -317,7 +317,6 @@ def _peeled(group: list[ir.Node]) -> list[ir.Node]:
     return [node for node in group if node in kept]
 
 
-def is_worth_it(group: Sequence[ir.Node]) -> bool:
-    """Whether a kernel does enough for being one: more than a single operator that an engine has, too."""
-    working = [node for node in group if node.op_type not in LAYOUT]
-    return len(working) > 1 or any(node.op_type in _ALONE or is_of_one_row(node) for node in working)
+def expected(group: Sequence[ir.Node]) -> Saved:
+    """What a kernel in the place of a group is expected to save."""
+    return saved(group, [x for node in group if is_of_one_row(node) and (x := node.inputs[1]) is not None])

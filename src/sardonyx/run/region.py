@@ -24,6 +24,7 @@ from sardonyx.diagnose.verify import verify
 from sardonyx.engines import Engine, Job, Runner
 from sardonyx.engines.auto import Auto
 from sardonyx.engines.registry import find as find_engine
+from sardonyx.errors import OptionError
 from sardonyx.native import native
 from sardonyx.optimize import optimize
 from sardonyx.optimize.legalize import legalize
@@ -335,7 +336,15 @@ class CompiledRegion(torch.nn.Module):
     def _kernels(self, model: ir.Model) -> tuple[str, ...]:
         """Kernels of the model's own, which then holds them, by the libraries they are in."""
         wanted = self._options.native
-        if not wanted or not self._engine.takes_kernels(self._region.device):
+        if not wanted:
+            return ()
+        if not self._engine.takes_kernels(self._region.device):
+            if wanted is True:
+                device = self._region.device.type
+                raise OptionError(
+                    f"native=True, and the engine {self._options.engine!r} takes no kernels on the device {device!r}",
+                    hint="native=False, or the engine 'onnxruntime' and a model on the CPU",
+                )
             return ()
         looked_at = self._options.dump or self._options.transforms
         if wanted == "auto" and (looked_at or self._kind not in _TRAINING):

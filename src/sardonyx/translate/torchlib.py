@@ -29,7 +29,7 @@ ADMITTED = frozenset({"aten::native_layer_norm", "aten::native_group_norm", "ate
 
 _NAN = "it passes over what is not a number"
 _FUSED = "ONNX Runtime joins its product with a transpose wrongly"
-_WRONG = {
+WRONG = {
     **dict.fromkeys(("aten::amax", "aten::amin", "aten::max", "aten::min", "aten::max.dim", "aten::min.dim"), _NAN),
     **dict.fromkeys(("aten::argmax", "aten::argmin", "aten::sort", "aten::topk", "aten::sign"), _NAN),
     **dict.fromkeys(("aten::mv", "aten::addmv"), _FUSED),
@@ -89,7 +89,8 @@ _NO_NUMBERS = ("condition", "mask")
 
 
 @cache
-def _registry() -> Any:
+def registry() -> Any:
+    """torchlib's functions by operator, as torch's exporter finds them."""
     from torch.onnx._internal.exporter import _registration
 
     log.debug("building the torchlib registry")
@@ -148,14 +149,14 @@ def _function(node: torch.fx.Node, first: bool) -> Any:
     from torch.onnx._internal.exporter import _dispatching
 
     name = name_of(node.target)
-    if name in _WRONG:
-        raise Unsupported(f"torchlib's translation is wrong: {_WRONG[name]}")
+    if name in WRONG:
+        raise Unsupported(f"torchlib's translation is wrong: {WRONG[name]}")
     if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         raise Unsupported("random numbers come from torch's generator")
     several = len(_schema(node).returns) > 1
     if several and not first:
         raise Unsupported("no translation")  # those that are admitted are in our own table
-    function, _ = _dispatching.dispatch(node, _registry())
+    function, _ = _dispatching.dispatch(node, registry())
     if function is None:
         raise Unsupported("torchlib has no translation" if first else "no translation")
     if several and name not in ADMITTED:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sardonyx.diagnose.verify import _TOLERANCE, difference
+from sardonyx.diagnose.verify import TOLERANCES, difference
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,12 @@ def health_of(value: torch.Tensor) -> Health:
 def error_of(found: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest difference, relative to the largest magnitude expected; infinite where NaN, Inf or sizes differ.
 
-    Real numbers may have different precision: both are compared in double.
+    Real numbers may have different precision: both are compared in double. Complex ones may be pairs, as ONNX has them.
 
     >>> error_of(torch.tensor([1.0, 2.5]), torch.tensor([1.0, 2.0], dtype=torch.float64))
     0.25
     """
-    if expected.is_complex() and not found.is_complex():
-        expected = torch.view_as_real(expected.resolve_conj())  # ONNX has pairs
+    found, expected = (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in (found, expected))
     if found.is_floating_point() and expected.is_floating_point():
         found, expected = found.double(), expected.double()
         strange = ~expected.isfinite()
@@ -70,4 +69,4 @@ def _strange(value: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
 
 def tolerance_of(value: torch.Tensor) -> float:
     """What `verify` allows a value of this dtype."""
-    return _TOLERANCE.get(value.dtype, 0.0)
+    return TOLERANCES.get(value.dtype, 0.0)

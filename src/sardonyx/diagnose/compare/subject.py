@@ -87,12 +87,12 @@ def subject_of(
 
     calls: list[Call] = [(tuple(args), dict(kwargs)), *(_call(x, args, kwargs) for x in also)]
     program = export(model, args, kwargs, examples=also, opset=opset, optimize="none", translator=translator)
-    module = model if isinstance(model, torch.nn.Module) else _as_module(model)
+    module = as_module(model)
     shapes = capturing.shapes_of_examples(module, args, kwargs, also) if also else None
     captured = capturing.capture(module, args, kwargs, shapes)
-    named = program._calling.flatten
+    named = program.calling.flatten
     feeds = [dict(zip(program.inputs, map(tensor_of, named(*call)), strict=True)) for call in calls]
-    return Subject(_held(program.model), feeds, captured, module, calls)
+    return Subject(program.model, feeds, captured, module, calls)
 
 
 def is_onnx(model: Model) -> bool:
@@ -101,7 +101,10 @@ def is_onnx(model: Model) -> bool:
     return known or isinstance(getattr(model, "model", None), ir.Model)
 
 
-def _as_module(function: Any) -> torch.nn.Module:
+def as_module(function: Any) -> torch.nn.Module:
+    """A module that calls a function; one that is a module already."""
+    if isinstance(function, torch.nn.Module):
+        return function
     module = torch.nn.Module()
     module.forward = function
     return module
@@ -125,7 +128,7 @@ def _of_onnx(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], also: S
 
     given = model.model if isinstance(getattr(model, "model", None), ir.Model) else model
     given = onnx.load_model_from_string(given) if isinstance(given, bytes) else given
-    base = _held(optimize(Path(given) if isinstance(given, str) else given, optimize="none").model)
+    base = optimize(Path(given) if isinstance(given, str) else given, optimize="none").model
     inputs = [str(x.name) for x in base.graph.inputs if not x.is_initializer()]
     first = _feeds(inputs, base, args, kwargs)
     calls = [({**first, **x},) if isinstance(x, Mapping) else _call(x, (), {})[0] for x in also]
@@ -157,14 +160,6 @@ def tensor_of(value: Any) -> torch.Tensor:
     if isinstance(value, np.ndarray) and value.dtype == ir.DataType.BFLOAT16.numpy():
         return torch.from_numpy(value.view(np.uint16)).view(torch.bfloat16)
     return torch.as_tensor(np.array(value, order="C") if isinstance(value, np.ndarray) else [value])
-
-
-def _held(model: ir.Model) -> ir.Model:
-    """The model with its weights in memory, those of files mapped: what a graph is cut to is run from anywhere."""
-    for name, value in model.graph.initializers.items():
-        if isinstance(value.const_value, ir.ExternalTensor):
-            value.const_value = ir.Tensor(value.const_value.numpy(), name=name)
-    return model
 
 
 # Where values come from

@@ -93,7 +93,7 @@ class TorchTrace(Trace):
 
     def values(self, keys: Sequence[str], call: int) -> Iterator[torch.Tensor]:
         """Run the graph; a value is dropped when it is given and nothing reads it any more."""
-        run = _Interpreter(self._captured.graph, self.way.dtype)
+        run = Interpreter(self._captured.graph, self.way.dtype)
         run.env = dict(zip(self._placeholders, self._arguments(call), strict=True))
         waiting = [self.keys[key] for key in keys]
         wanted, kept, at = set(waiting), dict[str, Any](), 0
@@ -126,10 +126,10 @@ class TorchTrace(Trace):
         leaves = leaves_of(self._captured, self._subject.arguments[call])
         held, given = self._captured.held, self._captured.given
         found = [held[i][1] if i in held else leaves[given[i]] for i in range(len(self._placeholders))]
-        return [_as(x, self.way.dtype) for x in found]
+        return [in_precision(x, self.way.dtype) for x in found]
 
 
-class _Interpreter(torch.fx.Interpreter):
+class Interpreter(torch.fx.Interpreter):
     """Runs nodes one by one, and computes in another precision if asked to."""
 
     def __init__(self, graph: torch.fx.GraphModule, dtype: torch.dtype | None) -> None:
@@ -146,13 +146,14 @@ class _Interpreter(torch.fx.Interpreter):
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         """A constant of the graph."""
-        return _as(super().get_attr(target, args, kwargs), self._dtype)
+        return in_precision(super().get_attr(target, args, kwargs), self._dtype)
 
     def _wider(self, dtype: torch.dtype) -> torch.dtype | None:
         return self._dtype if dtype.is_floating_point else dtype
 
 
-def _as(x: Any, dtype: torch.dtype | None) -> Any:
+def in_precision(x: Any, dtype: torch.dtype | None) -> Any:
+    """A tensor of real or complex numbers in another precision; anything else, and without one, as it is."""
     if dtype is None or not isinstance(x, torch.Tensor):
         return x
     if x.is_complex():

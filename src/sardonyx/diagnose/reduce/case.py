@@ -39,6 +39,11 @@ class Case:
         """The same with fewer nodes."""
         return replace(self, nodes=tuple(nodes))
 
+    @property
+    def operators(self) -> list[str]:
+        """What the nodes are."""
+        return [node.op_type for node in self.nodes]
+
     @cached_property
     def made(self) -> set[str]:
         """What the nodes compute."""
@@ -67,9 +72,14 @@ class Case:
         """Whether every value that it reads is known."""
         return bool(self.nodes) and all(name in self.recorded for name in self.inputs)
 
-    def feeds(self) -> dict[str, Array]:
+    @property
+    def given(self) -> dict[str, Array]:
         """The values of its inputs."""
         return {name: self.recorded[name] for name in self.inputs}
+
+    def feeds(self) -> dict[str, Array]:
+        """The same, as the model takes them."""
+        return self.given
 
     def model(self, outputs: Collection[str] | None = None) -> onnx.ModelProto:
         """It as a model, with inputs of the types and sizes that were recorded."""

@@ -7,6 +7,8 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -20,10 +22,9 @@ from torch.utils.dlpack import from_dlpack
 from sardonyx.diagnose.compare.errors import error_of, tolerance_of
 from sardonyx.diagnose.compare.subject import subject_of, tensor_of
 from sardonyx.diagnose.compare.trace import prepared, runner
-from sardonyx.diagnose.reduce.worker import Outcome, Request
-from sardonyx.engines.onnxruntime import _session_options as session_options
+from sardonyx.diagnose.reduce.worker import Outcome, Request, raised
+from sardonyx.engines.onnxruntime import session_options
 from sardonyx.engines.registry import find as find_engine
-from sardonyx.errors import SardonyxError
 from sardonyx.native.session import onnxruntime
 from sardonyx.options import Options
 from sardonyx.run.ortvalue import from_torch
@@ -74,10 +75,8 @@ def _answer(request: Request, connection: Connection) -> None:
     torch.set_num_threads(1)
     try:
         outcome = _judged(request)
-    except SardonyxError as error:
-        outcome = Outcome("exception", error.what)
     except Exception as error:
-        outcome = Outcome("exception", f"{type(error).__name__}: {error}")
+        outcome = raised(error)
     connection.send(outcome)
 
 
@@ -87,12 +86,21 @@ def _judged(request: Request) -> Outcome:
     found = call()
     if request.wants_values:
         return Outcome("ran", values=[dtypes.to_array(x) for x in found])
+    if request.expected is not None:
+        return _compared(found, [tensor_of(x) for x in request.expected], request)
     if request.against is None:
         return Outcome("ran")
-    other = _call(request.model, request.against, feeds)
-    expected = other()
+    try:
+        other = _call(request.model, request.against, feeds)
+        expected = other()
+    except Exception as error:
+        return replace(raised(error), kind="incomparable")
     if request.timed:
         return Outcome("ran", error=_seconds(call) / max(_seconds(other), 1e-9))
+    return _compared(found, expected, request)
+
+
+def _compared(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], request: Request) -> Outcome:
     pairs = list(zip(found, expected, strict=True))
     allowed = [tolerance_of(a) if request.tolerance is None else request.tolerance for a, _ in pairs]
     over = [error_of(a, b) for (a, b), least in zip(pairs, allowed, strict=True) if not error_of(a, b) <= least]

@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -16,18 +16,20 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from sardonyx.diagnose.compare.subject import Model, subject_of
+from sardonyx.diagnose.compare.subject import Call, Model, as_module, is_onnx, subject_of
 from sardonyx.diagnose.compare.way import Given, Way
 from sardonyx.diagnose.reduce.case import Array, Case
 from sardonyx.diagnose.reduce.recording import record
-from sardonyx.diagnose.reduce.saving import save
+from sardonyx.diagnose.reduce.saving import save, save_traced
 from sardonyx.diagnose.reduce.smaller import PASSES
-from sardonyx.diagnose.reduce.worker import Outcome, Request, Worker
+from sardonyx.diagnose.reduce.traced import TRACED_PASSES, TracedCase
+from sardonyx.diagnose.reduce.worker import Outcome, Request, Worker, raised
 from sardonyx.errors import OptionError, SardonyxError
 from sardonyx.translate import dtypes
 
 Kind: TypeAlias = Literal["wrong", "exception", "crash", "slow"]
 Predicate: TypeAlias = Callable[[onnx.ModelProto, Mapping[str, Array]], bool]
+AnyCase: TypeAlias = Case | TracedCase
 Tell: TypeAlias = Callable[[str], object]
 
 _WAY, _AGAINST = "onnxruntime:optimize=none", "reference:optimize=none"
@@ -39,7 +41,8 @@ _LIMIT = 60.0
 class Reduction:
     """What `reduce` returns."""
 
-    case: Case
+    case: AnyCase
+    """Nodes of the ONNX model, or calls of torch's graph where torch is what it is compared with."""
     kind: str
     """How it fails: wrong, exception, crash, slow, predicate or command."""
     text: str
@@ -71,18 +74,23 @@ class Reduction:
         return len(self.case.nodes)
 
     def save(self, folder: str | Path) -> Path:
-        """Write model.onnx, inputs.npz, reproduce.py, which runs by itself, and a README of a line."""
-        return save(Path(folder), self.case, self.kind, self.text, self.way, self.against, self.tolerance)
+        """Write model.onnx, inputs.npz, reproduce.py, which runs by itself, and a README of a line.
+
+        Against torch reproduce.py has the small graph in Python, and values.pt its numbers in place of inputs.npz.
+        """
+        told = self.kind, self.text, self.way
+        if isinstance(self.case, TracedCase):
+            return save_traced(Path(folder), self.case, *told, self.tolerance)
+        return save(Path(folder), self.case, *told, self.against, self.tolerance)
 
     def as_dict(self) -> dict[str, Any]:
         """What there is to say, as JSON can hold it."""
         told = {name: getattr(self, name) for name in ("kind", "text", "before", "nodes", "tried", "complete")}
-        operators = [node.op_type for node in self.case.nodes]
-        inputs = {name: [str(x.dtype), *x.shape] for name, x in self.feeds.items()}
-        return {**told, "operators": operators, "inputs": inputs, "seconds": round(self.seconds, 1)}
+        inputs = {name: [str(x.dtype).removeprefix("torch."), *x.shape] for name, x in self.case.given.items()}
+        return {**told, "operators": self.case.operators, "inputs": inputs, "seconds": round(self.seconds, 1)}
 
     def __str__(self) -> str:
-        operators = " ".join(node.op_type for node in self.case.nodes[:12])
+        operators = " ".join(self.case.operators[:12])
         early = "" if self.complete else ", stopped early"
         return (
             f"{self.before} nodes → {self.nodes}: {operators}\n{self.kind}: {self.text}\n"
@@ -111,6 +119,9 @@ def reduce(
     as long; which of the first three it is, is found out where `fails` does not say. Each candidate runs in a process
     of its own, for at most `limit` seconds.
 
+    With `against="torch"`, or "torch:float64", it is torch's graph that is cut: each part is exported by itself, and
+    torch says what is right. That finds a translation that is wrong, which engines agree on.
+
     `fails` may also be a function of a proto and its inputs that says whether it fails; it runs in this process.
     `command` is a command line that fails, with `{model}` and `{inputs}` for the files that it is given.
 
@@ -125,11 +136,14 @@ def reduce(
     ['Log']
     """
     chosen, other = Way.of(way), Way.of(against)
-    if chosen.is_torch or other.is_torch:
-        raise OptionError("reduce runs an ONNX model, which torch does not", hint="name engines, as way='onnxruntime'")
-    subject = subject_of(model, args, kwargs)
-    feeds = {name: dtypes.to_array(x) for name, x in subject.calls[0].items()}
-    case = Case.of(ir.to_proto(subject.base), feeds)
+    if chosen.is_torch:
+        raise OptionError(
+            "reduce cuts down what an engine runs, and torch is none",
+            hint="name one, as way='onnxruntime'; against='torch' says that torch is right",
+        )
+    judged = command is None and not callable(fails)
+    traced = other.is_torch and judged
+    case = _traced(model, (args, kwargs), chosen, other, fails) if traced else _of_onnx(model, args, kwargs)
     engines = [way.options.engine for way in (chosen, other) if way.options is not None]
     worker = Worker(engines)
     try:
@@ -137,6 +151,22 @@ def reduce(
         return _Search(test, worker, time.monotonic() + 60 * minutes, progress or (lambda line: None)).run(case)
     finally:
         worker.close()
+
+
+def _of_onnx(model: Model, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Case:
+    subject = subject_of(model, args, kwargs)
+    feeds = {name: dtypes.to_array(x) for name, x in subject.calls[0].items()}
+    return Case.of(ir.to_proto(subject.base), feeds)
+
+
+def _traced(model: Model, call: Call, way: Way, against: Way, fails: Any) -> TracedCase:
+    if is_onnx(model):
+        raise OptionError(
+            f"{against} needs the module, and an ONNX model is given", hint="against='reference', or another engine"
+        )
+    if fails == "slow":
+        raise OptionError("torch says what is right, not how long it may take", hint="against='reference'")
+    return TracedCase.of(as_module(model), call, way, against)
 
 
 # What fails
@@ -150,7 +180,7 @@ class _Test:
     text: str
     way: Way
     against: Way | None
-    asks: Callable[[Case], str | None]
+    asks: Callable[[AnyCase], str | None]
     """What a case's failure says; None if it does not fail so."""
     tolerance: float | None = None
 
@@ -164,7 +194,7 @@ def _test(
     tolerance: float | None,
     slower: float,
     limit: float,
-    case: Case,
+    case: AnyCase,
 ) -> _Test:
     if command is not None or callable(fails):
         if command is not None:
@@ -183,33 +213,59 @@ def _test(
         limit=limit,
     )
 
-    def outcome(part: Case) -> Outcome:
-        return worker(replace(request, model=part.model().SerializeToString(), feeds=part.feeds()))
+    def outcome(part: AnyCase) -> Outcome:
+        try:
+            expected = part.expected() if isinstance(part, TracedCase) and compares else None
+            given = replace(request, model=part.model().SerializeToString(), feeds=part.feeds(), expected=expected)
+        except Exception as error:
+            if isinstance(part, TracedCase):
+                return raised(error)  # it is exported here
+            raise
+        now = worker(given)
+        if now.kind in ("crash", "timeout") and given.against is not None:
+            alone = worker(replace(given, against=None))
+            return replace(now, kind="incomparable") if alone.kind == "ran" else alone
+        return now
 
     first = outcome(case)
+    if first.kind == "incomparable":
+        raise SardonyxError(
+            f"{against}, which counts as right, fails with the model itself: {first.text}",
+            hint="name another by against, as 'onnxruntime:optimize=none,level=none'",
+        )
     found = "slow" if fails == "slow" and first.error >= slower else first.kind
     if found not in ("wrong", "exception", "crash", "timeout", "slow") or (fails is not None and fails != found):
-        wanted = fails or "crash, raise or differ"
         raise SardonyxError(
-            f"the model does not {wanted}: it {first.kind} {first.text}".rstrip(),
-            hint="give the inputs that it fails with, the way it is run in, or another tolerance",
+            f"the model does not {_FAILING[fails]}: {_ENDED.get(first.kind, first.kind)} {first.text}".rstrip(),
+            hint="give the inputs that it fails with, the way it is run in, or another tolerance"
+            + ("" if isinstance(case, TracedCase) else "; with a module, against='torch' compares with torch"),
         )
     like = alike(first.text)
 
-    def asks(part: Case) -> str | None:
+    def asks(part: AnyCase) -> str | None:
         now = outcome(part)
         if found == "slow":
             return _slow(now.error) if now.error >= slower else None
         same = now.kind == found and (found == "wrong" or alike(now.text) == like)
         return (_differs(now.error) if found == "wrong" else now.text) if same else None
 
-    if found != "wrong" and compares and found != "slow":
-        request = replace(request, against=None)  # what raises or crashes needs nothing to compare with
+    if found not in ("wrong", "slow"):
+        request, compares = replace(request, against=None), False  # what raises needs nothing to compare with
     told = _differs(first.error) if found == "wrong" else _slow(first.error) if found == "slow" else first.text
     return _Test(found, told, way, against if found in ("wrong", "slow") else None, asks, tolerance)
 
 
-def _checked(test: _Test, case: Case) -> _Test:
+_FAILING: Mapping[Any, str] = {
+    None: "crash, raise or give other results",
+    "wrong": "give other results",
+    "exception": "raise",
+    "crash": "crash",
+    "slow": "take so much longer",
+}
+_ENDED = {"ran": "it ran", "wrong": "its results differ", "exception": "it raised", "crash": "it crashed"}
+
+
+def _checked(test: _Test, case: AnyCase) -> _Test:
     text = test.asks(case)
     if text is None:
         raise SardonyxError(f"the {test.kind} does not fail with the whole model", hint="it has to, before it is cut")
@@ -235,14 +291,14 @@ def alike(text: str) -> str:
     return re.sub(r"-?\d+(\.\d+)?", "N", text)[:200]
 
 
-def _by_predicate(predicate: Predicate) -> Callable[[Case], str | None]:
+def _by_predicate(predicate: Predicate) -> Callable[[AnyCase], str | None]:
     return lambda case: "the predicate holds" if predicate(case.model(), case.feeds()) else None
 
 
-def _by_command(command: str, limit: float) -> Callable[[Case], str | None]:
+def _by_command(command: str, limit: float) -> Callable[[AnyCase], str | None]:
     """The command fails: its status is not zero, or it is killed or takes too long."""
 
-    def asks(case: Case) -> str | None:
+    def asks(case: AnyCase) -> str | None:
         with tempfile.TemporaryDirectory() as folder:
             model, inputs = Path(folder, "model.onnx"), Path(folder, "inputs.npz")
             onnx.save(case.model(), str(model))
@@ -273,15 +329,17 @@ class _Search:
     tell: Tell
     tried: int = 0
 
-    def run(self, case: Case) -> Reduction:
+    def run(self, case: AnyCase) -> Reduction:
         """Take one step after the other; the best case so far is the result, however it ends."""
         started, before = time.monotonic(), len(case.nodes)
         self._best, self._text, self._step = case, self.test.text, ""
         complete = True
         try:
             self.tell("recording values")
-            case = record(case, self.worker, self.test.way)
-            for self._step, step in PASSES:
+            if isinstance(case, Case):
+                case = record(case, self.worker, self.test.way)
+            passes: Any = PASSES if isinstance(case, Case) else TRACED_PASSES
+            for self._step, step in passes:
                 case = step(case, self._fails)
         except (_Enough, KeyboardInterrupt):
             complete = False
@@ -300,7 +358,7 @@ class _Search:
             complete,
         )
 
-    def _fails(self, case: Case) -> bool:
+    def _fails(self, case: AnyCase) -> bool:
         if time.monotonic() > self.deadline:
             raise _Enough
         if not case.runs_alone:

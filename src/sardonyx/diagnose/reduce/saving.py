@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import pprint
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
+import torch
 
 from sardonyx.diagnose.compare.errors import tolerance_of
 from sardonyx.diagnose.compare.subject import tensor_of
 from sardonyx.diagnose.compare.trace import run
 from sardonyx.diagnose.compare.way import Way
 from sardonyx.diagnose.reduce.case import Case
+from sardonyx.diagnose.reduce.traced import TracedCase
+from sardonyx.diagnose.repro_code import class_of, constants_of, operators_of
+from sardonyx.errors import SardonyxError
 from sardonyx.options import Options
 from sardonyx.translate import dtypes
 
@@ -47,7 +52,7 @@ import torch
 
 import sardonyx
 
-program = sardonyx.optimize(str(folder / "model.onnx"), **{options})
+program = sardonyx.optimize(str(folder / "model.onnx"), {options})
 results = program(*(torch.from_numpy(feeds[name]) for name in program.inputs))
 results = [x.numpy() for x in (results if isinstance(results, tuple) else (results,))]
 """
@@ -61,6 +66,23 @@ for result, right in zip(results, expected, strict=True):
     worst = max(worst, float(np.abs(result.astype("d") - right.astype("d")).max(initial=0.0)) / scale)
 print(f"results differ by {{worst:.2e}} of their magnitude from what {against} computes")
 sys.exit(worst > {tolerance})
+"""
+
+_TRACED = """\
+VALUES = torch.load(pathlib.Path(__file__).parent / "values.pt", weights_only=True)
+
+
+{graph}
+
+with torch.no_grad():
+    program = sardonyx.export(Graph().eval(), VALUES["inputs"], {options})
+    results = program(*VALUES["inputs"])
+"""
+
+_COMPARE_TRACED = """\
+errors = list(map(error_of, results, VALUES["expected"]))
+print(f"results differ by {{max(errors):.2e}} of their magnitude from what {against} computes")
+sys.exit(any(not error <= allowed for error, allowed in zip(errors, {allowed}, strict=True)))
 """
 
 _SHOW = """\
@@ -84,7 +106,35 @@ def save(
     else:
         parts.append(_SHOW)
     (folder / "reproduce.py").write_text(f"# {kind}: {_line(text)}\n" + "\n".join(parts))
-    operators = ", ".join(dict.fromkeys(node.op_type for node in case.nodes))
+    return _told(folder, case, kind, text, way)
+
+
+def save_traced(folder: Path, case: TracedCase, kind: str, text: str, way: Way, tolerance: float | None) -> Path:
+    """Write a graph of torch as the program's own source, its numbers, and the model that it is exported as."""
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = {"inputs": list(case.given.values()), "expected": case.results(), **constants_of(case.module)}
+    torch.save(numbers, folder / "values.pt")
+    with contextlib.suppress(SardonyxError):  # an exception may be that it cannot be exported
+        onnx.save(case.model(), str(folder / "model.onnx"))
+    imports, source = class_of(case.module)
+    assert way.options is not None
+    parts = [
+        f"import pathlib\nimport sys\n\n{imports}\n",
+        "import sardonyx\nfrom sardonyx.diagnose.compare.errors import error_of\n",
+        *(f"# Has to be registered before: the operator {name}.\n" for name in operators_of(case.module)),
+        _TRACED.format(graph=source, options=_keywords(way.options)),
+    ]
+    if kind == "wrong":
+        allowed = [tolerance_of(case.recorded[x]) if tolerance is None else tolerance for x in case.outputs]
+        parts.append(_COMPARE_TRACED.format(against=case.against, allowed=allowed))
+    else:
+        parts.append(_SHOW)
+    (folder / "reproduce.py").write_text(f"# {kind}: {_line(text)}\n" + "\n".join(parts))
+    return _told(folder, case, kind, text, way)
+
+
+def _told(folder: Path, case: Case | TracedCase, kind: str, text: str, way: Way) -> Path:
+    operators = ", ".join(dict.fromkeys(case.operators))
     (folder / "README.md").write_text(
         f"`python reproduce.py` shows it: {kind} in {way}, {len(case.nodes)} node(s): {operators}. {_line(text)}\n"
     )
@@ -108,10 +158,7 @@ def _running(folder: Path, options: Options) -> str:
     """The lines that run the model: onnxruntime's alone where nothing of this package is at work."""
     alone = options.optimize in ("none", False) and options.native is not True
     if options.engine != "onnxruntime" or not alone:
-        default = Options()
-        changed = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
-        changed = {name: x for name, x in changed.items() if x != getattr(default, name)}
-        return _BY_SARDONYX.replace("{options}", pprint.pformat(changed))
+        return _BY_SARDONYX.replace("{options}", _keywords(options))
     given = options.session_options if isinstance(options.session_options, Mapping) else {}
     lines = [f"options.add_session_config_entry({k!r}, {str(v)!r})" for k, v in given.get("config", {}).items()]
     for library in map(Path, given.get("custom_ops", ())):
@@ -119,6 +166,18 @@ def _running(folder: Path, options: Options) -> str:
         lines.append(f"options.register_custom_ops_library(str(folder / {library.name!r}))")
     for name, value in given.items():
         if name not in ("config", "custom_ops"):
-            written = f"ort.{type(value).__name__}.{value.name}" if hasattr(value, "name") else repr(value)
-            lines.append(f"options.{name} = {written}")
+            lines.append(f"options.{name} = {_literal(value, 'ort')}")
     return _BY_ONNXRUNTIME + "".join(f"{line}\n" for line in lines) + _CREATE
+
+
+def _keywords(options: Options) -> str:
+    """Options as a call is given them: those that are not as they are by default."""
+    changed = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
+    return ", ".join(f"{name}={_literal(x)}" for name, x in changed.items() if x != getattr(Options(), name))
+
+
+def _literal(value: Any, ort: str = "__import__('onnxruntime')") -> str:
+    """A value as Python writes it; onnxruntime's own constants by their names."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key!r}: {_literal(x, ort)}" for key, x in value.items()) + "}"
+    return f"{ort}.{type(value).__name__}.{value.name}" if hasattr(value, "name") else repr(value)

@@ -32,7 +32,9 @@ class Request:
     feeds: Mapping[str, Array]
     options: Options
     against: Options | None = None
-    """How the results that count as right are computed; None if nothing is compared."""
+    """How the results that count as right are computed; None if none are."""
+    expected: Sequence[Array] | None = None
+    """Results that count as right, where they are known already."""
     tolerance: float | None = None
     timed: bool = False
     """Whether it is time that is compared."""
@@ -46,11 +48,18 @@ class Request:
 class Outcome:
     """What became of a candidate."""
 
-    kind: Literal["ran", "wrong", "exception", "crash", "timeout"]
+    kind: Literal["ran", "wrong", "exception", "crash", "timeout", "incomparable"]
+    """The last is a failure of the way that counts as right."""
     text: str = ""
     error: float = 0.0
     """How far the results are apart, or how often as long it took."""
     values: Sequence[Array] = field(default=(), repr=False)
+
+
+def raised(error: Exception) -> Outcome:
+    """What an exception says."""
+    said = error.what if isinstance(error, SardonyxError) else f"{type(error).__name__}: {error}"
+    return Outcome("exception", said)
 
 
 class Worker:

@@ -6,6 +6,7 @@
 #include <ATen/ops/resize_ops.h>
 #include <ATen/ops/view_ops.h>
 #include <pthread.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/library.h>
 
 namespace eager {
@@ -149,6 +150,16 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 
+// At the first backward of a process, autograd starts a thread for each device that there is. Where that was before this
+// one, and none was there, its threads are started now: without them a backward on it fails.
+struct Autograd : torch::autograd::Engine {
+  static void meet_device() {
+    auto& engine = get_default_engine();
+    const bool started = (engine.*(&Autograd::thread_pool_shared_)) != nullptr;
+    if (started && (engine.*(&Autograd::device_ready_queues_)).empty()) (engine.*(&Autograd::start_device_threads))();
+  }
+};
+
 // What happened last, for Python to read after a call that failed.
 std::string& failure() {
   static thread_local std::string message;
@@ -182,6 +193,7 @@ EXPORTED int64_t sx_start(const char* library, int threads) {
     c10::SetAllocator(kType, Allocator::the());
     if (!at::isPrivateUse1HooksRegistered()) at::RegisterPrivateUse1HooksInterface(new Hooks);
     pthread_atfork(nullptr, nullptr, [] { g_forked = true; });
+    Autograd::meet_device();
     return 0;
   });
 }

@@ -162,8 +162,10 @@ def _average_pool(r: Lowering, node: ir.Node) -> None:
     if not windows.reaches_out:
         result = r.apply("mul", total, r.number(1 / size, x))
     else:
-        pads = ints_of(node, "pads", [0] * (2 * len(windows.kernel)))
-        counted = pads if int_of(node, "count_include_pad", 0) else [0] * len(pads)
+        around = [*windows.before, *windows.after]
+        if text_of(node, "auto_pad", "NOTSET") == "NOTSET":  # without what windows reach beyond it, as the last may
+            around = ints_of(node, "pads", [0] * len(around))
+        counted = around if int_of(node, "count_include_pad", 0) else [0] * len(around)
         result = r.apply("div", total, to_type(r, _inside(r, windows, counted), x.dtype))
     r.give(node.outputs[0], to_type(r, result, given_x.dtype))
 

@@ -38,8 +38,8 @@ def _matrix_product(r: Lowering, left: Value, right: Value, dtype: ir.DataType) 
     if left.dims[-1] != right.dims[-2]:
         raise CannotLower(f"a product of sizes {left.dims} and {right.dims} that may or may not fit")
     rank = max(len(left.dims), len(right.dims))
-    rows = r.unsqueeze(r.in_memory(left), [len(left.dims) - 1])
-    columns = r.unsqueeze(_turned(r, r.in_memory(right), turned=True), [len(right.dims) - 2])
+    rows = r.unsqueeze(r.stored(left), [len(left.dims) - 1])
+    columns = r.unsqueeze(_turned(r, r.stored(right), turned=True), [len(right.dims) - 2])
     return r.product(rows, columns, [rank], dtype)
 
 
@@ -153,7 +153,7 @@ def _padded(r: Lowering, x: Value, windows: Sequence[_Windows]) -> View:
     for axis, along in enumerate(windows, 2):
         if along.before != 0 or along.after != 0:
             x = r.pad(x, axis, along.before, dim_of(along.before + x.dims[axis] + along.after), 0.0)
-    return r.in_memory(x)
+    return r.stored(x)
 
 
 @lowers("Conv")
@@ -162,7 +162,7 @@ def _conv(r: Lowering, node: ir.Node) -> None:
     x, weights, bias = given(r, node, 0), given(r, node, 1), optional(r, node, 2)
     need_floats(x, node)
     windows = _windows(r, node, x.dims[2:], weights.dims[2:])
-    product = _convolved(r, _padded(r, x, windows), r.in_memory(weights), windows, int_of(node, "group", 1))
+    product = _convolved(r, _padded(r, x, windows), r.stored(weights), windows, int_of(node, "group", 1))
     _give(r, node, product, bias)
 
 
