@@ -25,7 +25,7 @@ from sardonyx.diagnose.verify import close, difference
 from sardonyx.doors.program import Calling, Output, Program
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import OptionError, VerificationError
-from sardonyx.native import native
+from sardonyx.native import native, takes_none
 from sardonyx.optimize.legalize import lack
 from sardonyx.options import Options
 from sardonyx.pipeline import rewrite, unsupported
@@ -284,10 +284,7 @@ def add_kernels(model: ir.Model, device: torch.device, options: Options, report:
     if options.native is not True:
         return None
     if not find_engine(options.engine).takes_kernels(device):
-        raise OptionError(
-            f"native=True, and the engine {options.engine!r} takes no kernels on the device {device.type!r}",
-            hint="native=False, or the engine 'onnxruntime' and a model on the CPU",
-        )
+        raise takes_none(options.engine, device.type)
     with report.stage("native"):
         library = native(model, options)
     graphs = (model.graph, *(function.graph for function in model.functions.values()))

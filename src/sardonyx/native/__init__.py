@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from sardonyx.errors import MissingDependency
+from sardonyx.errors import MissingDependency, OptionError
 from sardonyx.native.carve import plan
 from sardonyx.native.compiling import Generated, compile, convert_graph, generate
 from sardonyx.native.model import FolderError, NativeModel, load
@@ -30,6 +30,15 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
+
+
+def takes_none(engine: str, device: str) -> OptionError:
+    """The error about kernels that are asked for where an engine takes none."""
+    return OptionError(
+        f"native=True, and the engine {engine!r} takes no kernels on the device {device!r}",
+        hint="native=False, or the engine 'onnxruntime' and a model on the CPU",
+    )
+
 
 _LEAST = 2**14
 """Elements that a kernel has to write before it is built without being asked for."""

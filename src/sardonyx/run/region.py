@@ -24,8 +24,7 @@ from sardonyx.diagnose.verify import verify
 from sardonyx.engines import Engine, Job, Runner
 from sardonyx.engines.auto import Auto
 from sardonyx.engines.registry import find as find_engine
-from sardonyx.errors import OptionError
-from sardonyx.native import native
+from sardonyx.native import native, takes_none
 from sardonyx.optimize import optimize
 from sardonyx.optimize.legalize import legalize
 from sardonyx.optimize.selection import selected
@@ -340,11 +339,7 @@ class CompiledRegion(torch.nn.Module):
             return ()
         if not self._engine.takes_kernels(self._region.device):
             if wanted is True:
-                device = self._region.device.type
-                raise OptionError(
-                    f"native=True, and the engine {self._options.engine!r} takes no kernels on the device {device!r}",
-                    hint="native=False, or the engine 'onnxruntime' and a model on the CPU",
-                )
+                raise takes_none(self._options.engine, self._region.device.type)
             return ()
         looked_at = self._options.dump or self._options.transforms
         if wanted == "auto" and (looked_at or self._kind not in _TRAINING):
