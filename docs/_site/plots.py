@@ -51,9 +51,7 @@ def _source(found: Mapping[str, Any]) -> str:
     """When, where and with which versions it was measured."""
     shown = ("torch", "onnxruntime-gpu" if "gpu" in found else "onnxruntime", "transformers", "openvino")
     versions = [f"{name} {found['versions'][name]}" for name in shown if found["versions"].get(name)]
-    machine = (
-        f"{found['gpu']}, CUDA {found['cuda']}" if "gpu" in found else f"{found['cpu']}, {found['threads']} threads"
-    )
+    machine = found["gpu"] if "gpu" in found else f"{found['cpu']}, {found['threads']} threads"
     return html.escape(", ".join([f"Measured {found['date'][:10]}", machine, *versions]))
 
 
@@ -161,6 +159,29 @@ def _starts(found: Any) -> Numbers:
     return {result["way"]: {name: median(result[key]) for key, name in shown.items()} for result in found["results"]}
 
 
+def _regions(found: Any) -> Numbers:
+    rows: dict[str, dict[str, float]] = {}
+    for result in found["results"]:
+        rows.setdefault(result["region"], {})[_THREADS[result["threads"]]] = result["ratio"]
+    return rows
+
+
+def _compiled(found: Any) -> Numbers:
+    rows: dict[str, dict[str, float]] = {}
+    for result in found["results"]:
+        if result["threads"] == 2:
+            rows.setdefault(result["model"], {})[_FORMS[result["form"]]] = result["ratio"]
+    return rows
+
+
+def _on_gpu(found: Any) -> Numbers:
+    shown = {"ort": "ONNX Runtime", "inductor": "inductor"}
+    return {of["region"]: {name: of["times"][key][0] for key, name in shown.items()} for of in found["results"]}
+
+
+_FORMS = {"torch.onnx": "exported by torch.onnx", "sardonyx": "exported by sardonyx", "file": "a package's file"}
+_THREADS = {1: "one thread", 2: "two threads"}
+_NATIVE = "time without ÷ time with kernels: right of 1, kernels are faster"
 _RATIO = "time ÷ sardonyx's: right of 1, sardonyx is faster"
 _PEERS = {
     "eager": "eager",
@@ -191,6 +212,17 @@ PLOTS = {
         _device,
         "The CPU is faster on",
         lambda ratio: ratio > 1,
+    ),
+    "native": Plot("native.json", "Groups of operators as native kernels", _NATIVE, _regions, "Slower as kernels"),
+    "native-models": Plot(
+        "native-models.json", "Models with native kernels, two threads", _NATIVE, _compiled, "Slower with kernels"
+    ),
+    "native-gpu": Plot(
+        "native-cuda-h200.json",
+        "Groups of operators as native kernels on a GPU, float16, by the GPU's own clock",
+        "time ÷ the native kernel's: right of 1, it is faster",
+        _on_gpu,
+        "Others are faster on",
     ),
     "export": Plot("export.json", "Exporting", "seconds", _exports),
     "startup": Plot("startup.json", "From a built BERT-base to its first result", "seconds", _starts),

@@ -75,6 +75,7 @@ def test_an_interrupt_kills_the_compiler_with_its_children(tmp_path: Path) -> No
 
     def interrupt() -> None:
         wait_until(lambda: numbers(slow))
+        time.sleep(1)  # until the program that started it waits for it: before that, nobody knows what to kill
         signal.pthread_kill(main, signal.SIGINT)
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what runs behind it ignore it
