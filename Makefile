@@ -72,6 +72,8 @@ eager-stress: setup
 		$(BIN)/python -m tests.eager.stress --minutes $(MINUTES) --executor native
 
 bench-native: setup
+	$(BIN)/python -m pip install --quiet --no-deps silero-vad magika || \
+		echo "the files of silero-vad and magika cannot be had here; models are measured without them"
 	$(BIN)/python -m benchmarks.native --json build/native.json
 	$(BIN)/python -m benchmarks.native_models --json build/native-models.json
 
