@@ -257,12 +257,12 @@ def test_kernels_that_slow_the_whole_model_down_are_put_back(monkeypatch: pytest
     assert (report.kernels, report.seconds_after) == ([], 1.0)
 
 
-def test_a_model_is_not_slower_for_what_the_median_alone_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    rounds = [[1.0, 1.5], [1.0, 1.5], [1.0, 0.9]]
+def test_a_model_is_not_slower_for_what_disturbs_both_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = [[1.0, 0.9], [9.0, 8.9], [1.0, 9.0]]
     monkeypatch.setattr(measure, "_rounds", lambda calls, least=0: rounds if least else [[2.0, 1.0]])
     report = native.compile(_model(), measure=True).report
     assert [taken.operators for taken in report.kernels] == [["Add", "Sigmoid", "Mul"]]
-    assert (report.seconds_before, report.seconds_after) == (1.0, 1.5)
+    assert (report.seconds_before, report.seconds_after) == (1.0, 8.9)
 
 
 def test_a_kernel_with_other_results_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ Feeds: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
 Tell: TypeAlias = Callable[[str], object]
 
 _MADE_UP_SIZE = 16
-_LEAST_OF_WHOLE, _CLEARLY = 9, 1.02
+_LEAST_OF_WHOLE = 15
 _ROUNDS, _ROUND_SECONDS, _MOST_SECONDS = 15, 2e-3, 1.0
 
 
@@ -55,14 +55,13 @@ class Trial:
     def whole(self) -> tuple[float, float, bool]:
         """The seconds that a call takes, without and with kernels, and whether these make it slower.
 
-        What others do on the machine moves medians by more than kernels do. Slower is what is so by the median and by
-        the quickest call too.
+        What others do on the machine moves times by more than kernels do, and both of a round alike: what counts is the
+        median of their ratios. Kernels that gain nothing are not kept.
         """
         sessions = [_session(self._before, None), _session(self._after, self._library)]
         rounds = _rounds([_call(session, self._feeds) for session in sessions], least=_LEAST_OF_WHOLE)
         before, after = _medians(rounds)
-        quickest = [min(column) for column in zip(*rounds, strict=True)]
-        return before, after, after > before and quickest[1] > _CLEARLY * quickest[0]
+        return before, after, median(with_kernels / without for without, with_kernels in rounds) > 1
 
     def parts(self, parts: Sequence[Bounds], planned: Sequence[Taken], tell: Tell) -> list[Taken]:
         """What was planned, with what each kernel and its nodes take; and why not, where the nodes are better."""
