@@ -7,7 +7,8 @@
 # make bench-customop  what an operator declared once costs, beside one written by hand for torch
 # make native-versions  natively compiled models in onnxruntime 1.18, 1.24 and 1.31, each in a process of its own
 # make bench-native   native kernels against ONNX Runtime's own, region by region and in whole models, one thread and two
-# make native-checks  every onnx node test of an operator that has a kernel, in all types, and 600 random graphs
+# make native-checks  every onnx node test of an operator that has a kernel, in all types, and 600 random graphs; and
+#                     the same of kernels for a GPU, under an imitation of CUDA
 # make docs   the documentation as a site in build/site; the code in its pages is run
 # make bench-eager   the device ort against the CPU
 # make eager-ops     PyTorch's operator database on the device ort, strictly and with fallback; eager-ops-quick for three
@@ -80,6 +81,7 @@ bench-native: setup
 native-checks: setup
 	$(BIN)/python -m tests.native.node_tests --write
 	$(BIN)/python -m tests.native.random --graphs 600
+	$(BIN)/python -m tests.native.cuda_on_cpu --graphs 50
 
 native-versions: $(ORTS)
 	SARDONYX_ORT_PYTHONS=$$(echo $(ORTS:%=$(CURDIR)/%/bin/python) | tr ' ' :) \

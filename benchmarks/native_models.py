@@ -48,6 +48,9 @@ GATES = {
 }
 """How many times as fast a model has to be; others at least as fast, but for what measuring itself varies by."""
 _AS_FAST = 0.98
+_DOUBT = 5
+"""What reads below its gate is measured for so many times as long, and all rounds count: a model without any kernel,
+which is the same in both sessions, reads anything from 0.97 to 1.04 in seven."""
 _FILES = {"silero_vad": "data/*.onnx", "magika": "models/*/model.onnx"}
 """Packages that have ONNX files in them, and where."""
 
@@ -219,10 +222,16 @@ def measure(name: str, subject: Subject, threads: int, rounds: int) -> Measured:
     error = max(((found - wanted).abs().max() / wanted.abs().max()).item() for found, wanted in pairs)
     nodes = (report.nodes_before, report.nodes_after)
     found = Measured(name, subject.form, threads, len(report.kernels), len(report.put_back), nodes, error)
+    _take_turns(found, runners, rounds)
+    if found.ratio < found.gate:
+        _take_turns(found, runners, (_DOUBT - 1) * rounds)
+    return found
+
+
+def _take_turns(found: Measured, runners: Sequence[Runner], rounds: int) -> None:
     for _ in range(rounds):
         found.without.append(runners[0].round())
         found.native.append(runners[1].round())
-    return found
 
 
 def table(results: Sequence[Measured]) -> Table:

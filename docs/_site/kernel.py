@@ -1,10 +1,18 @@
-"""What a kernel does before it runs a page: the page becomes the source file of its code."""
+"""What a kernel does with a page: the page becomes the source file of its code; commands run as in a terminal."""
 
 from __future__ import annotations
 
 import linecache
+import os
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+from unittest import mock
+
+from _site.pages import commands
+
+_EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def prepare(shell: Any, name: str, text: str, lines: Sequence[int]) -> None:
@@ -21,3 +29,19 @@ def prepare(shell: Any, name: str, text: str, lines: Sequence[int]) -> None:
     shell.ast_node_interactivity = "none"
     shell.compile.cache = lambda *_, **__: name
     shell.input_transformers_post.append(below)
+
+
+def run_commands(text: str) -> None:
+    """Run lines of `sardonyx`, in this folder and with a cache of its own; one that fails ends the page."""
+    from click.testing import CliRunner
+
+    from sardonyx.cli._program import program
+
+    if not Path("examples").exists():
+        Path("examples").symlink_to(_EXAMPLES)
+    with mock.patch.dict(os.environ, SARDONYX_CACHE_DIR=str(Path("cache").resolve())):
+        for number, (words, wanted) in enumerate(commands(text)):
+            done = CliRunner().invoke(program, words, prog_name="sardonyx")
+            print("\n" * bool(number) + done.stdout, end="")
+            if done.exit_code != wanted:
+                raise RuntimeError(f"{shlex.join(words)} exits with {done.exit_code}:\n{done.output}")

@@ -29,16 +29,25 @@ def read(text: str) -> NotebookNode:
 def notebook(text: str, path: Path) -> NotebookNode:
     """A page's prose and code as cells, with one before them that prepares the kernel, and their lines in the page."""
     parts = [Cell(text, 0)] if path.name in DATA else cells(text)
-    made = [
-        v4.new_code_cell(part.text.rstrip()) if part.is_code else v4.new_markdown_cell(_prose(part)) for part in parts
-    ]
-    lines = [part.line for part in parts]
-    code = [part.line + _empty_lines(part.text) for part in parts if part.is_code]
+    pairs = [(part.line, cell) for part in parts for cell in _cells(part)]
+    lines, made = [line for line, _ in pairs], [cell for _, cell in pairs]
+    code = [part.line + _empty_lines(part.text) for part in parts if part.language]
     if code:
         made.insert(0, v4.new_code_cell(_preparing(path, code), metadata={"tags": ["remove-cell"]}))
         lines.insert(0, 0)
     spec = {"name": "python3", "display_name": "Python 3", "language": "python"}
     return v4.new_notebook(cells=made, metadata={"kernelspec": spec, "source_map": lines})
+
+
+def _cells(part: Cell) -> list[NotebookNode]:
+    """A part as what myst-nb shows: commands as they are written, and then what they print."""
+    if part.language == "python":
+        return [v4.new_code_cell(part.text.rstrip())]
+    if part.language == "sh":
+        tags = {"tags": ["remove-input", "scroll-output"]}
+        shown = v4.new_markdown_cell(f"```sh\n{part.text}```")
+        return [shown, v4.new_code_cell(f"run_commands({part.text!r})", metadata=tags)]
+    return [v4.new_markdown_cell(_prose(part))]
 
 
 def _empty_lines(text: str) -> int:
@@ -64,7 +73,7 @@ def _preparing(path: Path, lines: list[int]) -> str:
             f"# {_state()}",
             "import sys, pathlib",
             f"sys.path[:0] = [{str(DOCS)!r}, {str(ROOT)!r}]",
-            "from _site.kernel import prepare",
+            "from _site.kernel import prepare, run_commands",
             "del sys.path[0]",
             f"prepare(get_ipython(), 'docs/{path.name}', pathlib.Path({str(path)!r}).read_text(), {lines})",
         ]

@@ -15,7 +15,7 @@ from sardonyx.capture.regions import Region, copied, device_of, partition, regio
 from sardonyx.capture.views import views_of_inputs
 from sardonyx.customop.registry import is_declared
 from sardonyx.diagnose import dump, html
-from sardonyx.diagnose.profile_nodes import Picture
+from sardonyx.diagnose.picture import Picture
 from sardonyx.diagnose.report import Fallback, GraphReport, RegionReport, new_graph_report
 from sardonyx.diagnose.repro import reproducible
 from sardonyx.diagnose.source import source_of

@@ -59,6 +59,17 @@ def test_who_cannot_take_part_is_an_error(bert: Path, name: str) -> None:
     )
 
 
+def test_an_engine_that_is_not_there_is_a_missing_package(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    done = run("bench", bert, "--against", "onnx-mlir")
+    assert (done.exit_code, "error: the engine 'onnx-mlir' cannot be used here: " in done.stderr) == (4, True)
+
+
+def test_others_have_none_of_our_kernels(bert: Path) -> None:
+    found = told("bench", bert, "--against", "onnxruntime", "--option", "native=true", *QUICK)
+    assert [(x["name"], x["failed"]) for x in found["contenders"]] == [("onnxruntime", ""), ("sardonyx", "")]
+
+
 def test_turns_begin_with_another_one_each_time() -> None:
     order: list[str] = []
     contenders = [bench.Contender(name, lambda name=name: order.append(name) or []) for name in "abc"]  # type: ignore[misc,func-returns-value]

@@ -128,8 +128,9 @@ def test_python_can_run_the_program(cache: DiskCache) -> None:
     assert done.stdout.startswith("3.0 kB of")
 
 
-def test_without_click_the_program_says_what_to_install() -> None:
-    code = "import sys; sys.modules['click'] = None; from sardonyx.cli import main; main()"
+@pytest.mark.parametrize("name", ["click", "rich"])
+def test_without_its_packages_the_program_says_what_to_install(name: str) -> None:
+    code = f"import sys; sys.modules['{name}'] = None; from sardonyx.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 4
-    assert done.stderr.strip() == 'error: the command line needs the package click\n  next: pip install "sardonyx[cli]"'
+    assert done.stderr == f'error: the command line needs the package {name}\n  next: pip install "sardonyx[cli]"\n'

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sardonyx import native
+from sardonyx.cache.disk import DiskCache
+from sardonyx.cli import compile as compiling
 
 from .calling import BERT, assert_snapshot, run, told
 
@@ -24,6 +27,31 @@ def test_what_an_engine_compiles_is_kept_and_copied(resnet: Path) -> None:
     assert Path(found["cached"]).name == found["cache_key"]
     again = told("compile", resnet, "--engine", "openvino")
     assert again["cache_key"] == found["cache_key"]
+
+
+def test_what_another_process_keeps_meanwhile_is_not_copied(
+    resnet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openvino", reason="needs the package openvino")
+    cache = DiskCache(tmp_path / "cache", 2**30)
+    monkeypatch.setenv("SARDONYX_CACHE_DIR", str(cache.root))
+    about = {"what": "artifact", "engine": "openvino", "device": "cpu"}
+    tensor = compiling.tensor
+
+    def meanwhile(array: Any) -> Any:
+        cache.get_or_make("ab12", lambda folder: (folder / "other.xml").write_text("other") and None, about)
+        return tensor(array)
+
+    monkeypatch.setattr(compiling, "tensor", meanwhile)
+    done = run("compile", resnet, "--engine", "openvino", "-o", "artifact")
+    assert (done.exit_code, "another process has kept meanwhile" in done.stderr) == (3, True), done.output
+    assert not Path("artifact").exists()
+
+
+def test_without_a_cache_nothing_is_kept(resnet: Path) -> None:
+    pytest.importorskip("openvino", reason="needs the package openvino")
+    done = run("compile", resnet, "--engine", "openvino", "--option", "cache_bytes=0")
+    assert (done.exit_code, "nothing is kept on disk: the cache is turned off" in done.stdout) == (0, True), done.output
 
 
 def test_native_code_is_written_to_a_folder() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -71,6 +72,18 @@ def test_compile_measures_with_inputs_from_a_file(model: Path) -> None:
     (taken,) = [*told["kernels"], *told["put_back"]]
     assert taken["seconds_before"] > 0
     assert taken["seconds_after"] > 0
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [({"x": np.ones((3, 4), "d")}, "x is float64"), (None, "in.npz cannot be read")]
+)
+def test_a_file_of_other_inputs_is_refused(model: Path, content: dict[str, Any] | None, said: str) -> None:
+    path = model.parent / "in.npz"
+    path.touch()
+    if content is not None:
+        np.savez(path, **content)
+    done = run("compile", str(model), "-o", str(model.parent / "out"), "--feed", str(path))
+    assert (done.exit_code, said in done.stderr, (model.parent / "out").exists()) == (3, True, False)
 
 
 def test_a_wish_that_cannot_be_is_an_error_with_the_next_step(model: Path) -> None:

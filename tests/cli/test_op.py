@@ -158,6 +158,12 @@ def test_a_place_that_is_not_there_is_an_error(word: str, tmp_path: Path) -> Non
     assert "error: there is no such_module.of_mine\n" in run(word, "such_module.of_mine").output
 
 
+def test_pack_writes_to_no_file(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    done = run("pack", str(project), "--output", str(tmp_path / "taken"))
+    assert (done.exit_code, "taken is a file, and a folder is written" in done.output) == (3, True)
+
+
 def test_pack_needs_an_output(project: Path) -> None:
     done = run("pack", str(project))
     assert done.exit_code == 2

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 import torch
 from torch import nn
 
@@ -52,3 +53,34 @@ def test_a_file_of_torch_export_is_cut_against_torch(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "→ 1: aten._linalg_eigh.default" in done.stdout
     assert (tmp_path / "out" / "values.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--way", "nobody"], 3, "unknown engine 'nobody'"),
+        (["--way", "onnx-mlir"], 4, "the engine 'onnx-mlir' cannot be used here"),
+        (["--against", "onnx-mlir"], 4, "the engine 'onnx-mlir' cannot be used here"),
+        (["--command", "python check.py"], 2, "does not say where {model} goes"),
+        (["--minutes", "0"], 2, "is not in the range"),
+    ],
+)
+def test_what_is_no_fault_of_the_model_is_told_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int, said: str
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    onnx.save(out_of_bounds(3), str(tmp_path / "model.onnx"))
+    done = run("reduce", tmp_path / "model.onnx", "-o", tmp_path / "out", *words)
+    assert (done.exit_code, said in done.stderr) == (code, True), done.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_other_files_is_left_alone_and_an_earlier_result_is_replaced(tmp_path: Path) -> None:
+    onnx.save(out_of_bounds(3), str(tmp_path / "model.onnx"))
+    before = (tmp_path / "model.onnx").read_bytes()
+    done = run("reduce", tmp_path / "model.onnx", "-o", tmp_path)
+    assert (done.exit_code, "has files that this did not write" in done.stderr) == (3, True)
+    assert (tmp_path / "model.onnx").read_bytes() == before
+    for _ in range(2):
+        assert run("reduce", tmp_path / "model.onnx", "-o", tmp_path / "out").exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "out"]

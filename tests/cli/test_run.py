@@ -31,6 +31,25 @@ def test_a_file_runs_with_the_inputs_of_a_file(resnet: Path) -> None:
     np.testing.assert_allclose(np.load("out.npz")["output"], want.numpy(), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("command", ["run", "compile"])
+def test_kernels_are_compiled_once_and_run(command: str) -> None:
+    words = ["-o", "out.npz"] if command == "run" else []
+    done = run(command, BERT, "--option", "native=true", *words)
+    assert done.exit_code == 0, done.output
+    if words:
+        assert run("run", BERT, "-o", "plain.npz").exit_code == 0
+        names = ("last_hidden_state", "pooler_output")
+        for name in names:
+            np.testing.assert_allclose(np.load("out.npz")[name], np.load("plain.npz")[name], atol=1e-5)
+
+
+@pytest.mark.parametrize("words", [("run",), ("profile", "--calls", "1"), ("report", "-o", "page.html")])
+def test_an_option_of_the_session_is_not_passed_over(bert: Path, words: tuple[str, ...]) -> None:
+    done = run(words[0], bert, *words[1:], "--option", 'session_options={"nonsense": 1}')
+    assert (done.exit_code, "has no attribute 'nonsense'" in done.stderr) == (3, True), done.output
+    assert not Path("page.html").exists()
+
+
 def test_what_is_told_of_a_run(bert: Path) -> None:
     assert_snapshot("run", told("run", bert, "--size", "batch=3"))
 
@@ -65,6 +84,8 @@ def test_weights_in_a_file_of_their_own_are_found(
         (["--size", "batch"], 2, "is not of the form NAME=N"),
         (["--size", "batch=2", "--inputs", __file__], 3, "leave out --size, or --inputs"),
         (["--size", "batch=many"], 2, "which is no size"),
+        (["--size", "batch=²"], 2, "which is no size"),
+        (["--seed", "-1"], 2, "is not in the range"),
         (["--inputs", "nowhere.npz"], 2, "does not exist"),
         (["--inputs", __file__], 3, "use .npz"),
         (["--engine", "onnxrunti"], 3, "did you mean 'onnxruntime'?"),

@@ -14,8 +14,8 @@ from torch import nn
 
 from sardonyx import OptionError, export
 from sardonyx.diagnose import Way, compare, find_nonfinite
-from sardonyx.diagnose.compare.subject import subject_of
-from sardonyx.diagnose.compare.trace import OnnxTrace
+from sardonyx.diagnose.comparison.subject import subject_of
+from sardonyx.diagnose.comparison.trace import OnnxTrace
 from sardonyx.optimize.optimizer import all_rules
 from sardonyx.optimize.pattern import P
 from sardonyx.optimize.rule import RULES, Match, rule

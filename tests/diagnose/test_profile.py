@@ -15,9 +15,10 @@ from torch import nn
 
 import sardonyx
 from sardonyx import OptionError
-from sardonyx.diagnose.profile import FUSED, Profile, profile
-from sardonyx.diagnose.profile_events import read
-from sardonyx.diagnose.profile_nodes import Picture, Seen
+from sardonyx.diagnose import Profile, profile
+from sardonyx.diagnose.picture import Picture, Seen
+from sardonyx.diagnose.profiling.events import read
+from sardonyx.diagnose.profiling.result import FUSED
 
 
 class Block(nn.Module):
@@ -138,11 +139,11 @@ def test_what_runs_inside_a_loop_is_not_counted_twice(tmp_path: Path) -> None:
 
 
 def test_a_node_that_cannot_be_placed_is_said_to_be_fused(tmp_path: Path) -> None:
-    from sardonyx.diagnose.profile import _Measured, _profile
+    from sardonyx.diagnose.profiling.result import Measured, profile_of
 
     file = tmp_path / "profile.json"
     file.write_text(json.dumps(events(("invented", 10, 100))))
-    told = _profile(_Measured([read(file, None, Picture((), {}, {}), skip=0, calls=1)], 0, 1e-3, 1e-3, 1e-3))
+    told = profile_of(Measured([read(file, None, Picture((), {}, {}), skip=0, calls=1)], 0, 1e-3, 1e-3, 1e-3))
     assert list(told.tree.children) == [FUSED]
     assert told.lines[0].name == FUSED
 

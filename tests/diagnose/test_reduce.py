@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ from torch import nn
 import sardonyx
 from sardonyx import OptionError, SardonyxError
 from sardonyx.diagnose import Way, reduce
-from sardonyx.diagnose.reduce import child, reducing
-from sardonyx.diagnose.reduce.case import Case
-from sardonyx.diagnose.reduce.reducing import alike
-from sardonyx.diagnose.reduce.worker import Outcome, Request, Worker
+from sardonyx.diagnose.reduction import child, reducing
+from sardonyx.diagnose.reduction.case import Case
+from sardonyx.diagnose.reduction.failing import alike
+from sardonyx.diagnose.reduction.worker import Outcome, Request, Worker
 from sardonyx.options import Options
 from sardonyx.toolchain import compiler
 from sardonyx.translate import table
@@ -30,6 +30,31 @@ from sardonyx.translate import table
 N = helper.make_node
 GELU = "onnxruntime:optimize=none,config.optimization.enable_gelu_approximation=1"
 X = np.random.default_rng(0).standard_normal((4, 8)).astype("f") * 2
+
+
+class Lent:
+    """A worker that serves one search after the other: to load torch for each would take longer than the searches."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def __call__(self, request: Request) -> Outcome:
+        return self._worker(request)
+
+    def close(self) -> None:
+        """The next search has need of it."""
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    made = Worker(["onnxruntime", "reference"])
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def lent(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reducing, "Worker", lambda engines: Lent(worker))
 
 
 def chain(

@@ -5,18 +5,22 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import sardonyx
-from sardonyx import EngineError, UnsupportedOperator, VerificationError
+from sardonyx import CaptureError, EngineError, OptionError, UnsupportedOperator, VerificationError
 from sardonyx.capture import aot
+from sardonyx.diagnose import repro
 from sardonyx.diagnose.repro import Tensor, reproduce, traced, values_in
+from sardonyx.diagnose.repro_capture import _Unpickler
 from sardonyx.diagnose.repro_code import class_of
 
 NONSENSE = {"session_options": {"graph_optimization_level": "nonsense"}}
@@ -184,3 +188,117 @@ def test_a_graph_written_and_read_is_the_same_node_for_node() -> None:
     read = traced(namespace["Graph"](), [Tensor((2,), (1,), torch.float32)], [torch.ones(2)])
     assert [str(node.target) for node in read.graph.nodes] == [str(node.target) for node in graph.graph.nodes]
     assert all("val" in node.meta for node in read.graph.nodes)
+
+
+# What torch.export cannot capture
+
+SCALE = 2.0
+LIMITS = {"low": -SCALE, "high": SCALE}
+
+
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    return x * SCALE
+
+
+class Layer(nn.Module):
+    """What a module of a user's program is made of: another one, a function, constants."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+        self.tied = self.linear.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(scaled(self.linear(x))).clamp(LIMITS["low"], LIMITS["high"])
+
+
+class Decides(nn.Module):
+    """Control flow that depends on numbers, which torch.export cannot trace."""
+
+    def __init__(self, size: int = 4) -> None:
+        super().__init__()
+        self.layer = Layer(size)
+
+    def forward(self, x: torch.Tensor, *, flip: bool = False) -> torch.Tensor:
+        return self.layer(-x if flip else x) if x.sum() > 0 else x
+
+
+def test_a_module_that_cannot_be_captured_is_written_and_fails_alone(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="repro: python"):
+        sardonyx.export(Decides().eval(), (torch.ones(3, 4),), {"flip": True}, repro=str(tmp_path))
+    made = only(tmp_path)
+    assert made.name == "000_uncaptured"
+    assert {x.name for x in made.iterdir()} == {"repro.py", "call.pkl", "values.pt", "error.txt", "versions.json"}
+    text = (made / "repro.py").read_text()
+    assert "SCALE = 2.0" in text
+    assert "NONSENSE" not in text  # no more of the file than is needed
+    done = subprocess.run([sys.executable, "repro.py"], cwd=made, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "sardonyx.errors.CaptureError: torch.export cannot capture the model" in done.stderr
+    assert "data-dependent" in (made / "error.txt").read_text()
+
+
+def test_a_module_is_rebuilt_with_its_weights_and_called_alike(tmp_path: Path) -> None:
+    model, x = Decides().eval(), torch.randn(3, 4)
+    with pytest.raises(CaptureError):
+        sardonyx.export(model, (x,), dynamic_shapes=({0: "rows"}, None), repro=str(tmp_path))
+    made = only(tmp_path)
+    with pytest.raises(CaptureError, match=r"torch\.export cannot capture"):
+        again(made)
+    held, values = (made / "call.pkl").read_bytes(), values_in(made)
+    call = _Unpickler(held, globals(), values).load()
+    torch.testing.assert_close(call.module(call.args[0]), model(x), rtol=0, atol=0)
+    assert call.module.layer.tied is call.module.layer.linear.weight
+    assert call.dynamic_shapes == ({0: "rows"}, None)
+
+
+def test_weights_that_are_too_large_are_made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repro, "MOST_VALUES", 100)
+    with pytest.raises(CaptureError):
+        sardonyx.export(Decides(8).eval(), (torch.ones(3, 8),), repro=str(tmp_path))
+    assert [tuple(x.shape) for x in values_in(only(tmp_path)).values()] == [(3, 8)]  # the input
+    with pytest.raises(CaptureError, match=r"torch\.export cannot capture"):
+        again(only(tmp_path))
+
+
+def test_a_function_that_cannot_be_captured_is_written(tmp_path: Path) -> None:
+    def decides(x: torch.Tensor) -> torch.Tensor:
+        return scaled(x) if x.sum() > 0 else x
+
+    with pytest.raises(CaptureError, match="repro: python"):
+        sardonyx.export(decides, (torch.ones(3),), repro=str(tmp_path))
+    with pytest.raises(CaptureError, match=r"torch\.export cannot capture"):
+        again(only(tmp_path))
+
+
+def test_what_cannot_be_rebuilt_is_described_with_the_reason(tmp_path: Path) -> None:
+    factor = torch.ones(3)
+
+    class Closure(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * factor if x.sum() > 0 else x
+
+    with pytest.raises(CaptureError, match=r"repro: .*README\.md"):
+        sardonyx.export(Closure().eval(), (torch.ones(2, 3),), repro=str(tmp_path))
+    text = (only(tmp_path) / "README.md").read_text()
+    assert "Closure reads factor of the function around it" in text
+    assert "torch.float32 (2, 3) on cpu" in text
+    assert "return x * factor if x.sum() > 0 else x" in text
+    assert not (only(tmp_path) / "repro.py").exists()
+
+
+def test_a_lambda_and_what_pickle_refuses_are_described(tmp_path: Path) -> None:
+    locked = Decides()
+    locked.lock = threading.Lock()  # type: ignore[assignment]  # no module, which is the point
+    for model in (lambda x: x if x.sum() > 0 else -x, locked):
+        with pytest.raises(CaptureError, match=r"README\.md"):
+            sardonyx.export(model, (torch.ones(2, 4),), repro=str(tmp_path))
+    reasons = [path.read_text().splitlines()[2] for path in sorted(tmp_path.glob("*/README.md"))]
+    assert "has no source of its own" in reasons[0]
+    assert "cannot pickle '_thread.lock' object" in reasons[1]
+
+
+def test_options_that_do_not_fit_are_no_failure_to_capture(tmp_path: Path) -> None:
+    with pytest.raises(OptionError):
+        sardonyx.export(Decides(), (torch.ones(3, 4),), dynamic_shapes={}, examples=[{}], repro=str(tmp_path))
+    assert not list(tmp_path.iterdir())

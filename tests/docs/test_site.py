@@ -47,9 +47,9 @@ The end.
 
 def test_code_is_parted_from_prose_and_takes_what_it_printed_along() -> None:
     found = cells(PAGE)
-    assert [cell.is_code for cell in found] == [False, True, False, True, False]
-    assert found[1] == Cell("x = 6\nprint(x * 7)\n", 5, True, "printed long ago\n")
-    assert found[3] == Cell("x += 1\n", 28, True)
+    assert [cell.language for cell in found] == ["", "python", "", "python", ""]
+    assert found[1] == Cell("x = 6\nprint(x * 7)\n", 5, "python", "printed long ago\n")
+    assert found[3] == Cell("x += 1\n", 28, "python")
     assert "printed long ago" not in "".join(cell.text for cell in found)
 
 
@@ -80,6 +80,33 @@ def test_a_notebook_has_the_pages_cells_and_their_lines_after_a_hidden_one() -> 
     assert [cell.cell_type for cell in book.cells] == ["code", "markdown", "code", "markdown", "code", "markdown"]
     assert book.cells[0].metadata.tags == ["remove-cell"]
     assert book.metadata.source_map == [0, 0, 5, 12, 28, 30]
+
+
+COMMANDS = """# Title
+
+```sh
+sardonyx completion zsh --help  # how it is called
+sardonyx export absent.onnx -o x.onnx  # exits with 3: there is no such file
+```
+
+```text
+printed long ago
+```
+
+<!-- not run: it needs a GPU -->
+
+```sh
+sardonyx native compile model.onnx -o compiled --target cuda
+```
+"""
+
+
+def test_commands_are_shown_as_they_are_with_what_they_print_below() -> None:
+    (_, shown, code, rest) = made(COMMANDS).cells[-4:]
+    assert shown.source == f"```sh\n{blocks(COMMANDS)[0].text}```"
+    assert (code.cell_type, code.metadata.tags) == ("code", ["remove-input", "scroll-output"])
+    assert "printed long ago" not in rest.source
+    assert "--target cuda" in rest.source
 
 
 def test_pages_of_data_are_not_run() -> None:
@@ -147,6 +174,20 @@ def test_code_runs_as_if_the_page_were_its_file(tmp_path: Path) -> None:
     done = run(notebook(PLACES, tmp_path / "page.md"), tmp_path)
     shown = [output.text for cell in done.cells if cell.cell_type == "code" for output in cell.outputs]
     assert shown == ["docs/page.md 9 return sys._getframe().f_code.co_filename, sys._getframe().f_lineno\n"]
+
+
+def test_commands_run_and_exit_as_they_say(tmp_path: Path) -> None:
+    pytest.importorskip("nbformat", reason="the site needs nbformat: pip install -e '.[docs]'")
+    from _site.notebook import notebook
+
+    (tmp_path / "page.md").write_text(COMMANDS)
+    done = run(notebook(COMMANDS, tmp_path / "page.md"), tmp_path)
+    (shown,) = [output.text for cell in done.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert shown.startswith("Usage: sardonyx completion")
+    wrong = COMMANDS.replace("exits with 3", "exits with 1")
+    (tmp_path / "page.md").write_text(wrong)
+    with pytest.raises(Exception, match=r"absent.onnx .*exits with 3"):
+        run(notebook(wrong, tmp_path / "page.md"), tmp_path)
 
 
 def test_an_error_tells_the_pages_line(tmp_path: Path) -> None:

@@ -58,9 +58,9 @@ def test_random_graphs_agree_with_onnxruntime_and_with_double_precision() -> Non
 
 
 def test_some_node_tests_of_onnx_give_what_is_expected() -> None:
-    """One for each operator, every other one with a symbol for each size."""
-    first = {case.node.op_type: case for case in node_tests.cases() if case.node.op_type not in _PRODUCTS}
-    chosen = [node_tests.symbolic(case) if i % 2 else case for i, case in enumerate(first.values())]
+    """One of every fourth operator, and every other one with a symbol for each size; `make native-checks` runs all."""
+    last = {case.node.op_type: case for case in node_tests.cases() if case.node.op_type not in _PRODUCTS}
+    chosen = [node_tests.symbolic(case) if i % 2 else case for i, case in enumerate(list(last.values())[::4])]
     with imitated(threads=1):
         assert node_tests.compare(chosen, quickly=True) == []
 

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import onnx_ir as ir
@@ -110,19 +110,18 @@ def _check(path: Path, value: ir.Value, array: Array, named: dict[str, int]) -> 
         )
     if value.shape is None:
         return
-    fits = len(value.shape) == array.ndim and all(
-        size == (dim if isinstance(dim, int) else named.setdefault(str(dim.value), size) if _is_name(dim) else size)
-        for dim, size in zip(value.shape, array.shape, strict=True)
-    )
-    if not fits:
-        raise SardonyxError(
-            f"{value.name} is {list(array.shape)} in {path}, and the model takes {sizes(dims_of(value))}",
-            hint="sizes with the same name are equal" if named else None,
-        )
+    says = f"{value.name} is {list(array.shape)} in {path}, and the model takes {sizes(dims_of(value))}"
+    if len(value.shape) != array.ndim:
+        raise SardonyxError(says, hint="numpy.reshape gives it another number of dimensions")
+    for dim, size in zip(value.shape, array.shape, strict=True):
+        if isinstance(dim, int) and dim != size:
+            raise SardonyxError(says, hint="a size that is a number is settled; `sardonyx export --dynamic` frees it")
+        if _is_name(dim) and named.setdefault(str(dim.value), size) != size:
+            raise SardonyxError(says, hint="sizes with the same name are equal")
 
 
-def _is_name(dim: ir.SymbolicDim) -> bool:
-    return dim.value is not None and str(dim.value).isidentifier()
+def _is_name(dim: int | ir.SymbolicDim) -> TypeGuard[ir.SymbolicDim]:
+    return isinstance(dim, ir.SymbolicDim) and dim.value is not None and str(dim.value).isidentifier()
 
 
 def dims_of(value: ir.Value) -> list[int | str | None] | None:

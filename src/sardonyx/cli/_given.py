@@ -13,6 +13,8 @@ import click
 
 from sardonyx.cli._source import Source, fields, in_memory, source, tensor
 from sardonyx.cli._told import counted, counts, duration, example, table, tell, times, working
+from sardonyx.engines import find
+from sardonyx.errors import MissingDependency
 from sardonyx.options import Options
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "input_options",
     "model_argument",
     "options_from",
+    "require_engine",
     "source",
     "table",
     "tell",
@@ -65,7 +68,7 @@ def _pairs(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> 
 def _numbers(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> dict[str, int]:
     pairs = _pairs(ctx, param, given)
     for name, value in pairs.items():
-        if not value.isdigit():
+        if not value.isdecimal():
             raise click.BadParameter(f"{name} is {value!r}, which is no size", ctx, param)
     return {name: int(value) for name, value in pairs.items()}
 
@@ -74,7 +77,9 @@ def input_options(command: F) -> F:
     """--inputs, --size and --seed, which the command takes as `inputs`, `sizes` and `seed`."""
     file = click.Path(exists=True, dir_okay=False, path_type=Path)
     several: dict[str, Any] = {"multiple": True, "callback": _numbers, "metavar": "NAME=N"}
-    command = click.option("--seed", default=0, show_default=True, help="Of the random inputs.")(command)
+    command = click.option(
+        "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the random inputs."
+    )(command)
     command = click.option("--size", "sizes", help="What a size with a name is, as batch=4; else 1.", **several)(
         command
     )
@@ -106,6 +111,16 @@ def options_from(engine: str | None, given: Mapping[str, str]) -> Options:
     written = {field.name for field in dataclasses.fields(Options) if str(field.type) in ("str", "str | None")}
     values = {key: text if key in written else _value(text) for key, text in given.items()}
     return Options.of({**values, **({"engine": engine} if engine else {})})
+
+
+def require_engine(name: str) -> None:
+    """An error where an engine is unknown, or not installed."""
+    found = find(name).probe()
+    if not found.installed:
+        raise MissingDependency(
+            f"the engine {name!r} cannot be used here: {found.reason}",
+            hint="install that, or use an engine that `sardonyx engines` lists as installed",
+        )
 
 
 def _value(text: str) -> Any:

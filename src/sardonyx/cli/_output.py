@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +37,15 @@ class OutputFile(click.ParamType):  # type: ignore[type-arg]  # older versions o
 
 
 class OutputFolder(click.ParamType):  # type: ignore[type-arg]  # older versions of click have none
-    """A folder to write; those it is in are made, too."""
+    """A folder to write; those it is in are made, too.
+
+    With `over`, one that exists must be empty, or have a file of that name, by which it is known as an earlier one.
+    """
 
     name = "folder"
+
+    def __init__(self, *, over: str | None = None) -> None:
+        self.over = over
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """The path of that text."""
@@ -43,8 +53,21 @@ class OutputFolder(click.ParamType):  # type: ignore[type-arg]  # older versions
         file = next((x for x in (path, *path.parents) if x.is_file()), None)
         if file is not None:
             raise SardonyxError(f"{file} is a file, and a folder is written", hint="name another folder")
+        if self.over and path.is_dir() and any(path.iterdir()) and not (path / self.over).is_file():
+            raise SardonyxError(f"{path} has files that this did not write", hint="name another folder")
         _check_writable(path)
         return path
+
+
+@contextmanager
+def whole(folder: Path) -> Iterator[Path]:
+    """A folder to write to whose files are moved to their place at the end: all of them, or none."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.absolute().name}.") as beside:
+        yield Path(beside)
+        folder.mkdir(exist_ok=True)
+        for path in Path(beside).iterdir():
+            shutil.move(path, folder / path.name)
 
 
 def _check_writable(path: Path) -> None:

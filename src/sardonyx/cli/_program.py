@@ -25,7 +25,8 @@ Exit codes:
   1  what was asked for failed: a check not passed, a difference found
   2  wrong use of the command line
   3  the model or its input is at fault
-  4  a package or a program is missing"""
+  4  a package or a program is missing
+  130  ended by Ctrl-C"""
 
 
 class Told(click.ClickException):
@@ -63,19 +64,33 @@ class _Beside(click.Group):
         except Exception as error:
             if ctx.params.get("debug"):
                 traceback.print_exc()
-            raise _told(error) from error
+            raise (Told("\ninterrupted", INTERRUPTED) if _is_interrupted(error) else _told(error)) from error
+
+
+def _is_interrupted(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is behind an error: one that comes while a package is loaded is told as if it were missing."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _told(error: Exception) -> Told:
+    error = _cause(error)
     if isinstance(error, OSError) and error.filename is not None and not isinstance(error, SardonyxError):
         said = f"{error.filename}: {error.strerror}"
         return Told(f"error: {said}\n  next: look at that path, its folder, and the space on its disk", FAILED)
     if not isinstance(error, SardonyxError):
-        said = str(error).strip() or "no reason given"
+        said = (str(error).strip() or "no reason given").splitlines()[0]
         return Told(f"error: {type(error).__name__}: {said}\n  next: sardonyx --debug … shows where", FAILED)
     codes = {MissingDependency: MISSING, VerificationError: FAILED}
     code = next((code for kind, code in codes.items() if isinstance(error, kind)), OF_THE_MODEL)
     return Told(f"error: {error}", code)
+
+
+def _cause(error: Exception) -> Exception:
+    """An error of ours that torch.compile has packed into one of its own, else the error itself."""
+    inner = getattr(error, "inner_exception", None)
+    return inner if isinstance(inner, SardonyxError) else error
 
 
 _EXAMPLE = example(

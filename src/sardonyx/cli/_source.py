@@ -65,6 +65,13 @@ class Source(ABC):
     def example(self) -> Call | None:
         """Arguments to call the module with, where it comes with some."""
 
+    def called_with(self) -> Call:
+        """Those arguments, or an error where there are none."""
+        call = self.example()
+        if call is None:
+            raise SardonyxError(f"{self.text} gives a module without arguments to export it with", hint=_RETURN)
+        return call
+
     @abstractmethod
     def model(self, options: Options, **export_options: Any) -> ir.Model:
         """The ONNX model, exported where it is none yet; its weights stay where they are."""
@@ -135,13 +142,15 @@ class OnnxFile(Source):
     @cached_property
     def _loaded(self) -> ir.Model:
         try:
-            model = ir.load(self.text)
+            with _collecting([], "onnx_ir"):
+                model = ir.load(self.text)
         except Exception as error:
             raise SardonyxError(
                 f"{self.text} is no ONNX model that can be read: {_first_line(error)}", hint="write or copy it anew"
             ) from error
         if not model.opset_imports:  # of an empty file, too, protobuf reads a message: one in which nothing is set
             raise SardonyxError(f"{self.text} is no ONNX model: nothing is in it", hint="write or copy it anew")
+        self._check_values(model)
         for name, value in model.graph.initializers.items():
             held = value.const_value
             if isinstance(held, ir.ExternalTensor) and not Path(held.path).is_file():
@@ -150,6 +159,16 @@ class OnnxFile(Source):
                     hint="keep the files of a model in one folder",
                 )
         return model
+
+    def _check_values(self, model: ir.Model) -> None:
+        """Every value that a node reads comes from somewhere."""
+        for node in model.graph.all_nodes():
+            for value in node.inputs:
+                if value is not None and not (value.producer() or value.is_graph_input() or value.is_initializer()):
+                    raise SardonyxError(
+                        f"{self.text} is no whole model: {node.op_type} reads {value.name!r}, which nothing writes",
+                        hint="write it anew, with that value as an input of the model",
+                    )
 
 
 class _InTorch(Source):
@@ -165,24 +184,18 @@ class _InTorch(Source):
         """The module as `sardonyx.export` gives it."""
         told = export_options if {"dynamic_shapes", "examples"} & set(export_options) else self._dynamic()
         with aside():
-            self._program = export(self.module(), *self._called_with(), **{**fields(options), **told, **export_options})
+            self._program = export(self.module(), *self.called_with(), **{**fields(options), **told, **export_options})
         return self._program
 
     def call(self, feeds: Mapping[str, Array]) -> Call:
         """The example's arguments, with these in the place of its tensors."""
         program = self._program or self.program(Options.of())
         calling = program.calling
-        leaves = pytree.tree_leaves(self._called_with())
+        leaves = pytree.tree_leaves(self.called_with())
         for name, place in zip(program.inputs, calling.inputs, strict=True):
             leaves[place] = _like(leaves[place], feeds[name])
         args, kwargs = pytree.tree_unflatten(leaves, calling.in_spec)
         return tuple(args), dict(kwargs)
-
-    def _called_with(self) -> Call:
-        call = self.example()
-        if call is None:
-            raise SardonyxError(f"{self.text} gives a module without arguments to export it with", hint=_RETURN)
-        return call
 
     def model(self, options: Options, **export_options: Any) -> ir.Model:
         """The module exported, with its weights in torch's memory."""
@@ -190,7 +203,7 @@ class _InTorch(Source):
 
     def _own(self, model: ir.Model) -> dict[str, Array] | None:
         program = self._program or self.program(Options.of())
-        leaves = program.calling.flatten(*self._called_with())
+        leaves = program.calling.flatten(*self.called_with())
         given = dict(zip(program.inputs, map(_array, leaves), strict=True))
         return {str(value.name): given[str(value.name)] for value in _feeds.inputs_of(model)}
 
@@ -266,7 +279,7 @@ class Exported(_InTorch):
     def _loaded(self) -> torch.export.ExportedProgram:
         said: list[str] = []
         try:
-            with _collecting(said):
+            with _collecting(said, "torch.export"):
                 return torch.export.load(self.text)
         except Exception as error:
             unknown = re.search(r"Deserializing (\S+)\.(\w+) in pytree", "\n".join(said))
@@ -280,9 +293,9 @@ class Exported(_InTorch):
 
 
 @contextmanager
-def _collecting(said: list[str]) -> Iterator[None]:
-    """While active, what torch.export logs is kept instead of shown: its errors say less than its warnings."""
-    logger, handler = logging.getLogger("torch.export"), logging.Handler()
+def _collecting(said: list[str], name: str) -> Iterator[None]:
+    """While active, what a package logs is kept instead of shown: torch.export's errors say less than its warnings."""
+    logger, handler = logging.getLogger(name), logging.Handler()
     handler.emit = lambda record: said.extend(handler.format(record).splitlines())  # type: ignore[method-assign]
     before = logger.propagate, logger.handlers
     logger.propagate, logger.handlers = False, [handler]
@@ -341,6 +354,8 @@ def _module_at(place: str) -> ModuleType:
         if error.name and f"{place}.".startswith(f"{error.name}."):
             raise SardonyxError(f"there is no module {error.name!r}", hint=_FORMS) from error
         raise MissingDependency(f"{place} needs the module {error.name}", hint=f"pip install {error.name}") from error
+    except SardonyxError:
+        raise
     except (Exception, SystemExit) as error:
         raise _failed(f"{place} cannot be imported", error) from error
 

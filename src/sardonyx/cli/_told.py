@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,14 +30,32 @@ def example(*lines: str) -> str:
 def tell(found: Any, as_json: bool, *shown: RenderableType) -> None:
     """Print what was found: itself as JSON, or these for people, a text or a table each."""
     if as_json:
-        click.echo(json.dumps(found, indent=1, ensure_ascii=False, default=str))
+        click.echo(json.dumps(_as_json_has_it(found), indent=1, ensure_ascii=not _is_unicode(), default=str))
         return
     width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
     console = Console(width=width, highlight=False, markup=False, emoji=False)
     with console.capture() as captured:
         for part in shown:
             console.print(part, soft_wrap=isinstance(part, str))
-    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    said = "\n".join(line.rstrip() for line in captured.get().splitlines())
+    click.echo(said if _is_unicode() else said.encode(sys.stdout.encoding, "replace"))
+
+
+def _is_unicode() -> bool:
+    return (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+
+
+def _as_json_has_it(found: Any) -> Any:
+    """The same with texts in the place of numbers that JSON has not.
+
+    >>> _as_json_has_it({"errors": [0.5, float("inf"), float("nan")]})
+    {'errors': [0.5, 'inf', 'nan']}
+    """
+    if isinstance(found, float) and not math.isfinite(found):
+        return str(found)
+    if isinstance(found, Mapping):
+        return {key: _as_json_has_it(value) for key, value in found.items()}
+    return [_as_json_has_it(value) for value in found] if isinstance(found, (list, tuple)) else found
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[str] = ()) -> Table:

@@ -26,12 +26,13 @@ from sardonyx.cli._given import (
     in_memory,
     input_options,
     model_argument,
+    require_engine,
     table,
     tell,
     tensor,
 )
 from sardonyx.cli._told import aside
-from sardonyx.diagnose.profile import Profile, profile
+from sardonyx.diagnose.profiling import Profile, profile
 from sardonyx.diagnose.verify import close, difference
 from sardonyx.engines import engines
 from sardonyx.errors import OptionError
@@ -81,7 +82,13 @@ class Contender:
 @model_argument
 @click.option("--against", metavar="NAMES", help="Of eager, inductor, onnxruntime and engines, with commas between.")
 @click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="Turns that each one gets.")
-@click.option("--seconds", type=float, default=0.2, show_default=True, help="How long a turn is, at least one call.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, 3600),
+    default=0.2,
+    show_default=True,
+    help="How long a turn is, at least one call.",
+)
 @input_options
 @engine_options
 @as_json
@@ -140,7 +147,9 @@ def _names(model: Source, against: str | None) -> list[str]:
         return [name for name in _USUAL if name in able]
     chosen = [name.strip() for name in against.split(",") if name.strip()]
     for name in chosen:
-        if name not in able:
+        if name in {engine.name for engine in engines()}:
+            require_engine(name)
+        elif name not in able:
             hint = f"use some of {', '.join(able)}; `sardonyx engines` says why others cannot be used"
             raise OptionError(f"{name!r} cannot run {model.text} here", hint=hint)
     return chosen
@@ -153,7 +162,8 @@ class _Bench:
         self, model: Source, options: Options, inputs: Path | None, sizes: Mapping[str, int], seed: int
     ) -> None:
         self._model, self._options = model, options
-        plain = Options.of(options, engine=_PLAIN, optimize="none")
+        self._others = Options.of(options, native=False)
+        plain = Options.of(self._others, engine=_PLAIN, optimize="none")
         self._plain = model.model(plain) if model.kind == "onnx" else model.model(plain, domains=())
         self._feeds: dict[str, Array] = model.feeds(inputs, sizes, seed, self._plain)
         self._args, self._kwargs = model.call(self._feeds)
@@ -187,7 +197,7 @@ class _Bench:
             return self._of(self._model.module())
         if name == "inductor":
             return self._of(torch.compile(self._model.module()))
-        return self._of(self._model.program(Options.of(self._options, engine=name)))
+        return self._of(self._model.program(Options.of(self._others, engine=name)))
 
     def _compiled(self) -> Any:
         if self._model.kind == "onnx":

@@ -27,18 +27,23 @@ from sardonyx.cli._given import (
     tensor,
     working,
 )
-from sardonyx.cli._output import OutputFolder
+from sardonyx.cli._output import OutputFolder, whole
 from sardonyx.doors.optimize import optimize
 from sardonyx.engines import find
 from sardonyx.errors import OptionError, SardonyxError
 from sardonyx.options import Options
+
+_NOTHING = "nothing is kept on disk: the cache is turned off, or cannot be written"
+_SEVERAL = "what is kept on disk cannot be told from what another process has kept meanwhile"
+_COARSE = 0.1
+"""Seconds by which the clock of a file system may lag."""
 
 
 @click.command(
     epilog=example(
         "sardonyx compile model.onnx --native -o compiled",
         "sardonyx compile examples/models.py:bert --engine openvino",
-        "sardonyx compile model.onnx --engine iree -o artifact",
+        "sardonyx compile examples/models.py:bert --engine iree -o artifact",
     )
 )
 @model_argument
@@ -64,7 +69,8 @@ def command(
     if output is not None and output.exists():
         raise SardonyxError(f"{output} exists already", hint="choose another folder, or remove it")
     if natively:
-        _natively(model, output or Path(f"{model.name}-native"), options, as_json)
+        place = output or OutputFolder(over=MANIFEST).convert(f"{model.name}-native", None, None)
+        _natively(model, place, options, as_json)
         return
     engine = find(options.engine)
     keeps = engine.identity(options) is not None
@@ -74,41 +80,45 @@ def command(
             hint="--native compiles for onnxruntime; `sardonyx export` and `sardonyx optimize` write the model",
         )
     with working(f"compiling with {engine.name}", as_json), torch.no_grad():
-        held = model.program(options).model
+        held = model.program(Options.of(options, native=False)).model  # kernels are made below, with their library
         feeds = model.feeds(inputs, sizes, seed, held)
         program = optimize(in_memory(held), **fields(options, optimize="none"))
-        started = time.perf_counter()
+        started, then = time.perf_counter(), time.time()
         program(*(tensor(feeds[name]) for name in program.inputs))
         seconds = time.perf_counter() - started
-    entry = _kept(options) if keeps else None
-    place = _place(options, entry)
+    kept = _kept(options, then) if keeps else []
+    entry = kept[0] if len(kept) == 1 else None
+    cached = _place(options, entry)
     if output is not None:
-        _copy(place, output)
+        _copy(cached, output, kept)
     told = {
         "model": model.text,
         "engine": engine.name,
         "seconds": seconds,
         "cache_key": entry.key if entry else None,
-        "cached": place and str(place),
+        "cached": cached and str(cached),
         "bytes": entry.bytes if entry else 0,
         "output": output and str(output),
     }
-    tell(told, as_json, *_lines(told))
+    tell(told, as_json, *_lines(told, keeps, kept))
 
 
-def _lines(told: dict[str, Any]) -> list[str]:
+def _lines(told: dict[str, Any], keeps: bool, kept: list[Entry]) -> list[str]:
     ready = f"{told['engine']} is ready, and was called, after {duration(told['seconds'])}"
+    if told["cached"] is None and keeps:
+        return [ready, _SEVERAL if kept else _NOTHING]
     if told["cached"] is None:
         return [ready, f"{told['engine']} keeps nothing on disk: it makes the model ready at each start"]
     lines = [ready, f"{told['cached']}  {decimal(told['bytes'])}, for the next process"]
     return lines + ([f"{told['output']}  a copy"] if told["output"] else [])
 
 
-def _kept(options: Options) -> Entry | None:
-    """The entry of the cache that the engine has just used."""
+def _kept(options: Options, since: float) -> list[Entry]:
+    """The entries of the cache that the engine has used since then: several if another process has used it as well."""
     cache = default_cache(options)
     entries = cache.entries() if cache else []
-    return next((x for x in entries if x.about.get("engine") == options.engine), None)
+    about = {"what": "artifact", "engine": options.engine}
+    return [x for x in entries if x.bytes and x.used > since - _COARSE and about.items() <= x.about.items()]
 
 
 def _place(options: Options, entry: Entry | None) -> Path | None:
@@ -116,10 +126,12 @@ def _place(options: Options, entry: Entry | None) -> Path | None:
     return cache.get(entry.key) if cache and entry else None
 
 
-def _copy(place: Path | None, output: Path) -> None:
+def _copy(place: Path | None, output: Path, kept: list[Entry]) -> None:
     if place is None:
-        raise SardonyxError("nothing was kept to copy", hint="the cache is turned off, or cannot be written")
-    shutil.copytree(place, output, ignore=shutil.ignore_patterns(MANIFEST))
+        hint = "SARDONYX_CACHE_DIR names a folder for it that can be written"
+        raise SardonyxError(_SEVERAL if kept else _NOTHING, hint="do it again" if kept else hint)
+    with whole(output) as beside:
+        shutil.copytree(place, beside, ignore=shutil.ignore_patterns(MANIFEST), dirs_exist_ok=True)
 
 
 def _natively(model: Source, output: Path, options: Options, as_json: bool) -> None:

@@ -26,7 +26,7 @@ from sardonyx.options import Options
     epilog=example(
         "sardonyx export examples/models.py:resnet50 -o resnet50.onnx --verify",
         "sardonyx export examples/models.py:bert --dynamic input_ids.0=batch --dynamic attention_mask.0=batch",
-        """sardonyx export examples/models.py:resnet50 --dynamic-shapes '{"pixel_values": {"0": "batch"}}'""",
+        """sardonyx export examples/models.py:bert --dynamic-shapes '[{"0": "batch"}, {"0": "batch"}]'""",
     )
 )
 @model_argument
@@ -57,7 +57,7 @@ def command(
         raise OptionError(f"{model.text} is exported already", hint="sardonyx optimize rewrites it")
     shapes = _dynamic_shapes(model, dynamic, dynamic_shapes)
     chosen = Options.of(options, opset=opset or options.opset, verify=verify or options.verify)
-    kind = OutputFolder() if natively else OutputFile()
+    kind = OutputFolder() if natively else OutputFile(".onnx")
     path = kind.convert(output or (model.name if natively else f"{model.name}.onnx"), None, None)
     with working("exporting", as_json) as say:
         program = model.program(chosen, **({"dynamic_shapes": shapes} if shapes is not None else {}))
@@ -111,7 +111,7 @@ def _dynamic_shapes(model: Source, dynamic: Sequence[str], text: str | None) -> 
 def _split(given: str) -> tuple[str, str, str]:
     place, _, size = given.partition("=")
     name, _, axis = place.rpartition(".")
-    if not (name and axis.lstrip("-").isdigit() and size.isidentifier()):
+    if not (name and axis.removeprefix("-").isdecimal() and size.isidentifier()):
         raise click.BadParameter(f"{given!r} is not of the form NAME.AXIS=SIZE, as input_ids.0=batch")
     return name, axis, size
 
@@ -134,9 +134,12 @@ def _axis(name: str, axis: str, argument: Any) -> int:
 
 def _parsed(text: str) -> Any:
     try:
-        return _numbered(json.loads(text))
+        told = json.loads(text)
     except ValueError as error:
         raise click.BadParameter(f"--dynamic-shapes is no JSON: {error}") from error
+    if not isinstance(told, (dict, list)):
+        raise click.BadParameter(f"--dynamic-shapes is {text}, and no object or list of what each argument has")
+    return _numbered(told)
 
 
 def _numbered(told: Any) -> Any:

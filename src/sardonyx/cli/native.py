@@ -8,11 +8,11 @@ import click
 from rich.filesize import decimal
 
 from sardonyx import native
+from sardonyx.cli._feeds import read
 from sardonyx.cli._given import Source, as_json, example, model_argument, tell, working
 from sardonyx.cli._output import OutputFolder
 from sardonyx.doors.optimize import optimize
 from sardonyx.errors import OptionError
-from sardonyx.native.measure import Feeds
 from sardonyx.native.select import Choice
 from sardonyx.options import Options
 
@@ -31,7 +31,9 @@ def command() -> None:
     ),
 )
 @model_argument
-@click.option("-o", "--output", type=OutputFolder(), required=True, help="The folder that is written.")
+@click.option(
+    "-o", "--output", type=OutputFolder(over="manifest.json"), required=True, help="The folder that is written."
+)
 @click.option(
     "--select",
     default="auto",
@@ -45,8 +47,8 @@ def command() -> None:
 @click.option(
     "--feed",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE.npz",
-    help="Inputs to measure with, by name; else they are made up.",
+    metavar="FILE",
+    help="Inputs to measure with, by name, .npz or .safetensors; else they are made up.",
 )
 @click.option("--optimize", "first", is_flag=True, help="Apply the rewrite rules first, as sardonyx.optimize does.")
 @click.option("--target", default="cpu", show_default=True, help="What the kernels run on: cpu or cuda.")
@@ -78,7 +80,7 @@ def compile_(
             select=_choice(select),
             inputs=_names(inputs),
             outputs=_names(outputs),
-            measure=_feeds(feed) if feed else measure,
+            measure=read(feed, held) if feed else measure,
             target=target,
             processor=processor,
             progress=say,
@@ -103,12 +105,6 @@ def _choice(text: str) -> Choice:
 
 def _names(text: str | None) -> list[str]:
     return [name.strip() for name in (text or "").split(",") if name.strip()]
-
-
-def _feeds(path: Path) -> Feeds:
-    import numpy as np
-
-    return dict(np.load(path))
 
 
 def _tell(compiled: native.NativeModel, folder: Path, as_json: bool) -> None:

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sardonyx.cli._given import as_json, example, table, tell
+from sardonyx.cli._output import OutputFolder
 from sardonyx.customop import pack as packing
 from sardonyx.customop import project
 from sardonyx.customop.declaration import CustomOp
@@ -104,7 +105,7 @@ def test(ctx: click.Context, path: str, as_json: bool) -> None:
     for operator, made in itertools.groupby(outcomes, lambda outcome: outcome.operator):
         shown += [operator, _table(made), ""]
     tell([asdict(outcome) for outcome in outcomes], as_json, *shown, _counted(outcomes))
-    ctx.exit(any(outcome.result == "failed" for outcome in outcomes))
+    ctx.exit(int(any(outcome.result == "failed" for outcome in outcomes)))
 
 
 _COLOURS: Mapping[Result, str] = {"passed": "green", "failed": "red", "skipped": "yellow"}
@@ -123,11 +124,12 @@ def _counted(outcomes: Sequence[Outcome]) -> str:
 @command.command(
     epilog=example(
         "sardonyx op pack --output dist --wheel",
+        "pip install dist/*.whl",
         """python -c 'import group_norm_ort; group_norm_ort.session("model.onnx")'""",
     )
 )
 @path_argument
-@click.option("--output", type=click.Path(path_type=Path), required=True, help="The folder that is written to.")
+@click.option("--output", type=OutputFolder(), required=True, help="The folder that is written to.")
 @click.option("--wheel", is_flag=True, help="Write a wheel too.")
 @click.option("--march", help="The processors it is for, as compilers name them; by default x86-64-v3 on x86-64.")
 @as_json

@@ -10,7 +10,9 @@ import click
 import torch
 
 from sardonyx.capture.aot import decompositions
-from sardonyx.cli._given import as_json, example, table, tell
+from sardonyx.capture.export import capture
+from sardonyx.cli._given import MODEL, Source, as_json, example, table, tell
+from sardonyx.cli._told import aside
 from sardonyx.translate import table as translations
 from sardonyx.translate import torchlib
 
@@ -52,28 +54,46 @@ def _matches(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern) if set(pattern) & set("*?[") else pattern in name
 
 
-@click.command(epilog=example("sardonyx ops softmax", "sardonyx ops 'aten::conv*'", "sardonyx ops --missing"))
+def _calls(model: Source) -> Counter[str]:
+    """How often a model calls each operator."""
+    module, call = model.module(), model.called_with()
+    with aside():
+        graph = capture(module, *call).graph.graph
+    called = [node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+    return Counter(translations.name_of(x) for x in called if x._schema.returns)  # the others only check something
+
+
+@click.command(
+    epilog=example(
+        "sardonyx ops softmax",
+        "sardonyx ops 'aten::conv*'",
+        "sardonyx ops --missing",
+        "sardonyx ops --of examples/models.py:bert",
+    )
+)
 @click.argument("pattern", default="")
 @click.option("--missing", is_flag=True, help="Only those that ONNX is not given.")
 @click.option("--all", "everything", is_flag=True, help="All of ATen, not only its core.")
+@click.option("--of", "model", type=MODEL, metavar="MODEL", help="Only those that a model in torch calls.")
 @as_json
-def command(pattern: str, missing: bool, everything: bool, as_json: bool) -> None:
+def command(pattern: str, missing: bool, everything: bool, model: Source | None, as_json: bool) -> None:
     """List the operators of torch that become ONNX.
 
     PATTERN is a part of their names, or has *, ? and [] as file names have them.
     """
-    found = {
-        name: how
-        for name, how in covered(everything).items()
-        if _matches(name, pattern) and (how == MISSING or not missing)
-    }
+    calls = None if model is None else _calls(model)
+    known = covered(everything or calls is not None)
+    listed = known if calls is None else {name: known.get(name, MISSING) for name in sorted(calls)}
+    found = {name: how for name, how in listed.items() if _matches(name, pattern) and (how == MISSING or not missing)}
     counts = Counter(found.values())
+    rows = [(name, how, *([str(calls[name])] if calls else [])) for name, how in found.items()]
     meant = [f"{counts[how]:>5}  {how}: {meaning}" for how, meaning in _MEANING.items() if counts[how]]
     told = {"operators": found, "counts": {how: counts[how] for how in _MEANING}}
+    told |= {} if calls is None else {"calls": {name: calls[name] for name in found}}
     tell(
         told,
         as_json,
-        table(["operator", "translation"], list(found.items())),
+        table(["operator", "translation", *(["calls"] if calls else [])], rows, right=("calls",)),
         "",
-        *(meant or ["no operator is so named"]),
+        *(meant or ["nothing is missing" if missing else "no operator is so named"]),
     )

@@ -20,7 +20,7 @@ from sardonyx.options import Options
     )
 )
 @model_argument
-@click.option("-o", "--output", type=OutputFile(), help="By default NAME.optimized.onnx beside it.")
+@click.option("-o", "--output", type=OutputFile(".onnx"), help="By default NAME.optimized.onnx beside it.")
 @click.option("--opset", type=int, help="Convert to a later opset first: 23 has attention and RMS norm.")
 @engine_options
 @as_json
@@ -32,7 +32,7 @@ def command(model: Source, output: Path | None, opset: int | None, options: Opti
     if model.kind != "onnx":
         raise OptionError(f"{model.text} is no ONNX file", hint="sardonyx export writes one, with the rules applied")
     before = _outline.summary(model.model(options))
-    path = output or Path(model.text).with_suffix(".optimized.onnx")
+    path = output or OutputFile(".onnx").convert(Path(model.text).with_suffix(".optimized.onnx"), None, None)
     if path.resolve() == Path(model.text).resolve():
         raise SardonyxError(f"{path} is the model itself", hint="-o FILE names another file")
     with working("rewriting", as_json):

@@ -14,6 +14,7 @@ from sardonyx.cli._given import (
     as_json,
     engine_options,
     example,
+    fields,
     input_options,
     model_argument,
     tell,
@@ -21,7 +22,7 @@ from sardonyx.cli._given import (
     working,
 )
 from sardonyx.cli._output import OutputFile
-from sardonyx.diagnose.profile import Profile, profile
+from sardonyx.diagnose.profiling import Profile, profile
 from sardonyx.doors.optimize import optimize
 from sardonyx.options import Options
 
@@ -65,9 +66,8 @@ def _profiled(
     if call is not None:
         args, kwargs = call
         return profile(model.module(), *args, options=options, **how, **kwargs)
-    held = model.model(options)
+    held = model.model(Options.of(options, native=False))
     feeds = model.feeds(inputs, sizes, seed, held)
-    chosen = {"engine": options.engine, "session_options": options.session_options, "providers": options.providers}
-    program = optimize(held, optimize="none", **chosen)
+    program = optimize(held, **fields(options, optimize="none"))
     with torch.no_grad():
         return profile(program, *(tensor(feeds[name]) for name in program.inputs), **how)

@@ -8,10 +8,20 @@ from typing import Any, cast
 
 import click
 
-from sardonyx.cli._given import Source, as_json, example, input_options, model_argument, tell, working
-from sardonyx.cli._output import OutputFolder
+from sardonyx.cli._given import (
+    Source,
+    as_json,
+    example,
+    input_options,
+    model_argument,
+    require_engine,
+    tell,
+    working,
+)
+from sardonyx.cli._output import OutputFolder, whole
 from sardonyx.cli.compare import called
-from sardonyx.diagnose.reduce import reduce
+from sardonyx.diagnose.comparison.way import Way
+from sardonyx.diagnose.reduction import reduce
 
 
 @click.command(
@@ -23,14 +33,29 @@ from sardonyx.diagnose.reduce import reduce
     )
 )
 @model_argument
-@click.option("-o", "--output", type=OutputFolder(), required=True, help="The folder that is written.")
+@click.option(
+    "-o", "--output", type=OutputFolder(over="reproduce.py"), required=True, help="The folder that is written."
+)
 @click.option("--fails", type=click.Choice(["wrong", "exception", "crash", "slow"]), help="By default what happens.")
 @click.option("--command", "line", metavar="LINE", help="Fails with a status but 0; {model} and {inputs} are files.")
 @click.option("--way", default="onnxruntime:optimize=none", show_default=True, help="How it is run.")
 @click.option("--against", default="reference:optimize=none", show_default=True, help="What counts as right.")
-@click.option("--tolerance", type=float, help="What counts as wrong, of the largest magnitude.")
-@click.option("--minutes", default=3.0, show_default=True, help="The best so far is kept after these, or at Ctrl-C.")
-@click.option("--limit", default=60.0, show_default=True, metavar="SECONDS", help="For one candidate.")
+@click.option("--tolerance", type=click.FloatRange(0), help="What counts as wrong, of the largest magnitude.")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(0, min_open=True),
+    default=3.0,
+    show_default=True,
+    help="The best so far is kept after these, or at Ctrl-C.",
+)
+@click.option(
+    "--limit",
+    type=click.FloatRange(0, min_open=True),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="For one candidate.",
+)
 @input_options
 @as_json
 def command(
@@ -53,6 +78,11 @@ def command(
     Writes model.onnx, inputs.npz, and reproduce.py, which needs onnxruntime and numpy alone where the fault is theirs.
     Candidates run in processes of their own. Exits with 0 when it is written, with 3 where the model does not fail.
     """
+    if line is None:
+        _check_way(way)
+        _check_way(against)
+    elif "{model}" not in line:
+        raise click.BadParameter(f"--command is {line!r}, and does not say where {{model}} goes")
     given, args, kwargs = called(model, inputs, sizes, seed)
     with working("running the model", as_json) as progress:
         found = reduce(
@@ -68,5 +98,13 @@ def command(
             progress=progress,
             **kwargs,
         )
-        found.save(output)
+        with whole(output) as beside:
+            found.save(beside)
     tell({"folder": str(output), **found.as_dict()}, as_json, str(found), f"{output}: python reproduce.py")
+
+
+def _check_way(text: str) -> None:
+    """An engine that is unknown or not there is told now: in a candidate's process it would pass for a fault."""
+    options = Way.of(text).options
+    if options is not None and not options.compiler_path and not options.compiler_image:
+        require_engine(options.engine)

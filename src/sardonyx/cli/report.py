@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.filesize import decimal
@@ -14,6 +13,7 @@ from sardonyx.cli._given import (
     as_json,
     engine_options,
     example,
+    fields,
     input_options,
     model_argument,
     tell,
@@ -35,7 +35,7 @@ from sardonyx.options import Options
     )
 )
 @model_argument
-@click.option("-o", "--output", type=OutputFile(), required=True, help="The .html file.")
+@click.option("-o", "--output", type=OutputFile(".html"), required=True, help="The .html file.")
 @input_options
 @engine_options
 @as_json
@@ -67,9 +67,8 @@ def _report(model: Source, inputs: Path | None, sizes: Mapping[str, int], seed: 
     if call is not None:
         args, kwargs = call
         return explain(model.module(), *args, options=options, **kwargs)
-    held = model.model(Options.of(options, report=None))
+    held = model.model(Options.of(options, report=None, native=False))
     feeds = model.feeds(inputs, sizes, seed, held)
-    chosen: dict[str, Any] = {"engine": options.engine, "optimize": options.optimize, "native": options.native}
-    program = optimize(held, report=options.report, **chosen)
+    program = optimize(held, **fields(options))
     html.tell_program(program, [tensor(feeds[name]) for name in program.inputs], {})
     return program.report

@@ -37,7 +37,7 @@ from sardonyx.options import Options
     epilog=example(
         "sardonyx run model.onnx --inputs inputs.npz -o outputs.npz",
         "sardonyx run examples/models.py:bert --engine openvino --repeat 10",
-        "sardonyx run model.onnx --size batch=4 --size tokens=128",
+        "sardonyx run model.onnx --size batch=4 --size tokens=32",
     )
 )
 @model_argument
@@ -63,7 +63,7 @@ def command(
     MODEL is an .onnx file, a .pt2 file or module:factory; the rewrite rules are applied first.
     """
     with working("preparing", as_json), torch.no_grad():
-        held = model.program(options).model
+        held = model.program(Options.of(options, native=False)).model  # kernels are made below, with their library
         feeds = model.feeds(inputs, sizes, seed, held)
         # The program of a module takes the module's arguments; this one takes the inputs of the model.
         program = optimize(in_memory(held), **fields(options, optimize="none"))

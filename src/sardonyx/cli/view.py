@@ -26,9 +26,9 @@ def command(model: Source, outline: bool, as_json: bool) -> None:
     if drawn and find_spec("netron"):
         _draw(model)
         return
+    held = model.model(Options.of())
     if drawn:
         click.echo(_WITHOUT, err=True)
-    held = model.model(Options.of())
     told = {"model": model.text, **_outline.summary(held), "node_list": _outline.nodes(held)}
     tell(told, as_json, *_outline.lines(told), "", *map(_outline.node_line, told["node_list"]))
 

@@ -1,11 +1,15 @@
 """Seeing what happened: reports, dumps, comparisons, calls, times."""
 
-from sardonyx.diagnose.bisect import Bisection, bisect, bisect_rules
-from sardonyx.diagnose.compare import Comparison, Way, compare, find_nonfinite
-from sardonyx.diagnose.intercept import intercepting, restore
-from sardonyx.diagnose.profile import Profile, profile
-from sardonyx.diagnose.recording import record, replay
-from sardonyx.diagnose.reduce import Reduction, reduce
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sardonyx.diagnose.bisection import Bisection, bisect, bisect_rules
+    from sardonyx.diagnose.comparison import Comparison, Way, compare, find_nonfinite
+    from sardonyx.diagnose.intercept import intercepting, restore
+    from sardonyx.diagnose.profiling import Profile, profile
+    from sardonyx.diagnose.recording import record, replay
+    from sardonyx.diagnose.reduction import Reduction, reduce
 
 __all__ = [
     "Bisection",
@@ -24,3 +28,24 @@ __all__ = [
     "replay",
     "restore",
 ]
+
+_IN = {
+    "bisection": ("Bisection", "bisect", "bisect_rules"),
+    "comparison": ("Comparison", "Way", "compare", "find_nonfinite"),
+    "intercept": ("intercepting", "restore"),
+    "profiling": ("Profile", "profile"),
+    "recording": ("record", "replay"),
+    "reduction": ("Reduction", "reduce"),
+}
+"""Which module has a name. It is loaded when the name is first used: `import sardonyx` has no need of it."""
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _IN.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

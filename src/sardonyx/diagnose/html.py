@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from sardonyx.diagnose.profile_nodes import Picture, Seen
-from sardonyx.diagnose.profile_text import time_told
+from sardonyx.diagnose.picture import Picture, Seen
+from sardonyx.diagnose.profiling.text import time_told
 from sardonyx.diagnose.report import GraphReport, RegionReport, Report
 from sardonyx.diagnose.verify import difference
 from sardonyx.errors import MissingDependency, OptionError
@@ -98,7 +98,7 @@ def tell_program(
     program: Any, args: Sequence[Any], kwargs: Mapping[str, Any], model: Callable[..., Any] | None = None
 ) -> None:
     """Write the report on an exported program, with the times of its nodes for these arguments."""
-    from sardonyx.diagnose.profile import profile
+    from sardonyx.diagnose.profiling import profile
 
     options, region = program._options, program.report.graphs[-1].regions[-1]
     region.pictures["runs"] = Picture.of(program.model)

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from sardonyx.diagnose.profile_events import Events
-from sardonyx.diagnose.profile_session import PROFILED, Watched
+from sardonyx.diagnose.profiling.events import Events
+from sardonyx.diagnose.profiling.session import PROFILED, Watched
 from sardonyx.diagnose.report import RegionReport
 from sardonyx.diagnose.verify import difference
 from sardonyx.engines.engine import Job, Runner

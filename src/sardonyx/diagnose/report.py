@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from sardonyx.diagnose.progress import showing
 
 if TYPE_CHECKING:
-    from sardonyx.diagnose.profile_nodes import Picture
+    from sardonyx.diagnose.picture import Picture
     from sardonyx.engines.engine import Job, Runner
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 Door: TypeAlias = Literal["graph", "dynamo", "export"]
 VALUES = "values.pt"
-_MOST_VALUES = 2**24
+MOST_VALUES = 2**24
 """Bytes of a call's tensors up to which their values are kept."""
 
 
@@ -98,10 +98,20 @@ def note(
         with _disable_current_modes(), torch.no_grad():
             folder = _write(Path(options.repro), error, options, graph, args, door, kind, weights)
     except Exception as failure:
-        log.warning("no repro could be written for %s: %s", type(error).__name__, failure, exc_info=True)
+        not_written(error, failure)
         return
+    written(error, folder, f"python {folder / 'repro.py'}")
+
+
+def not_written(error: Exception, failure: Exception) -> None:
+    """Log that an error could not be written down."""
+    log.warning("no repro could be written for %s: %s", type(error).__name__, failure, exc_info=failure)
+
+
+def written(error: Exception, folder: Path, what: str) -> None:
+    """Let an error say what was written for it."""
     error.repro = folder  # type: ignore[attr-defined]  # so that who is further out does not write another
-    told = f"repro: python {folder / 'repro.py'}"
+    told = f"repro: {what}"
     if isinstance(error, SardonyxError):
         error.args = (f"{error}\n  {told}",)
     else:
@@ -122,14 +132,20 @@ def _write(
     placeholders = graph.graph.find_nodes(op="placeholder")
     known = [_known(node, args[i] if args is not None else None) for i, node in enumerate(placeholders)]
     values = _kept(args) | constants_of(graph)
-    chosen, left_out = _written_options(options)
-    folder = _claim(place, kind)
+    chosen, left_out = written_options(options)
+    folder = started(place, kind, error)
     if values:
         torch.save(values, folder / VALUES)
-    (folder / "error.txt").write_text("".join(traceback.format_exception(error)))
-    (folder / "versions.json").write_text(json.dumps(versions(), indent=1) + "\n")
     names, how = [node.name for node in placeholders], f"door={door!r}, kind={kind!r}, weights={sorted(weights)}"
     (folder / "repro.py").write_text(_program(error, graph, names, known, how, chosen, left_out))
+    return folder
+
+
+def started(place: Path, kind: str, error: Exception) -> Path:
+    """A new folder with what is written of any error: what it says, and the versions it happened with."""
+    folder = _claim(place, kind)
+    (folder / "error.txt").write_text("".join(traceback.format_exception(error)))
+    (folder / "versions.json").write_text(json.dumps(versions(), indent=1) + "\n")
     return folder
 
 
@@ -171,10 +187,10 @@ def _kept(args: Sequence[Any] | None) -> dict[str, torch.Tensor]:
     """The tensors of a call, where they are real and small enough to be kept."""
     given = {str(i): x.detach() for i, x in enumerate(args or ()) if isinstance(x, torch.Tensor)}
     real = not any(isinstance(x, FakeTensor) or x.is_meta for x in given.values())
-    return given if real and sum(x.nbytes for x in given.values()) <= _MOST_VALUES else {}
+    return given if real and sum(x.nbytes for x in given.values()) <= MOST_VALUES else {}
 
 
-def _written_options(options: Options) -> tuple[dict[str, Any], list[str]]:
+def written_options(options: Options) -> tuple[dict[str, Any], list[str]]:
     """The options that were chosen, and the names of those that cannot be written as text."""
     different = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
     different = {name: x for name, x in different.items() if x != getattr(Options(), name)}
@@ -202,20 +218,15 @@ def _program(
 ) -> str:
     imports, classes = class_of(graph)
     needed = operators_of(graph)
-    first = str(error).splitlines()[0] if str(error) else ""
     lines = [
-        '"""' + f"{type(error).__name__}: {first}".replace("\\", "\\\\").replace('"""', "'''"),
-        "",
-        "error.txt has the whole message, versions.json the versions it happened with.",
-        '"""',
-        "",
+        *told_first(error),
         "from pathlib import Path",
         "",
         imports.strip(),
         "",
         "from sardonyx.diagnose.repro import Tensor, reproduce, values_in",
         "",
-        *(f"# Not written here, for it is no text: the option {name!r}." for name in left_out),
+        *told_options(left_out),
         *(f"# Has to be registered before: the operator {name}." for name in needed),
         "VALUES = values_in(Path(__file__).parent)",
         "",
@@ -235,6 +246,23 @@ def _program(
         "",
     ]
     return "\n".join(lines)
+
+
+def told_first(error: Exception) -> list[str]:
+    """What a program begins with: the error that it is about."""
+    first = str(error).splitlines()[0] if str(error) else ""
+    return [
+        '"""' + f"{type(error).__name__}: {first}".replace("\\", "\\\\").replace('"""', "'''"),
+        "",
+        "error.txt has the whole message, versions.json the versions it happened with.",
+        '"""',
+        "",
+    ]
+
+
+def told_options(left_out: Sequence[str]) -> list[str]:
+    """Which options a program lacks."""
+    return [f"# Not written here, for it is no text: the option {name!r}." for name in left_out]
 
 
 def _literal(value: Any) -> str:

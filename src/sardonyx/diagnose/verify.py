@@ -58,7 +58,7 @@ def verify(graph: torch.fx.GraphModule, args: Sequence[Any], results: Sequence[A
                 f"output {index} differs from PyTorch by {difference(got, want):.2e} of its magnitude"
                 + (f"; the first operator that differs is {node.target} ({node.name})" if node else ""),
                 where=source_of(node) or None,
-                hint='compile with options={"optimize": "none"} to see whether a rewrite rule is the cause',
+                hint="sardonyx.diagnose.bisect, or `sardonyx bisect`, says whether a rewrite rule is the cause",
             )
 
 

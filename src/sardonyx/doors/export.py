@@ -21,6 +21,7 @@ from sardonyx.capture.regions import device_of
 from sardonyx.diagnose import html
 from sardonyx.diagnose.report import GraphReport, collecting, new_graph_report
 from sardonyx.diagnose.repro import reproducible
+from sardonyx.diagnose.repro_capture import reproducible_capture
 from sardonyx.diagnose.verify import close, difference
 from sardonyx.doors.program import Calling, Output, Program
 from sardonyx.engines.registry import find as find_engine
@@ -84,8 +85,9 @@ def export(
     own = {_name_of(target): function for target, function in (translations or {}).items()}
     with collecting() as report:
         graph_report = new_graph_report("exported", 0)
-        with graph_report.stage("capture"):
-            captured, names = _capture(model, args, kwargs, dynamic_shapes, examples, own)
+        call = args, kwargs, dynamic_shapes, examples
+        with graph_report.stage("capture"), reproducible_capture(chosen, model, *call):
+            captured, names = _capture(model, *call, own)
         graph_report.operators = sum(node.op == "call_function" for node in captured.graph.graph.nodes)
         with reproducible(chosen, captured.graph, door="export", kind="exported"):
             with graph_report.stage("translate"):
@@ -299,5 +301,5 @@ def _verify(program: Program, model: torch.nn.Module, args: Sequence[Any], kwarg
         if isinstance(want, torch.Tensor) and not close(got, want):
             raise VerificationError(
                 f"output {index} differs from PyTorch by {difference(got, want):.2e} of its magnitude",
-                hint='export with optimize="none" to see whether a rewrite rule is the cause',
+                hint="sardonyx.diagnose.bisect, or `sardonyx bisect`, says whether a rewrite rule is the cause",
             )

@@ -238,7 +238,7 @@ and makes ONNX Runtime refuse every other session of the process that does not k
 def session_options(ort: Any, given: Any) -> Any:
     """A session's options as this engine sets them, and then as they are given."""
     options = ort.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what it says of a call that fails is in the error
     if isinstance(given, ort.SessionOptions):
         given = _changed_attributes(given, ort.SessionOptions())
     if given is not None and not isinstance(given, Mapping):

@@ -99,7 +99,7 @@ def _compiled(job: Job) -> tuple[Any, list[torch.Tensor]]:
     if job.device.type != "cpu":
         raise EngineError(
             f"openvino runs on the CPU, and the tensors are on {job.device}",
-            hint='options={"engine": "onnxruntime"}, or move the model to the CPU',
+            hint="use the engine 'onnxruntime', or move the model to the CPU",
         )
     proto = onnx.load_from_string(job.model)
     openvino_exact.check(ir.from_proto(proto), job.weights)

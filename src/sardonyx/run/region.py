@@ -18,7 +18,7 @@ from sardonyx.cache.lru import LRU
 from sardonyx.cache.sessions import Held, shared_runner
 from sardonyx.capture.regions import Region, Result
 from sardonyx.diagnose import dump, html, html_study, repro
-from sardonyx.diagnose.profile_nodes import Picture
+from sardonyx.diagnose.picture import Picture
 from sardonyx.diagnose.report import GraphReport, RegionReport, is_observed, observed
 from sardonyx.diagnose.verify import verify
 from sardonyx.engines import Engine, Job, Runner

@@ -19,10 +19,10 @@ import torch
 from onnx.reference import ReferenceEvaluator
 from torch.utils.dlpack import from_dlpack
 
-from sardonyx.diagnose.compare.errors import error_of, tolerance_of
-from sardonyx.diagnose.compare.subject import subject_of, tensor_of
-from sardonyx.diagnose.compare.trace import prepared, runner
-from sardonyx.diagnose.reduce.worker import Outcome, Request, raised
+from sardonyx.diagnose.comparison.errors import error_of, tolerance_of
+from sardonyx.diagnose.comparison.subject import subject_of, tensor_of
+from sardonyx.diagnose.comparison.trace import prepared, runner
+from sardonyx.diagnose.reduction.worker import Outcome, Request, raised
 from sardonyx.engines.onnxruntime import session_options
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.native.session import onnxruntime

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import re
-import shlex
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 
-from sardonyx.diagnose.compare.subject import Call, Model, as_module, is_onnx, subject_of
-from sardonyx.diagnose.compare.way import Given, Way
-from sardonyx.diagnose.reduce.case import Array, Case
-from sardonyx.diagnose.reduce.recording import record
-from sardonyx.diagnose.reduce.saving import save, save_traced
-from sardonyx.diagnose.reduce.smaller import PASSES
-from sardonyx.diagnose.reduce.traced import TRACED_PASSES, TracedCase
-from sardonyx.diagnose.reduce.worker import Outcome, Request, Worker, raised
-from sardonyx.errors import OptionError, SardonyxError
+from sardonyx.diagnose.comparison.subject import Call, Model, as_module, is_onnx, subject_of
+from sardonyx.diagnose.comparison.way import Given, Way
+from sardonyx.diagnose.reduction.case import Array, Case
+from sardonyx.diagnose.reduction.failing import AnyCase, Kind, Predicate, Test, by_command, by_predicate, by_running
+from sardonyx.diagnose.reduction.recording import record
+from sardonyx.diagnose.reduction.saving import save, save_traced
+from sardonyx.diagnose.reduction.smaller import PASSES
+from sardonyx.diagnose.reduction.traced import TRACED_PASSES, TracedCase
+from sardonyx.diagnose.reduction.worker import Worker
+from sardonyx.errors import OptionError
 from sardonyx.translate import dtypes
 
-Kind: TypeAlias = Literal["wrong", "exception", "crash", "slow"]
-Predicate: TypeAlias = Callable[[onnx.ModelProto, Mapping[str, Array]], bool]
-AnyCase: TypeAlias = Case | TracedCase
 Tell: TypeAlias = Callable[[str], object]
 
 _WAY, _AGAINST = "onnxruntime:optimize=none", "reference:optimize=none"
@@ -141,13 +134,17 @@ def reduce(
             "reduce cuts down what an engine runs, and torch is none",
             hint="name one, as way='onnxruntime'; against='torch' says that torch is right",
         )
-    judged = command is None and not callable(fails)
-    traced = other.is_torch and judged
+    traced = other.is_torch and command is None and not callable(fails)
     case = _traced(model, (args, kwargs), chosen, other, fails) if traced else _of_onnx(model, args, kwargs)
     engines = [way.options.engine for way in (chosen, other) if way.options is not None]
     worker = Worker(engines)
     try:
-        test = _test(worker, chosen, other, fails, command, tolerance, slower, limit, case)
+        if command is not None:
+            test = by_command(command, chosen, limit, case)
+        elif callable(fails):
+            test = by_predicate(fails, chosen, case)
+        else:
+            test = by_running(worker, chosen, other, fails, tolerance, slower, limit, case)
         return _Search(test, worker, time.monotonic() + 60 * minutes, progress or (lambda line: None)).run(case)
     finally:
         worker.close()
@@ -169,151 +166,6 @@ def _traced(model: Model, call: Call, way: Way, against: Way, fails: Any) -> Tra
     return TracedCase.of(as_module(model), call, way, against)
 
 
-# What fails
-
-
-@dataclass
-class _Test:
-    """Whether a case fails, in the way that the whole model does."""
-
-    kind: str
-    text: str
-    way: Way
-    against: Way | None
-    asks: Callable[[AnyCase], str | None]
-    """What a case's failure says; None if it does not fail so."""
-    tolerance: float | None = None
-
-
-def _test(
-    worker: Worker,
-    way: Way,
-    against: Way,
-    fails: Kind | Predicate | None,
-    command: str | None,
-    tolerance: float | None,
-    slower: float,
-    limit: float,
-    case: AnyCase,
-) -> _Test:
-    if command is not None or callable(fails):
-        if command is not None:
-            return _checked(_Test("command", "", way, None, _by_command(command, limit)), case)
-        assert callable(fails)
-        return _checked(_Test("predicate", "", way, None, _by_predicate(fails)), case)
-    assert way.options is not None
-    compares = fails in (None, "wrong", "slow")
-    request = Request(
-        b"",
-        {},
-        way.options,
-        against.options if compares else None,
-        tolerance=tolerance,
-        timed=fails == "slow",
-        limit=limit,
-    )
-
-    def outcome(part: AnyCase) -> Outcome:
-        try:
-            expected = part.expected() if isinstance(part, TracedCase) and compares else None
-            given = replace(request, model=part.model().SerializeToString(), feeds=part.feeds(), expected=expected)
-        except Exception as error:
-            if isinstance(part, TracedCase):
-                return raised(error)  # it is exported here
-            raise
-        now = worker(given)
-        if now.kind in ("crash", "timeout") and given.against is not None:
-            alone = worker(replace(given, against=None))
-            return replace(now, kind="incomparable") if alone.kind == "ran" else alone
-        return now
-
-    first = outcome(case)
-    if first.kind == "incomparable":
-        raise SardonyxError(
-            f"{against}, which counts as right, fails with the model itself: {first.text}",
-            hint="name another by against, as 'onnxruntime:optimize=none,level=none'",
-        )
-    found = "slow" if fails == "slow" and first.error >= slower else first.kind
-    if found not in ("wrong", "exception", "crash", "timeout", "slow") or (fails is not None and fails != found):
-        raise SardonyxError(
-            f"the model does not {_FAILING[fails]}: {_ENDED.get(first.kind, first.kind)} {first.text}".rstrip(),
-            hint="give the inputs that it fails with, the way it is run in, or another tolerance"
-            + ("" if isinstance(case, TracedCase) else "; with a module, against='torch' compares with torch"),
-        )
-    like = alike(first.text)
-
-    def asks(part: AnyCase) -> str | None:
-        now = outcome(part)
-        if found == "slow":
-            return _slow(now.error) if now.error >= slower else None
-        same = now.kind == found and (found == "wrong" or alike(now.text) == like)
-        return (_differs(now.error) if found == "wrong" else now.text) if same else None
-
-    if found not in ("wrong", "slow"):
-        request, compares = replace(request, against=None), False  # what raises needs nothing to compare with
-    told = _differs(first.error) if found == "wrong" else _slow(first.error) if found == "slow" else first.text
-    return _Test(found, told, way, against if found in ("wrong", "slow") else None, asks, tolerance)
-
-
-_FAILING: Mapping[Any, str] = {
-    None: "crash, raise or give other results",
-    "wrong": "give other results",
-    "exception": "raise",
-    "crash": "crash",
-    "slow": "take so much longer",
-}
-_ENDED = {"ran": "it ran", "wrong": "its results differ", "exception": "it raised", "crash": "it crashed"}
-
-
-def _checked(test: _Test, case: AnyCase) -> _Test:
-    text = test.asks(case)
-    if text is None:
-        raise SardonyxError(f"the {test.kind} does not fail with the whole model", hint="it has to, before it is cut")
-    test.text = text
-    return test
-
-
-def _differs(error: float) -> str:
-    return f"results differ by {error:.2e} of their magnitude"
-
-
-def _slow(ratio: float) -> str:
-    return f"a call takes {ratio:.1f} times as long"
-
-
-def alike(text: str) -> str:
-    """What two messages of the same failure have in common: names and numbers are left out.
-
-    >>> alike("Name:'gather_12' idx=7 out of bounds") == alike("Name:'y' idx=31 out of bounds")
-    True
-    """
-    text = re.sub(r"\(node [^)]*\)|'[^']*'|\"[^\"]*\"|\{[^}]*\}|\[[^\]]*\]", "…", text)
-    return re.sub(r"-?\d+(\.\d+)?", "N", text)[:200]
-
-
-def _by_predicate(predicate: Predicate) -> Callable[[AnyCase], str | None]:
-    return lambda case: "the predicate holds" if predicate(case.model(), case.feeds()) else None
-
-
-def _by_command(command: str, limit: float) -> Callable[[AnyCase], str | None]:
-    """The command fails: its status is not zero, or it is killed or takes too long."""
-
-    def asks(case: AnyCase) -> str | None:
-        with tempfile.TemporaryDirectory() as folder:
-            model, inputs = Path(folder, "model.onnx"), Path(folder, "inputs.npz")
-            onnx.save(case.model(), str(model))
-            np.savez(inputs, allow_pickle=False, **case.feeds())
-            line = command if "{model}" in command else f"{command} {{model}}"
-            line = line.replace("{model}", shlex.quote(str(model))).replace("{inputs}", shlex.quote(str(inputs)))
-            try:
-                done = subprocess.run(line, shell=True, capture_output=True, timeout=limit, check=False)
-            except subprocess.TimeoutExpired:
-                return "the command takes too long"
-            return f"the command ends with status {done.returncode}" if done.returncode else None
-
-    return asks
-
-
 # The search
 
 
@@ -323,7 +175,7 @@ class _Enough(Exception):
 
 @dataclass
 class _Search:
-    test: _Test
+    test: Test
     worker: Worker
     deadline: float
     tell: Tell

@@ -11,12 +11,12 @@ from typing import Any, TypeAlias
 import onnx
 import torch
 
-from sardonyx.diagnose.compare.comparing import opset_for
-from sardonyx.diagnose.compare.subject import Call, leaves_of, tensor_of
-from sardonyx.diagnose.compare.trace import Interpreter, in_precision
-from sardonyx.diagnose.compare.way import Way
-from sardonyx.diagnose.reduce.case import Array
-from sardonyx.diagnose.reduce.smaller import fewer_nodes
+from sardonyx.diagnose.comparison.comparing import opset_for
+from sardonyx.diagnose.comparison.subject import Call, leaves_of, tensor_of
+from sardonyx.diagnose.comparison.trace import Interpreter, in_precision
+from sardonyx.diagnose.comparison.way import Way
+from sardonyx.diagnose.reduction.case import Array
+from sardonyx.diagnose.reduction.smaller import fewer_nodes
 from sardonyx.translate import dtypes
 
 Values: TypeAlias = "Mapping[torch.fx.Node, Any]"

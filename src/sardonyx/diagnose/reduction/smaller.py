@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from sardonyx.diagnose.bisect.delta import smallest
-from sardonyx.diagnose.reduce.case import Array, Arrays, Case, reads_of
+from sardonyx.diagnose.bisection.delta import smallest
+from sardonyx.diagnose.reduction.case import Array, Arrays, Case, reads_of
 
 Fails = Callable[[Case], bool]
 

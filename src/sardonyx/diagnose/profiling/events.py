@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx
 
-from sardonyx.diagnose.profile_nodes import Picture, Seen
+from sardonyx.diagnose.picture import Picture, Seen
 
 _SUFFIX = "_kernel_time"
 _MICRO = 1e-6

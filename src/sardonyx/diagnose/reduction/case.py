@@ -14,6 +14,9 @@ from onnx import helper, numpy_helper
 Array: TypeAlias = np.ndarray[Any, Any]
 Arrays: TypeAlias = Mapping[str, Array]
 
+_FEW = 64
+"""Numbers that a weight has which may be a shape."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -89,6 +92,12 @@ class Case:
         results = [onnx.ValueInfoProto(name=name) for name in wanted]
         graph = helper.make_graph(self.nodes, "reduced", given, results, held)
         return helper.make_model(graph, opset_imports=self.opsets, ir_version=self.ir_version)
+
+    def outline(self) -> onnx.ModelProto:
+        """It as a model to find sizes in: weights with more numbers than a shape has are inputs."""
+        read = {name: self.weights[name] for name in self.read if name in self.weights}
+        few = {name: array for name, array in read.items() if array.size <= _FEW}
+        return replace(self, weights=few, recorded={**self.recorded, **read}).model()
 
 
 def _described(name: str, array: Array) -> onnx.ValueInfoProto:

@@ -15,9 +15,9 @@ from typing import Any, Literal, TypeAlias
 import onnx_ir as ir
 import torch
 
-from sardonyx.diagnose.compare.subject import Feeds, Subject
-from sardonyx.diagnose.compare.trace import rewritten, run, runner, with_session
-from sardonyx.diagnose.compare.way import level
+from sardonyx.diagnose.comparison.subject import Feeds, Subject
+from sardonyx.diagnose.comparison.trace import rewritten, run, runner, with_session
+from sardonyx.diagnose.comparison.way import level
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.native.carve import Part, Plan, plan
 from sardonyx.optimize.selection import selected

@@ -14,12 +14,12 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from sardonyx.diagnose.compare.errors import tolerance_of
-from sardonyx.diagnose.compare.subject import tensor_of
-from sardonyx.diagnose.compare.trace import run
-from sardonyx.diagnose.compare.way import Way
-from sardonyx.diagnose.reduce.case import Case
-from sardonyx.diagnose.reduce.traced import TracedCase
+from sardonyx.diagnose.comparison.errors import tolerance_of
+from sardonyx.diagnose.comparison.subject import tensor_of
+from sardonyx.diagnose.comparison.trace import run
+from sardonyx.diagnose.comparison.way import Way
+from sardonyx.diagnose.reduction.case import Case
+from sardonyx.diagnose.reduction.traced import TracedCase
 from sardonyx.diagnose.repro_code import class_of, constants_of, operators_of
 from sardonyx.errors import SardonyxError
 from sardonyx.options import Options
@@ -120,7 +120,7 @@ def save_traced(folder: Path, case: TracedCase, kind: str, text: str, way: Way, 
     assert way.options is not None
     parts = [
         f"import pathlib\nimport sys\n\n{imports}\n",
-        "import sardonyx\nfrom sardonyx.diagnose.compare.errors import error_of\n",
+        "import sardonyx\nfrom sardonyx.diagnose.comparison.errors import error_of\n",
         *(f"# Has to be registered before: the operator {name}.\n" for name in operators_of(case.module)),
         _TRACED.format(graph=source, options=_keywords(way.options)),
     ]

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sardonyx.diagnose.compare.errors import Health
-from sardonyx.diagnose.compare.subject import Place
+from sardonyx.diagnose.comparison.errors import Health
+from sardonyx.diagnose.comparison.subject import Place
 
 _JUMP = 10.0
 """How often as large as those of its inputs an error is, where it jumps."""

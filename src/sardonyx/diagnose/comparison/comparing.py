@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from sardonyx.diagnose.compare.comparison import Comparison, Row, ranked
-from sardonyx.diagnose.compare.errors import Health, error_of, health_of, tolerance_of
-from sardonyx.diagnose.compare.subject import Model, Place, Subject, is_onnx, subject_of
-from sardonyx.diagnose.compare.trace import Trace, trace_of
-from sardonyx.diagnose.compare.way import PLAIN, Given, Way
+from sardonyx.diagnose.comparison.errors import Health, error_of, health_of, tolerance_of
+from sardonyx.diagnose.comparison.result import Comparison, Row, ranked
+from sardonyx.diagnose.comparison.subject import Model, Place, Subject, is_onnx, subject_of
+from sardonyx.diagnose.comparison.trace import Trace, trace_of
+from sardonyx.diagnose.comparison.way import PLAIN, Given, Way
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import OptionError
 

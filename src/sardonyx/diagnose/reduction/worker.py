@@ -90,7 +90,7 @@ class Worker:
 
     def _start(self) -> Connection:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "sardonyx.diagnose.reduce.child", str(theirs.fileno()), *self._engines]
+        command = [sys.executable, "-m", "sardonyx.diagnose.reduction.child", str(theirs.fileno()), *self._engines]
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
         theirs.close()
         self._connection = Connection(ours.detach())

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from sardonyx.diagnose.bisect.delta import smallest
+from sardonyx.diagnose.bisection.delta import smallest
 from sardonyx.diagnose.report import collecting
 from sardonyx.diagnose.verify import close, difference
 from sardonyx.optimize.selection import selected

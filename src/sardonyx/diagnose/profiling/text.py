@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sardonyx.diagnose.profile import Profile, Scope
+    from sardonyx.diagnose.profiling.result import Profile, Scope
 
 _SHOWN = 12
 _LEAST_SHOWN = 0.01

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from sardonyx.diagnose.profile_events import Events, read
-from sardonyx.diagnose.profile_nodes import Picture
+from sardonyx.diagnose.picture import Picture
+from sardonyx.diagnose.profiling.events import Events, read
 from sardonyx.engines.engine import Job, Runner
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.options import Options

@@ -10,14 +10,14 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from sardonyx.diagnose.bisect.delta import smallest
-from sardonyx.diagnose.bisect.setting import KINDS, Item, Kind, Settings
-from sardonyx.diagnose.compare.comparing import opset_for
-from sardonyx.diagnose.compare.comparison import as_number
-from sardonyx.diagnose.compare.errors import error_of, tolerance_of
-from sardonyx.diagnose.compare.subject import Model, subject_of
-from sardonyx.diagnose.compare.trace import TorchTrace
-from sardonyx.diagnose.compare.way import Way
+from sardonyx.diagnose.bisection.delta import smallest
+from sardonyx.diagnose.bisection.setting import KINDS, Item, Kind, Settings
+from sardonyx.diagnose.comparison.comparing import opset_for
+from sardonyx.diagnose.comparison.errors import error_of, tolerance_of
+from sardonyx.diagnose.comparison.result import as_number
+from sardonyx.diagnose.comparison.subject import Model, subject_of
+from sardonyx.diagnose.comparison.trace import TorchTrace
+from sardonyx.diagnose.comparison.way import Way
 from sardonyx.errors import OptionError
 from sardonyx.options import Options
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -21,146 +19,15 @@ import onnx_ir as ir
 import torch
 
 from sardonyx.diagnose.explain import unchanged
-from sardonyx.diagnose.profile_events import Events, NodeTime
-from sardonyx.diagnose.profile_nodes import Picture
-from sardonyx.diagnose.profile_session import Watched, events_of, profiling
+from sardonyx.diagnose.picture import Picture
+from sardonyx.diagnose.profiling.result import Measured, Profile, profile_of
+from sardonyx.diagnose.profiling.session import Watched, events_of, profiling
 from sardonyx.diagnose.report import observing
 from sardonyx.errors import EngineError, OptionError
 from sardonyx.options import Options
 from sardonyx.translate import dtypes
 
-FUSED = "fused by onnxruntime"
-"""What stands for the module and the line of a node that onnxruntime made of others and gave another name."""
-NATIVE_KERNELS = "native kernels"
-"""What stands for the module of a kernel in a model that does not say whence it is."""
-_NOWHERE = "not in the source"
 _WARM_UPS = 2
-
-
-@dataclass(frozen=True)
-class Row:
-    """A line of a table: what took time, how much of a call, how often it ran, and its share of the kernels."""
-
-    name: str
-    seconds: float
-    count: float
-    share: float
-
-
-@dataclass
-class Scope:
-    """A module, with the time of everything in it."""
-
-    name: str
-    path: str
-    kind: str = ""
-    """Its class."""
-    own: float = 0.0
-    """Seconds of what is in no module inside it."""
-    count: float = 0.0
-    children: dict[str, Scope] = field(default_factory=dict)
-
-    @property
-    def seconds(self) -> float:
-        """Of everything in it."""
-        return self.own + sum(child.seconds for child in self.children.values())
-
-    @property
-    def nodes(self) -> float:
-        """How many nodes run in it."""
-        return self.count + sum(child.nodes for child in self.children.values())
-
-    def as_dict(self) -> dict[str, Any]:
-        """As plain data."""
-        told = {"name": self.name, "path": self.path, "kind": self.kind, "seconds": self.seconds, "nodes": self.nodes}
-        return {**told, "children": [child.as_dict() for child in self.by_time()]}
-
-    def by_time(self) -> list[Scope]:
-        """The modules inside, the slowest first."""
-        return sorted(self.children.values(), key=lambda child: -child.seconds)
-
-
-@dataclass(frozen=True)
-class Overhead:
-    """The seconds of a call, in parts. Those with a profiler watching are a little longer than those without."""
-
-    call: float
-    """Without a profiler."""
-    profiled: float
-    """With it: the sum of what follows."""
-    kernels: float
-    engine: float
-    """In the engine, between kernels."""
-    binding: float
-    """Handing tensors to the engine and back."""
-    torch: float
-    """Everything around: guards, wrappers, and operators that stayed in torch."""
-
-    @property
-    def outside(self) -> float:
-        """What is not kernels."""
-        return self.engine + self.binding + self.torch
-
-
-@dataclass(frozen=True)
-class Threads:
-    """How far the engine used its threads."""
-
-    pool: int
-    parallel: float
-    """The share of the kernels' time in which more than one thread had work."""
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes, as far as the profile tells."""
-
-    weights: int
-    activations: int
-    """All that nodes write in a call, one after the other."""
-    arena_peak: int
-    """The most that the engine's arena held at once, weights it copied included; 0 where it does not tell."""
-
-
-@dataclass(frozen=True)
-class Profile:
-    """Where the time of a call goes. Printed, it is for people."""
-
-    calls: int
-    tree: Scope
-    operators: Sequence[Row]
-    lines: Sequence[Row]
-    overhead: Overhead
-    threads: Threads
-    memory: Memory
-    nodes: Sequence[NodeTime]
-    remarks: Sequence[str] = ()
-    _raw: Sequence[Sequence[Any]] = field(default=(), repr=False)
-
-    def as_dict(self) -> dict[str, Any]:
-        """As plain data, for JSON; times are seconds of one call, sizes bytes."""
-        return {
-            "calls": self.calls,
-            "overhead": {**asdict(self.overhead), "outside": self.overhead.outside},
-            "tree": self.tree.as_dict(),
-            "operators": [asdict(row) for row in self.operators],
-            "lines": [asdict(row) for row in self.lines],
-            "threads": asdict(self.threads),
-            "memory": asdict(self.memory),
-            "nodes": [_node_told(node) for node in self.nodes],
-            "remarks": list(self.remarks),
-        }
-
-    def save_trace(self, path: str | os.PathLike[str]) -> Path:
-        """Write what onnxruntime recorded, for chrome://tracing or Perfetto; sessions are one process each there."""
-        events = [{**event, "pid": number} for number, raw in enumerate(self._raw) for event in raw]
-        Path(path).write_text(json.dumps(events))
-        return Path(path)
-
-    def __str__(self) -> str:
-        from sardonyx.diagnose.profile_text import told
-
-        return told(self)
 
 
 def profile(
@@ -188,7 +55,7 @@ def profile(
         raise OptionError(f"calls is {calls!r}", hint="use an integer of at least 1")
     with torch.no_grad(), unchanged(model):
         measured = _measured(model, args, kwargs, calls, options, dynamic)
-    found = _profile(measured)
+    found = profile_of(measured)
     if trace is not None:
         found.save_trace(trace)
     return found
@@ -197,22 +64,9 @@ def profile(
 # What is called
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """The calls: of each session what onnxruntime tells; and the seconds of a call, by who spent them."""
-
-    events: Sequence[Events]
-    weights: int
-    plain: float
-    profiled: float
-    sessions: float
-    """Of the profiled call, the seconds in sessions."""
-    remarks: Sequence[str] = ()
-
-
 def _measured(
     model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], calls: int, options: Any, dynamic: bool | None
-) -> _Measured:
+) -> Measured:
     from sardonyx.doors.module import CompiledModule
     from sardonyx.doors.program import Program
     from sardonyx.native.model import NativeModel
@@ -280,7 +134,7 @@ def _compiled(model: Callable[..., Any], options: Any, dynamic: bool | None) -> 
     return compiled
 
 
-def _of_calls(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], calls: int) -> _Measured:
+def _of_calls(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], calls: int) -> Measured:
     """Call first without a profiler, then with one."""
     watched: list[Watched] = []
 
@@ -304,7 +158,7 @@ def _of_calls(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
     remarks += [] if found else ["nothing was compiled: everything ran in torch"]
     remarks += _on_device(used)
     events = [events for _, events in found if events is not None]
-    return _Measured(events, sum(s.picture.weights for s in used), median(plain), mean(profiled), mean(inside), remarks)
+    return Measured(events, sum(s.picture.weights for s in used), median(plain), mean(profiled), mean(inside), remarks)
 
 
 def _on_device(watched: Iterable[Watched]) -> list[str]:
@@ -360,7 +214,7 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
     return dtypes.to_array(value.detach().cpu()) if isinstance(value, torch.Tensor) else np.asarray(value)
 
 
-def _of_session(model: Any, fed: Callable[[Any], dict[str, Any]], calls: int) -> _Measured:
+def _of_session(model: Any, fed: Callable[[Any], dict[str, Any]], calls: int) -> Measured:
     loaded, library, path = _loaded(model)
     picture = Picture.of(loaded)
     with tempfile.TemporaryDirectory(prefix="sardonyx-profile-") as folder:
@@ -369,7 +223,7 @@ def _of_session(model: Any, fed: Callable[[Any], dict[str, Any]], calls: int) ->
         session = _session(loaded, library, path, profiling(None, Path(folder), picture.weights))
         profiled, _ = _timed(_calling(session, fed), (), {}, calls, ())
         events = events_of(session, Path(folder), picture, skip=_WARM_UPS, calls=calls)
-    return _Measured([events], picture.weights, median(seconds), mean(profiled), mean(profiled))
+    return Measured([events], picture.weights, median(seconds), mean(profiled), mean(profiled))
 
 
 def _loaded(model: Any) -> tuple[ir.Model, Path | None, Path | None]:
@@ -389,7 +243,7 @@ def _session(model: ir.Model, library: Path | None, path: Path | None, settings:
     from sardonyx.native.session import onnxruntime, open_session
 
     options = onnxruntime().SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what it says of a call that fails is in the error
     options.intra_op_num_threads = torch.get_num_threads()
     for name, value in settings.items():
         setattr(options, name, value)
@@ -408,96 +262,3 @@ def _calling(session: Any, fed: Callable[[Any], dict[str, Any]]) -> Callable[[],
         return session.run(None, feeds)
 
     return call
-
-
-# What is told
-
-
-def _profile(measured: _Measured) -> Profile:
-    nodes = [node for events in measured.events for node in events.nodes]
-    kernels = sum(node.seconds for node in nodes)
-    runs = sum(events.run_seconds for events in measured.events)
-    busy = sum(node.seconds for node in nodes if node.threads > 1)
-    return Profile(
-        min((events.calls for events in measured.events), default=0),
-        _tree(nodes),
-        _rows(nodes, lambda node: node.operator),
-        _rows(nodes, _line_of),
-        Overhead(
-            measured.plain,
-            measured.profiled,
-            kernels,
-            max(runs - kernels, 0.0),
-            max(measured.sessions - runs, 0.0) if measured.events else measured.sessions,
-            max(measured.profiled - measured.sessions, 0.0),
-        ),
-        Threads(max((events.threads for events in measured.events), default=1), busy / kernels if kernels else 0.0),
-        Memory(
-            measured.weights,
-            int(sum(node.output_bytes * node.count for node in nodes)),
-            sum(events.arena_peak for events in measured.events),
-        ),
-        sorted(nodes, key=lambda node: -node.seconds),
-        tuple(measured.remarks),
-        tuple(events.raw for events in measured.events),
-    )
-
-
-def _line_of(node: NodeTime) -> str:
-    if node.origin is None:
-        return FUSED
-    return node.origin.where or _NOWHERE
-
-
-def _rows(nodes: Iterable[NodeTime], name_of: Callable[[NodeTime], str]) -> list[Row]:
-    """Added up by a name, the slowest first."""
-    seconds: dict[str, float] = {}
-    counts: dict[str, float] = {}
-    for node in nodes:
-        name = name_of(node)
-        seconds[name] = seconds.get(name, 0.0) + node.seconds
-        counts[name] = counts.get(name, 0.0) + node.count
-    total = sum(seconds.values()) or 1.0
-    rows = [Row(name, spent, counts[name], spent / total) for name, spent in seconds.items()]
-    return sorted(rows, key=lambda row: -row.seconds)
-
-
-def _tree(nodes: Iterable[NodeTime]) -> Scope:
-    root = Scope("", "")
-    for node in nodes:
-        scope = root
-        for path, name in _way(node):
-            kinds = node.origin.kinds if node.origin is not None else {}
-            scope = scope.children.setdefault(name, Scope(name, path))
-            scope.kind = scope.kind or kinds.get(path, "")
-        scope.own += node.seconds
-        scope.count += node.count
-    return root
-
-
-def _way(node: NodeTime) -> Iterator[tuple[str, str]]:
-    """The modules around a node from the outermost on, each by its path and its name."""
-    if node.origin is None:
-        yield FUSED, FUSED
-        return
-    if node.origin.is_native and not node.origin.scope:
-        yield NATIVE_KERNELS, NATIVE_KERNELS
-    parts = node.origin.scope.split(".") if node.origin.scope else []
-    for end in range(1, len(parts) + 1):
-        yield ".".join(parts[:end]), parts[end - 1]
-
-
-def _node_told(node: NodeTime) -> dict[str, Any]:
-    origin = node.origin
-    return {
-        "name": node.name,
-        "operator": node.operator,
-        "seconds": node.seconds,
-        "count": node.count,
-        "module": origin.scope if origin else FUSED,
-        "line": origin.where if origin else FUSED,
-        "fused": node.is_fused,
-        "threads": node.threads,
-        "output_bytes": node.output_bytes,
-        "provider": node.provider,
-    }

@@ -18,8 +18,9 @@ import torch
 from onnx_ir.passes.common import ShapeInferencePass
 from torch.utils import _pytree as pytree
 
-from sardonyx.diagnose.compare.subject import Feeds, Subject, leaves_of
-from sardonyx.diagnose.compare.way import Way, level
+from sardonyx.diagnose.comparison.blocked import show_blocked
+from sardonyx.diagnose.comparison.subject import Feeds, Subject, leaves_of
+from sardonyx.diagnose.comparison.way import Way, level
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import EngineError, OptionError, SardonyxError
 from sardonyx.native import native
@@ -184,8 +185,10 @@ class OnnxTrace(Trace):
         self.model, self._options = prepared(way.options, subject)
         names = _named(self.model, subject)
         self._watched, self._watching = _as_engine_runs(self.model, self._options, subject.calls[0])
+        blocked = show_blocked(self._watched, self.model)
         made = {str(x.name): x for node in self._watched.graph for x in node.outputs}
-        self._reads = {name: [str(x.name) for x in _inputs(value)] for name, value in made.items()}
+        self._reads = _reads(made, blocked)
+        self._unblocked = frozenset(blocked.values())
         self.keys = {key: name for key, name in names.items() if name in made and made[name].dtype is not None}
 
     def outputs(self, call: int) -> list[torch.Tensor]:
@@ -205,11 +208,12 @@ class OnnxTrace(Trace):
         return self._reads.get(name, [])
 
     def stands_in(self, key: str) -> bool:
-        """Whether the value has another name here, and is no result."""
-        return self.keys[key] != key and key not in self._subject.outputs
+        """Whether the value has another name here or was kept in blocks, and is no result."""
+        changed = self.keys[key] != key or self.keys[key] in self._unblocked
+        return changed and key not in self._subject.outputs
 
     def _portions(self, names: Sequence[str], feeds: Feeds) -> Iterator[list[str]]:
-        sizes = _bytes(self._watched, feeds)
+        sizes = _bytes(self.model, feeds) | _bytes(self._watched, feeds)
         portion: list[str] = []
         used = 0
         for name in names:
@@ -221,6 +225,13 @@ class OnnxTrace(Trace):
             used += size
         if portion:
             yield portion
+
+
+def _reads(made: Mapping[str, ir.Value], blocked: Mapping[str, str]) -> dict[str, list[str]]:
+    """For each value the names of those its node reads; one that is in blocks goes by the name it has without."""
+    found = {name: [str(x.name) for x in _inputs(value)] for name, value in made.items()}
+    found |= {plain: found[name] for name, plain in blocked.items() if found.get(plain) == [name]}
+    return {name: [blocked.get(x, x) for x in read] for name, read in found.items()}
 
 
 def _inputs(value: ir.Value) -> list[ir.Value]:

@@ -1,0 +1,251 @@
+"""What a profile tells: a tree of modules, tables by operator and line, and what of a call is not kernels."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sardonyx.diagnose.profiling.events import Events, NodeTime
+
+FUSED = "fused by onnxruntime"
+"""What stands for the module and the line of a node that onnxruntime made of others and gave another name."""
+NATIVE_KERNELS = "native kernels"
+"""What stands for the module of a kernel in a model that does not say whence it is."""
+_NOWHERE = "not in the source"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a table: what took time, how much of a call, how often it ran, and its share of the kernels."""
+
+    name: str
+    seconds: float
+    count: float
+    share: float
+
+
+@dataclass
+class Scope:
+    """A module, with the time of everything in it."""
+
+    name: str
+    path: str
+    kind: str = ""
+    """Its class."""
+    own: float = 0.0
+    """Seconds of what is in no module inside it."""
+    count: float = 0.0
+    children: dict[str, Scope] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """Of everything in it."""
+        return self.own + sum(child.seconds for child in self.children.values())
+
+    @property
+    def nodes(self) -> float:
+        """How many nodes run in it."""
+        return self.count + sum(child.nodes for child in self.children.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        told = {"name": self.name, "path": self.path, "kind": self.kind, "seconds": self.seconds, "nodes": self.nodes}
+        return {**told, "children": [child.as_dict() for child in self.by_time()]}
+
+    def by_time(self) -> list[Scope]:
+        """The modules inside, the slowest first."""
+        return sorted(self.children.values(), key=lambda child: -child.seconds)
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """The seconds of a call, in parts. Those with a profiler watching are a little longer than those without."""
+
+    call: float
+    """Without a profiler."""
+    profiled: float
+    """With it: the sum of what follows."""
+    kernels: float
+    engine: float
+    """In the engine, between kernels."""
+    binding: float
+    """Handing tensors to the engine and back."""
+    torch: float
+    """Everything around: guards, wrappers, and operators that stayed in torch."""
+
+    @property
+    def outside(self) -> float:
+        """What is not kernels."""
+        return self.engine + self.binding + self.torch
+
+
+@dataclass(frozen=True)
+class Threads:
+    """How far the engine used its threads."""
+
+    pool: int
+    parallel: float
+    """The share of the kernels' time in which more than one thread had work."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes, as far as the profile tells."""
+
+    weights: int
+    activations: int
+    """All that nodes write in a call, one after the other."""
+    arena_peak: int
+    """The most that the engine's arena held at once, weights it copied included; 0 where it does not tell."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where the time of a call goes. Printed, it is for people."""
+
+    calls: int
+    tree: Scope
+    operators: Sequence[Row]
+    lines: Sequence[Row]
+    overhead: Overhead
+    threads: Threads
+    memory: Memory
+    nodes: Sequence[NodeTime]
+    remarks: Sequence[str] = ()
+    _raw: Sequence[Sequence[Any]] = field(default=(), repr=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain data, for JSON; times are seconds of one call, sizes bytes."""
+        return {
+            "calls": self.calls,
+            "overhead": {**asdict(self.overhead), "outside": self.overhead.outside},
+            "tree": self.tree.as_dict(),
+            "operators": [asdict(row) for row in self.operators],
+            "lines": [asdict(row) for row in self.lines],
+            "threads": asdict(self.threads),
+            "memory": asdict(self.memory),
+            "nodes": [_node_told(node) for node in self.nodes],
+            "remarks": list(self.remarks),
+        }
+
+    def save_trace(self, path: str | os.PathLike[str]) -> Path:
+        """Write what onnxruntime recorded, for chrome://tracing or Perfetto; sessions are one process each there."""
+        events = [{**event, "pid": number} for number, raw in enumerate(self._raw) for event in raw]
+        Path(path).write_text(json.dumps(events))
+        return Path(path)
+
+    def __str__(self) -> str:
+        from sardonyx.diagnose.profiling.text import told
+
+        return told(self)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The calls: of each session what onnxruntime tells; and the seconds of a call, by who spent them."""
+
+    events: Sequence[Events]
+    weights: int
+    plain: float
+    profiled: float
+    sessions: float
+    """Of the profiled call, the seconds in sessions."""
+    remarks: Sequence[str] = ()
+
+
+# From what was measured
+
+
+def profile_of(measured: Measured) -> Profile:
+    """What was measured, added up by module, operator and line."""
+    nodes = [node for events in measured.events for node in events.nodes]
+    kernels = sum(node.seconds for node in nodes)
+    runs = sum(events.run_seconds for events in measured.events)
+    busy = sum(node.seconds for node in nodes if node.threads > 1)
+    return Profile(
+        min((events.calls for events in measured.events), default=0),
+        _tree(nodes),
+        _rows(nodes, lambda node: node.operator),
+        _rows(nodes, _line_of),
+        Overhead(
+            measured.plain,
+            measured.profiled,
+            kernels,
+            max(runs - kernels, 0.0),
+            max(measured.sessions - runs, 0.0) if measured.events else measured.sessions,
+            max(measured.profiled - measured.sessions, 0.0),
+        ),
+        Threads(max((events.threads for events in measured.events), default=1), busy / kernels if kernels else 0.0),
+        Memory(
+            measured.weights,
+            int(sum(node.output_bytes * node.count for node in nodes)),
+            sum(events.arena_peak for events in measured.events),
+        ),
+        sorted(nodes, key=lambda node: -node.seconds),
+        tuple(measured.remarks),
+        tuple(events.raw for events in measured.events),
+    )
+
+
+def _line_of(node: NodeTime) -> str:
+    if node.origin is None:
+        return FUSED
+    return node.origin.where or _NOWHERE
+
+
+def _rows(nodes: Iterable[NodeTime], name_of: Callable[[NodeTime], str]) -> list[Row]:
+    """Added up by a name, the slowest first."""
+    seconds: dict[str, float] = {}
+    counts: dict[str, float] = {}
+    for node in nodes:
+        name = name_of(node)
+        seconds[name] = seconds.get(name, 0.0) + node.seconds
+        counts[name] = counts.get(name, 0.0) + node.count
+    total = sum(seconds.values()) or 1.0
+    rows = [Row(name, spent, counts[name], spent / total) for name, spent in seconds.items()]
+    return sorted(rows, key=lambda row: -row.seconds)
+
+
+def _tree(nodes: Iterable[NodeTime]) -> Scope:
+    root = Scope("", "")
+    for node in nodes:
+        scope = root
+        for path, name in _way(node):
+            kinds = node.origin.kinds if node.origin is not None else {}
+            scope = scope.children.setdefault(name, Scope(name, path))
+            scope.kind = scope.kind or kinds.get(path, "")
+        scope.own += node.seconds
+        scope.count += node.count
+    return root
+
+
+def _way(node: NodeTime) -> Iterator[tuple[str, str]]:
+    """The modules around a node from the outermost on, each by its path and its name."""
+    if node.origin is None:
+        yield FUSED, FUSED
+        return
+    if node.origin.is_native and not node.origin.scope:
+        yield NATIVE_KERNELS, NATIVE_KERNELS
+    parts = node.origin.scope.split(".") if node.origin.scope else []
+    for end in range(1, len(parts) + 1):
+        yield ".".join(parts[:end]), parts[end - 1]
+
+
+def _node_told(node: NodeTime) -> dict[str, Any]:
+    origin = node.origin
+    return {
+        "name": node.name,
+        "operator": node.operator,
+        "seconds": node.seconds,
+        "count": node.count,
+        "module": origin.scope if origin else FUSED,
+        "line": origin.where if origin else FUSED,
+        "fused": node.is_fused,
+        "threads": node.threads,
+        "output_bytes": node.output_bytes,
+        "provider": node.provider,
+    }

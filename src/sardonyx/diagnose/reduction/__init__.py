@@ -1,0 +1,6 @@
+"""A failing model cut down to the smallest part that still fails."""
+
+from sardonyx.diagnose.reduction.case import Case
+from sardonyx.diagnose.reduction.reducing import Reduction, reduce
+
+__all__ = ["Case", "Reduction", "reduce"]

@@ -1,0 +1,226 @@
+"""The option `repro` where torch.export itself fails: there is no graph yet, so the module and its call are written."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from sardonyx.diagnose import repro
+from sardonyx.diagnose.repro import VALUES, Tensor
+from sardonyx.diagnose.repro_source import CannotRebuild, Sources, is_theirs
+from sardonyx.errors import CaptureError
+from sardonyx.options import Options
+
+_CALL = "call.pkl"
+_KIND = "uncaptured"
+
+
+@contextmanager
+def reproducible_capture(
+    options: Options,
+    module: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    dynamic_shapes: Any = None,
+    examples: Sequence[Any] = (),
+) -> Iterator[None]:
+    """While active, a module that cannot be captured is written down with its call, if the options say where."""
+    try:
+        yield
+    except CaptureError as error:
+        if options.repro:
+            _note(error, options, _Call(args, kwargs, dynamic_shapes, examples, module))
+        raise
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What is exported: the arguments come first, so that it is their values that are kept if not all can be."""
+
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    dynamic_shapes: Any
+    examples: Sequence[Any]
+    module: torch.nn.Module
+
+
+def _note(error: CaptureError, options: Options, call: _Call) -> None:
+    assert options.repro
+    try:
+        with _disable_current_modes(), torch.no_grad():
+            folder = repro.started(Path(options.repro), _KIND, error)
+            what = _write(folder, error, options, call)
+    except Exception as failure:
+        repro.not_written(error, failure)
+        return
+    repro.written(error, folder, what)
+
+
+def _write(folder: Path, error: CaptureError, options: Options, call: _Call) -> str:
+    """Write a program, or why there is none; what to do with it."""
+    try:
+        held, sources, tensors = _pickled(call)
+    except Exception as failure:  # pickle raises what it likes
+        (folder / "README.md").write_text(_told(error, call, failure))
+        return str(folder / "README.md")
+    (folder / _CALL).write_bytes(held)
+    if tensors:
+        torch.save(tensors, folder / VALUES)
+    (folder / "repro.py").write_text(_program(error, options, sources))
+    return f"python {folder / 'repro.py'}"
+
+
+def _program(error: CaptureError, options: Options, sources: Sources) -> str:
+    chosen, left_out = repro.written_options(options)
+    lines = [
+        *repro.told_first(error),
+        *sources.future(),
+        sources.text(),
+        "",
+        *repro.told_options(left_out),
+        'if __name__ == "__main__":',
+        "    from sardonyx.diagnose import repro_capture",
+        "",
+        f"    repro_capture.capture_again(__file__, globals(), {chosen!r})",
+        '    print("it did not fail")',
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def capture_again(program: str, defined: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """Export the module that lies beside a program, as it was when that failed; the result if it does not fail now.
+
+    `defined` are the classes and functions of the program. Values that were not kept are made up.
+    """
+    from sardonyx.doors.export import export
+
+    folder = Path(program).parent
+    call = _Unpickler((folder / _CALL).read_bytes(), defined, repro.values_in(folder)).load()
+    how = {"dynamic_shapes": call.dynamic_shapes, "examples": call.examples}
+    return export(call.module, call.args, call.kwargs, **how, **options)
+
+
+# A module and its call as bytes
+
+
+def _pickled(call: _Call) -> tuple[bytes, Sources, dict[str, torch.Tensor]]:
+    file = BytesIO()
+    pickler = _Pickler(file)
+    pickler.dump(call)
+    return file.getvalue(), pickler.sources, pickler.tensors.values
+
+
+@dataclass
+class _Tensors:
+    """The tensors that are met, each known by a number: their values as long as they are few."""
+
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
+    left: int = field(default_factory=lambda: repro.MOST_VALUES)
+    _met: dict[int, tuple[torch.Tensor, tuple[Any, ...]]] = field(default_factory=dict)
+    """By identity; the tensors themselves are held, so that no other takes their place."""
+
+    def describe(self, tensor: torch.Tensor) -> tuple[Any, ...]:
+        """What has to be known of a tensor beside its values."""
+        if id(tensor) not in self._met:
+            self._met[id(tensor)] = tensor, self._described(tensor, len(self._met))
+        return self._met[id(tensor)][1]
+
+    def _described(self, tensor: torch.Tensor, number: int) -> tuple[Any, ...]:
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or tensor.layout != torch.strided:
+            raise CannotRebuild(f"it holds a {type(tensor).__name__} ({tensor.layout})")
+        if not tensor.is_meta and tensor.nbytes <= self.left:
+            self.left -= tensor.nbytes
+            self.values[str(number)] = tensor.detach().clone()
+        known = Tensor(tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device))
+        return "tensor", number, known, isinstance(tensor, torch.nn.Parameter), tensor.requires_grad
+
+
+class _Pickler(pickle.Pickler):
+    """Writes tensors elsewhere, and the user's own classes and functions as text."""
+
+    def __init__(self, file: BytesIO) -> None:
+        super().__init__(file)
+        self.tensors, self.sources = _Tensors(), Sources()
+
+    def persistent_id(self, obj: Any) -> Any:
+        """What is written in place of an object; None to write it as it is."""
+        if isinstance(obj, torch.Tensor):
+            return self.tensors.describe(obj)
+        if isinstance(obj, (type, FunctionType)) and is_theirs(obj.__module__):
+            return "source", self.sources.name_of(obj)
+        return None
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, held: bytes, defined: Mapping[str, Any], values: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(BytesIO(held))
+        self._defined, self._values = defined, values
+        self._made: dict[int, torch.Tensor] = {}
+
+    def persistent_load(self, pid: Any) -> Any:
+        """The object that something was written in place of."""
+        if pid[0] == "tensor":
+            return self._tensor(*pid[1:])
+        first, *rest = pid[1].split(".")
+        found = self._defined[first]
+        for name in rest:
+            found = getattr(found, name)
+        return found
+
+    def _tensor(self, number: int, known: Tensor, is_parameter: bool, needs_gradient: bool) -> torch.Tensor:
+        if number not in self._made:
+            value = self._values[str(number)] if str(number) in self._values else known.make(number)
+            made = torch.nn.Parameter(value, needs_gradient) if is_parameter else value.requires_grad_(needs_gradient)
+            self._made[number] = made
+        return self._made[number]
+
+
+# Where no program can be written
+
+
+def _told(error: CaptureError, call: _Call, failure: Exception) -> str:
+    """What is known, to be read."""
+    given = pytree.tree_map(_told_value, {"args": list(call.args), "kwargs": dict(call.kwargs)})
+    module = call.module
+    return "\n".join(
+        [
+            f"# {type(error).__name__}: {error.what}",
+            "",
+            f"There is no program that fails alike, because the module cannot be rebuilt from text: {failure}.",
+            "`error.txt` has the whole message, `versions.json` the versions it happened with.",
+            "",
+            *_block("The call", "\n".join(f"{name} = {value}" for name, value in given.items())),
+            *_block("What is dynamic", repr(call.dynamic_shapes or list(call.examples) or "nothing")),
+            *_block("The module", str(module)),
+            *_block("Its source", _source_of(module)),
+        ]
+    )
+
+
+def _block(title: str, text: str) -> list[str]:
+    return [f"## {title}", "", "```text", text.rstrip(), "```", ""]
+
+
+def _told_value(value: Any) -> Any:
+    return f"{value.dtype} {tuple(value.shape)} on {value.device}" if isinstance(value, torch.Tensor) else value
+
+
+def _source_of(module: torch.nn.Module) -> str:
+    """The source of the module's class, or of the function that it calls."""
+    wanted: Any = vars(module).get("forward", type(module))
+    try:
+        return inspect.getsource(wanted)
+    except (OSError, TypeError) as error:
+        return f"not known: {error}"

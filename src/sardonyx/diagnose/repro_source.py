@@ -1,0 +1,173 @@
+"""The source of classes and functions of the user's program, with what it needs of the files that it is in."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import site
+import symtable
+import sys
+import sysconfig
+import textwrap
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+
+class CannotRebuild(Exception):
+    """Why a thing cannot be made from text."""
+
+
+def is_theirs(name: str) -> bool:
+    """Whether a module is the user's, and not one that is installed."""
+    if name == "__main__":
+        return True
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return file is not None and not any(Path(file).resolve().is_relative_to(root) for root in _installed())
+
+
+@cache
+def _installed() -> frozenset[Path]:
+    """Where packages are: Python's own, those of others, and this one."""
+    libraries = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+    roots = [*libraries, site.getusersitepackages()]
+    others = [Path(torch.__file__).parents[1], Path(__file__).parents[1]]
+    return frozenset(path.resolve() for path in (*map(Path, roots), *others))
+
+
+class Sources:
+    """Text that defines classes and functions, each after what it needs."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+        """By name, in order: a name stands for one thing only."""
+        self._known: set[tuple[str, str]] = set()
+        self._postponed = False
+
+    def text(self) -> str:
+        """The whole of it."""
+        return "\n\n".join(dict.fromkeys(self._texts.values()))
+
+    def future(self) -> list[str]:
+        """What has to come first: how annotations are meant, if a file says so."""
+        return ["from __future__ import annotations", ""] if self._postponed else []
+
+    def name_of(self, wanted: Any) -> str:
+        """The name of a class or function in the text, to which it is added."""
+        module = sys.modules.get(wanted.__module__)
+        local = wanted.__qualname__.rpartition("<locals>.")[2]
+        _check_closure(wanted)
+        if module is None:
+            raise CannotRebuild(f"the module of {wanted.__qualname__} is not there any more")
+        if local == wanted.__qualname__:
+            self._need(module, local.partition(".")[0])
+        elif "." in local or not local.isidentifier():
+            raise CannotRebuild(f"{wanted.__qualname__} has no source of its own")
+        else:
+            self._add_local(module, local, wanted)
+        return str(local)
+
+    def _add_local(self, module: ModuleType, name: str, wanted: Any) -> None:
+        """A definition inside a function: it may need what is at the top of its file, and bases that are local too."""
+        if (module.__name__, wanted.__qualname__) in self._known:
+            return
+        self._known.add((module.__name__, wanted.__qualname__))
+        for base in getattr(wanted, "__bases__", ()):
+            if is_theirs(base.__module__):
+                self.name_of(base)
+        try:
+            text = textwrap.dedent(inspect.getsource(wanted))
+        except (OSError, TypeError) as error:
+            raise CannotRebuild(f"{wanted.__qualname__} has no source: {error}") from error
+        self._define(module, name, text)
+
+    def _need(self, module: ModuleType, name: str) -> None:
+        """Add what a name means at the top of a file."""
+        if (module.__name__, name) in self._known:
+            return
+        self._known.add((module.__name__, name))
+        lines, found = _top(module)
+        statement = found.get(name)
+        if statement is None:
+            raise CannotRebuild(f"{module.__name__} defines {name} in a way that cannot be followed")
+        if isinstance(statement, (ast.Import, ast.ImportFrom)):
+            self._import(module, name, statement)
+            return
+        decorators = getattr(statement, "decorator_list", [])
+        first = min([statement.lineno, *(x.lineno for x in decorators)])
+        self._define(module, name, "\n".join(lines[first - 1 : statement.end_lineno]) + "\n")
+
+    def _define(self, module: ModuleType, name: str, text: str) -> None:
+        _, top = _top(module)
+        self._postponed |= "annotations" in top and getattr(top["annotations"], "module", "") == "__future__"
+        for other in sorted(_globals_of(text) - {name}):
+            if other in top:
+                self._need(module, other)
+            elif other in vars(module) and not other.startswith("__"):
+                raise CannotRebuild(f"{name} needs {other}, which {module.__name__} defines in no plain way")
+        self._put(name, text)
+
+    def _import(self, module: ModuleType, name: str, statement: ast.Import | ast.ImportFrom) -> None:
+        alias = next(x for x in statement.names if (x.asname or x.name.partition(".")[0]) == name)
+        value = getattr(module, name, None)
+        source = statement.module if isinstance(statement, ast.ImportFrom) else alias.name
+        theirs = isinstance(statement, ast.ImportFrom) and bool(statement.level)
+        if not theirs and not is_theirs(source or "") and not is_theirs((source or "").partition(".")[0]):
+            names = f" as {alias.asname}" if alias.asname else ""
+            start = f"from {source} import" if isinstance(statement, ast.ImportFrom) else "import"
+            self._put(name, f"{start} {alias.name}{names}")
+        elif not isinstance(value, (type, FunctionType)) or self.name_of(value) != name:
+            raise CannotRebuild(f"{module.__name__} imports {name}, which is no class or function of that name")
+
+    def _put(self, name: str, text: str) -> None:
+        if self._texts.setdefault(name, text) != text:
+            raise CannotRebuild(f"there are two things called {name}")
+
+
+def _check_closure(wanted: Any) -> None:
+    """Refuse what reads variables of the function that it is defined in: they are no text."""
+    inner = vars(wanted).values() if isinstance(wanted, type) else [wanted]
+    for function in map(inspect.unwrap, (getattr(x, "__func__", getattr(x, "fget", x)) for x in inner)):
+        code = getattr(function, "__code__", None)
+        free = set(code.co_freevars) - {"__class__"} if code is not None else set()
+        if free:
+            raise CannotRebuild(f"{wanted.__qualname__} reads {', '.join(sorted(free))} of the function around it")
+
+
+def _top(module: ModuleType) -> tuple[list[str], dict[str, ast.stmt]]:
+    """The lines of a file, and for each name the statement at its top that gives it a meaning, the last of several."""
+    try:
+        text = inspect.getsource(module)
+    except (OSError, TypeError) as error:
+        raise CannotRebuild(f"{module.__name__} has no source: {error}") from error
+    found: dict[str, ast.stmt] = {}
+    for statement in ast.parse(text).body:
+        found |= dict.fromkeys(_bound(statement), statement)
+    return text.splitlines(), found
+
+
+def _bound(statement: ast.stmt) -> Iterator[str]:
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        yield statement.name
+    elif isinstance(statement, (ast.Import, ast.ImportFrom)):
+        yield from (alias.asname or alias.name.partition(".")[0] for alias in statement.names)
+    elif isinstance(statement, ast.Assign):
+        yield from (x.id for target in statement.targets for x in ast.walk(target) if isinstance(x, ast.Name))
+    elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+        yield statement.target.id
+
+
+def _globals_of(text: str) -> set[str]:
+    """The names that a text reads and does not define."""
+    found: set[str] = set()
+    tables = [symtable.symtable(text, "source", "exec")]
+    while tables:
+        table = tables.pop()
+        is_top = table.get_type() == "module"
+        found |= {x.get_name() for x in table.get_symbols() if x.is_referenced() and (is_top or x.is_global())}
+        tables += table.get_children()
+    return found
