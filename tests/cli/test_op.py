@@ -156,6 +156,7 @@ def test_a_place_that_is_not_there_is_an_error(word: str, tmp_path: Path) -> Non
     assert done.exit_code == 3
     assert done.output.startswith(f"error: there is no {tmp_path / 'none'}\n  next: ")
     assert "error: there is no such_module.of_mine\n" in run(word, "such_module.of_mine").output
+    assert "error: there is no missing.py\n" in run(word, "missing.py").output
 
 
 def test_pack_writes_to_no_file(project: Path, tmp_path: Path) -> None:

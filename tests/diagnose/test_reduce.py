@@ -174,6 +174,16 @@ def test_a_command_says_what_fails(tmp_path: Path) -> None:
     assert operators(found.model) == ["Erf"]
 
 
+def test_a_command_that_is_not_there_is_no_failure_of_the_model() -> None:
+    with pytest.raises(SardonyxError, match="a shell cannot run 'no-such-program "):
+        reduce(approximated(5), X, command="no-such-program {model}")
+
+
+def test_an_engine_that_is_not_there_is_no_failure_of_the_model() -> None:
+    with pytest.raises(OptionError, match="unknown engine 'nobody'"):
+        reduce(approximated(5), X, way="nobody")
+
+
 def test_a_model_that_does_not_fail_is_an_error() -> None:
     with pytest.raises(SardonyxError, match="does not crash, raise or give other results"):
         reduce(approximated(10), X)

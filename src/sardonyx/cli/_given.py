@@ -13,8 +13,6 @@ import click
 
 from sardonyx.cli._source import Source, fields, in_memory, source, tensor
 from sardonyx.cli._told import counted, counts, duration, example, table, tell, times, working
-from sardonyx.engines import find
-from sardonyx.errors import MissingDependency
 from sardonyx.options import Options
 
 __all__ = [
@@ -31,7 +29,6 @@ __all__ = [
     "input_options",
     "model_argument",
     "options_from",
-    "require_engine",
     "source",
     "table",
     "tell",
@@ -111,16 +108,6 @@ def options_from(engine: str | None, given: Mapping[str, str]) -> Options:
     written = {field.name for field in dataclasses.fields(Options) if str(field.type) in ("str", "str | None")}
     values = {key: text if key in written else _value(text) for key, text in given.items()}
     return Options.of({**values, **({"engine": engine} if engine else {})})
-
-
-def require_engine(name: str) -> None:
-    """An error where an engine is unknown, or not installed."""
-    found = find(name).probe()
-    if not found.installed:
-        raise MissingDependency(
-            f"the engine {name!r} cannot be used here: {found.reason}",
-            hint="install that, or use an engine that `sardonyx engines` lists as installed",
-        )
 
 
 def _value(text: str) -> Any:

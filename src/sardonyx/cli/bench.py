@@ -26,7 +26,6 @@ from sardonyx.cli._given import (
     in_memory,
     input_options,
     model_argument,
-    require_engine,
     table,
     tell,
     tensor,
@@ -34,7 +33,7 @@ from sardonyx.cli._given import (
 from sardonyx.cli._told import aside
 from sardonyx.diagnose.profiling import Profile, profile
 from sardonyx.diagnose.verify import close, difference
-from sardonyx.engines import engines
+from sardonyx.engines.registry import engines, require
 from sardonyx.errors import OptionError
 from sardonyx.native.session import open_session
 from sardonyx.options import Options
@@ -148,7 +147,7 @@ def _names(model: Source, against: str | None) -> list[str]:
     chosen = [name.strip() for name in against.split(",") if name.strip()]
     for name in chosen:
         if name in {engine.name for engine in engines()}:
-            require_engine(name)
+            require(name)
         elif name not in able:
             hint = f"use some of {', '.join(able)}; `sardonyx engines` says why others cannot be used"
             raise OptionError(f"{name!r} cannot run {model.text} here", hint=hint)

@@ -14,13 +14,11 @@ from sardonyx.cli._given import (
     example,
     input_options,
     model_argument,
-    require_engine,
     tell,
     working,
 )
 from sardonyx.cli._output import OutputFolder, whole
 from sardonyx.cli.compare import called
-from sardonyx.diagnose.comparison.way import Way
 from sardonyx.diagnose.reduction import reduce
 
 
@@ -78,10 +76,7 @@ def command(
     Writes model.onnx, inputs.npz, and reproduce.py, which needs onnxruntime and numpy alone where the fault is theirs.
     Candidates run in processes of their own. Exits with 0 when it is written, with 3 where the model does not fail.
     """
-    if line is None:
-        _check_way(way)
-        _check_way(against)
-    elif "{model}" not in line:
+    if line is not None and "{model}" not in line:
         raise click.BadParameter(f"--command is {line!r}, and does not say where {{model}} goes")
     given, args, kwargs = called(model, inputs, sizes, seed)
     with working("running the model", as_json) as progress:
@@ -101,10 +96,3 @@ def command(
         with whole(output) as beside:
             found.save(beside)
     tell({"folder": str(output), **found.as_dict()}, as_json, str(found), f"{output}: python reproduce.py")
-
-
-def _check_way(text: str) -> None:
-    """An engine that is unknown or not there is told now: in a candidate's process it would pass for a fault."""
-    options = Way.of(text).options
-    if options is not None and not options.compiler_path and not options.compiler_image:
-        require_engine(options.engine)

@@ -123,6 +123,9 @@ def load(where: str) -> Project:
     return Project(re.sub(r"\W", "_", name), _version(place.root), modules, made)
 
 
+_KINDS = "name a project's folder, a .py file, or a module"
+
+
 def _place(where: str) -> _Place:
     path = Path(where).resolve()
     if path.is_dir():
@@ -130,12 +133,12 @@ def _place(where: str) -> _Place:
     if path.is_file() and path.suffix == ".py":
         return _with_packages(path.stem, path.parent)
     if path.exists():
-        raise DeclarationError(f"{where} is no folder, no .py file and no module")
-    if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", where):
+        raise DeclarationError(f"{where} is no folder, no .py file and no module", hint=_KINDS)
+    if path.suffix != ".py" and re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", where):
         with _searching(Path.cwd()):
             if find_spec(where.partition(".")[0]) is not None:
                 return _Place((where,), Path.cwd())
-    raise DeclarationError(f"there is no {where}", hint="name a project's folder, a .py file, or a module")
+    raise DeclarationError(f"there is no {where}", hint=_KINDS)
 
 
 def _in_folder(folder: Path) -> _Place:

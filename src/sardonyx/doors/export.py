@@ -75,7 +75,7 @@ def export(
     model = _as_module(model)
     if opset is not None and opset > onnx.defs.onnx_opset_version():
         newest = onnx.defs.onnx_opset_version()
-        raise OptionError(f"opset is {opset}, and the newest that this onnx has is {newest}")
+        raise OptionError(f"opset is {opset}, which this onnx does not have", hint=f"{newest} is its newest")
     chosen = Options.of(options, opset=opset)
     if chosen.opset is None:
         suits = find_engine(chosen.engine).opset(torch.device("cpu"), frozenset())

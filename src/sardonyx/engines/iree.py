@@ -235,7 +235,7 @@ def _shortened(log: str) -> str:
     return "\n  ".join(line if len(line) < 400 else f"{line[:400]} …" for line in errors[:6]) or "it said nothing"
 
 
-_ELSEWHERE = 'options={"engine": "onnxruntime"} runs it elsewhere; options={"dump": "folder"} keeps the model'
+_ELSEWHERE = 'the option engine="onnxruntime" runs it elsewhere; dump="folder" keeps the model'
 
 
 def _device() -> Any:

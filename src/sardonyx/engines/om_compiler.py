@@ -37,7 +37,7 @@ _LOG_LINES, _LOG_CHARACTERS = 40, 4000
 """How much of the compiler's log an error shows: its end."""
 _TO_ASK = 60
 """Seconds for a question, as for a version."""
-_BY_HAND = 'options={"dump": "folder"} keeps the model, to try the command by hand'
+_BY_HAND = 'the option dump="folder" keeps the model, to try the command by hand'
 
 
 @dataclass(frozen=True)

@@ -309,7 +309,7 @@ def _run_error(error: Exception) -> EngineError:
     return EngineError(f"onnxruntime failed while running: {_node_of(error)}", hint=_DUMP_HINT)
 
 
-_DUMP_HINT = 'compile with options={"dump": "folder"} to keep the model, and load it in onnxruntime alone'
+_DUMP_HINT = 'the option dump="folder" keeps the model, to load it in onnxruntime alone'
 
 
 def _node_of(error: Exception) -> str:

@@ -219,4 +219,4 @@ def _refused(how: str, error: Exception) -> EngineError:
     return EngineError(f"openvino {how}: {' '.join(said)[:2000]}", hint=_HINT)
 
 
-_HINT = 'options={"dump": "folder"} keeps the model; options={"engine": "onnxruntime"} runs it elsewhere'
+_HINT = 'the option dump="folder" keeps the model; engine="onnxruntime" runs it elsewhere'

@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 
 from sardonyx.engines.engine import Availability, Engine
-from sardonyx.errors import EngineError, OptionError
+from sardonyx.errors import EngineError, MissingDependency, OptionError
 
 _OURS = {
     "onnxruntime": "sardonyx.engines.onnxruntime:OnnxRuntime",
@@ -39,6 +39,16 @@ def register(engine: Engine) -> None:
 def find(name: str) -> Engine:
     """The engine of that name."""
     return _registered.get(name) or _loaded(name)
+
+
+def require(name: str) -> None:
+    """An error where an engine is unknown, or not installed."""
+    found = find(name).probe()
+    if not found.installed:
+        raise MissingDependency(
+            f"the engine {name!r} cannot be used here: {found.reason}",
+            hint="install that, or use an engine that sardonyx.engines(), or `sardonyx engines`, lists as installed",
+        )
 
 
 @cache

@@ -133,7 +133,7 @@ def _planned(model: ir.Model, choice: Choice, target: Target) -> Plan:
     if not found.parts and choice != "auto":
         node, why = next(iter(found.refused.items()), (None, ""))
         what = f"{node.op_type} {node.name!r}: {why}" if node is not None else "no node of the graph is selected"
-        raise OptionError(f"nothing becomes a kernel; {what}", hint="generate(model, select='all') reports what could")
+        raise OptionError(f"nothing becomes a kernel; {what}", hint="select='all' reports what could")
     return found
 
 

@@ -65,9 +65,17 @@ def by_command(command: str, way: Way, limit: float, case: AnyCase) -> Test:
                 done = subprocess.run(said, shell=True, capture_output=True, timeout=limit, check=False)
             except subprocess.TimeoutExpired:
                 return "the command takes too long"
+            if done.returncode in _CANNOT_RUN:
+                raise SardonyxError(
+                    f"a shell cannot run {command!r}", hint=done.stderr.decode(errors="replace").strip()
+                )
             return f"the command ends with status {done.returncode}" if done.returncode else None
 
     return Test("command", _first("command", asks(case)), way, None, asks)
+
+
+_CANNOT_RUN = (126, 127)
+"""What a shell ends with where a program is not there, or is none."""
 
 
 def _first(kind: str, text: str | None) -> str:

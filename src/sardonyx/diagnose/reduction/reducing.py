@@ -20,6 +20,7 @@ from sardonyx.diagnose.reduction.saving import save, save_traced
 from sardonyx.diagnose.reduction.smaller import PASSES
 from sardonyx.diagnose.reduction.traced import TRACED_PASSES, TracedCase
 from sardonyx.diagnose.reduction.worker import Worker
+from sardonyx.engines.registry import require
 from sardonyx.errors import OptionError
 from sardonyx.translate import dtypes
 
@@ -134,7 +135,10 @@ def reduce(
             "reduce cuts down what an engine runs, and torch is none",
             hint="name one, as way='onnxruntime'; against='torch' says that torch is right",
         )
-    traced = other.is_torch and command is None and not callable(fails)
+    judged = command is None and not callable(fails)
+    if judged:
+        _check_engines(chosen, other)
+    traced = other.is_torch and judged
     case = _traced(model, (args, kwargs), chosen, other, fails) if traced else _of_onnx(model, args, kwargs)
     engines = [way.options.engine for way in (chosen, other) if way.options is not None]
     worker = Worker(engines)
@@ -148,6 +152,13 @@ def reduce(
         return _Search(test, worker, time.monotonic() + 60 * minutes, progress or (lambda line: None)).run(case)
     finally:
         worker.close()
+
+
+def _check_engines(*ways: Way) -> None:
+    """An engine that is unknown or not there is told now: in a candidate's process it would pass for a fault."""
+    for options in (way.options for way in ways):
+        if options is not None and not options.compiler_path and not options.compiler_image:
+            require(options.engine)
 
 
 def _of_onnx(model: Model, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Case:
