@@ -17,8 +17,7 @@ from onnx import TensorProto, helper
 from torch import nn
 
 import sardonyx
-from sardonyx import native
-from tests.native.running import Feeds, model_of, run, session_of
+from tests.native.running import Feeds, Together, model_of, session_of
 
 BF, N = TensorProto.BFLOAT16, helper.make_node
 Array = np.ndarray
@@ -88,29 +87,33 @@ def test_onnxruntime_refuses_them(name: str) -> None:
         session_of(_model({**POINTWISE, **NORMS}[name][0]))
 
 
-def _compiled(nodes: Sequence[onnx.NodeProto], select: native.Choice) -> Array:
-    compiled = native.compile(_model(nodes), select=select)
-    assert compiled.report.nodes_after == 1
-    return run(compiled.session(), FEEDS)[0].astype(np.float64)
+@pytest.fixture(scope="module", params=["auto", "all"])
+def together(request: pytest.FixtureRequest) -> Together:
+    made = Together(choice=request.param)
+    for name, (nodes, _) in {**POINTWISE, **NORMS}.items():
+        assert made.add(name, _model(nodes)) is None
+    made.build()
+    return made
 
 
-@pytest.mark.parametrize("select", ["auto", "all"])
+def _computed(together: Together, name: str) -> Array:
+    assert len(together.model(name).graph.node) == 1
+    return together.run(name, FEEDS)[0].astype(np.float64)
+
+
 @pytest.mark.parametrize("name", POINTWISE)
-def test_what_is_computed_by_element_is_off_by_half_an_ulp_at_most(name: str, select: native.Choice) -> None:
+def test_what_is_computed_by_element_is_off_by_half_an_ulp_at_most(together: Together, name: str) -> None:
     """Inside a kernel numbers are float32: however long the chain, what it gives is rounded once."""
-    nodes, exact = POINTWISE[name]
-    wanted = exact(*EXACT)
-    assert (np.abs(_compiled(nodes, select) - wanted) <= half_ulp(wanted) * _ROUNDED_TWICE).all()
+    wanted = POINTWISE[name][1](*EXACT)
+    assert (np.abs(_computed(together, name) - wanted) <= half_ulp(wanted) * _ROUNDED_TWICE).all()
 
 
-@pytest.mark.parametrize("select", ["auto", "all"])
 @pytest.mark.parametrize("name", NORMS)
-def test_a_norm_is_off_by_half_an_ulp_and_what_float32_loses(name: str, select: native.Choice) -> None:
+def test_a_norm_is_off_by_half_an_ulp_and_what_float32_loses(together: Together, name: str) -> None:
     """Sums are float32 too. Where terms cancel, their own rounding remains, which is relative to the largest."""
-    nodes, exact = NORMS[name]
-    wanted = exact(*EXACT)
+    wanted = NORMS[name][1](*EXACT)
     lost = 16 * 2.0**-24 * np.abs(wanted).max()
-    assert (np.abs(_compiled(nodes, select) - wanted) <= half_ulp(wanted) * _ROUNDED_TWICE + lost).all()
+    assert (np.abs(_computed(together, name) - wanted) <= half_ulp(wanted) * _ROUNDED_TWICE + lost).all()
 
 
 class Block(nn.Module):

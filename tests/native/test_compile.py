@@ -239,7 +239,7 @@ def test_one_slower_kernel_of_two_is_put_back_and_the_other_stays(monkeypatch: p
         *(N("Tanh", ["c"], ["d"]), N("Abs", ["d"], ["y"])),
     ]
     model = model_of(nodes, {"x": (F, ["n", 8])}, ["y"], {"w": np.eye(8, dtype="f")})
-    times = iter([[1.0, 2.0], [2.0, 1.0], [2.0, 1.0]])
+    times = iter([[1.0, 2.0], [2.0, 1.0], [2.0, 1.0], [2.0, 1.0]])
     monkeypatch.setattr(measure, "_rounds", lambda calls, least=1: [next(times)])
     compiled = native.compile(model, measure=True)
     assert [taken.operators for taken in compiled.report.kernels] == [["Tanh", "Abs"]]
@@ -249,11 +249,18 @@ def test_one_slower_kernel_of_two_is_put_back_and_the_other_stays(monkeypatch: p
     _agree(compiled, model)
 
 
-def test_kernels_that_slow_the_whole_model_down_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([[2.0, 1.0], [1.0, 1.5]])
+@pytest.mark.parametrize(
+    ("alone", "shared"),
+    [([2.0, 1.0], [1.0, 1.5]), ([2.0, 2.1], [1.0, 0.5]), ([1.0, 0.995], [1.0, 0.995])],
+    ids=["slower with all threads", "slower with one", "as fast"],
+)
+def test_kernels_by_which_the_whole_model_does_not_gain_are_put_back(
+    alone: list[float], shared: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([[2.0, 1.0], alone, shared])
     monkeypatch.setattr(measure, "_rounds", lambda calls, least=1: [next(times)])
     report = native.compile(_model(), measure=True).report
-    assert report.put_back[0].why_not == compiling._SLOWER_TOGETHER
+    assert report.put_back[0].why_not == compiling._GAINS_NOTHING
     assert (report.kernels, report.seconds_after) == ([], 1.0)
 
 

@@ -14,7 +14,9 @@ from torch import nn
 import sardonyx
 from sardonyx import native
 from sardonyx.native import select
+from tests.native.running import Together
 
+KINDS = {np.float32: "float", np.float64: "double", np.float16: "float16"}
 BOUND = {np.float32: 1e-5, np.float64: 1e-13, np.float16: 2e-3}
 
 
@@ -32,15 +34,27 @@ def holds(compiled: native.NativeModel) -> bool:
     return "call.held->" in compiled.source
 
 
+SIZES = [(64, 64), (7, 5), (2, 1), (33, 130), (512, 257)]
+
+
+@pytest.fixture(scope="module")
+def products() -> Together:
+    together = Together(choice="auto")
+    for dtype, kind in KINDS.items():
+        for depth, columns in SIZES:
+            text = f"({kind}[1,1,{depth}] x) => ({kind}[1,1,{columns}] y) {{ y = MatMul(x, w) }}"
+            model = with_weights(text, w=numbers(depth, columns, dtype=dtype))
+            assert together.add(f"{depth} {columns} {kind}", model) is None
+    together.build()
+    return together
+
+
 @pytest.mark.parametrize("dtype", BOUND, ids=lambda dtype: dtype.__name__)
-@pytest.mark.parametrize(("depth", "columns"), [(64, 64), (7, 5), (2, 1), (33, 130), (512, 257)])
-def test_is_what_double_precision_gives(depth: int, columns: int, dtype: type) -> None:
-    kind = {np.float32: "float", np.float64: "double", np.float16: "float16"}[dtype]
+@pytest.mark.parametrize(("depth", "columns"), SIZES)
+def test_is_what_double_precision_gives(products: Together, depth: int, columns: int, dtype: type) -> None:
     weights, x = numbers(depth, columns, dtype=dtype), numbers(1, 1, depth, dtype=dtype)
-    model = with_weights(f"({kind}[1,1,{depth}] x) => ({kind}[1,1,{columns}] y) {{ y = MatMul(x, w) }}", w=weights)
-    compiled = native.compile(model)
-    assert holds(compiled)
-    found = compiled.session().run(None, {"x": x})[0]
+    assert "call.held->" in products.library.source
+    found = products.run(f"{depth} {columns} {KINDS[dtype]}", {"x": x})[0]
     exact = x.astype(np.float64) @ weights.astype(np.float64)
     assert found.shape == exact.shape
     assert np.abs(found - exact).max() <= BOUND[dtype] * np.abs(exact).max()

@@ -164,16 +164,16 @@ def _measured(
         tell("measuring the whole model")
         smaller = _planned(whole.clone(), choice, found.library.target).only(kept)
         library = _built(smaller, built_for, options)
-        before, after, slower = Trial(whole, _spliced(smaller), library, feeds).whole()
-        if slower:
-            tried = [replace(taken, why_not=taken.why_not or _SLOWER_TOGETHER) for taken in tried]
+        before, after, is_worth_it = Trial(whole, _spliced(smaller), library, feeds).whole()
+        if not is_worth_it:
+            tried = [replace(taken, why_not=taken.why_not or _GAINS_NOTHING) for taken in tried]
             kept, after = set(), before
     result = _planned(whole.clone(), choice, found.library.target).only(kept)
     report = after_measuring(report_of(result, choice), tried, kept)
     return result, replace(report, seconds_before=before, seconds_after=after)
 
 
-_SLOWER_TOGETHER = "the whole model is slower with the kernels"
+_GAINS_NOTHING = "the whole model gains nothing by the kernels"
 
 
 def _check(feeds: Feeds, graph: ir.Graph) -> None:

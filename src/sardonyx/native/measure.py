@@ -24,6 +24,8 @@ Tell: TypeAlias = Callable[[str], object]
 
 _MADE_UP_SIZE = 16
 _LEAST_OF_WHOLE = 15
+_WORTH = 0.99
+"""The part of a model's time that is left with kernels: what gains less cannot be told from chance."""
 _ROUNDS, _ROUND_SECONDS, _MOST_SECONDS = 15, 2e-3, 1.0
 
 
@@ -53,15 +55,21 @@ class Trial:
         self._before, self._after, self._library, self._feeds = before, after, library, feeds
 
     def whole(self) -> tuple[float, float, bool]:
-        """The seconds that a call takes, without and with kernels, and whether these make it slower.
+        """The seconds that a call takes, without and with kernels, and whether these are worth a library.
 
-        What others do on the machine moves times by more than kernels do, and both of a round alike: what counts is the
-        median of their ratios. Kernels that gain nothing are not kept.
+        They are if they gain something with all threads, and lose nothing with one. What others do on the machine moves
+        times by more than kernels do, and both of a round alike: what counts is the median of their ratios.
         """
-        sessions = [_session(self._before, None), _session(self._after, self._library)]
-        rounds = _rounds([_call(session, self._feeds) for session in sessions], least=_LEAST_OF_WHOLE)
-        before, after = _medians(rounds)
-        return before, after, median(with_kernels / without for without, with_kernels in rounds) > 1
+        alone, shared = (self._in_turns(threads) for threads in (1, 0))
+        before, after = _medians(shared)
+        return before, after, _ratio(alone) <= 1 and _ratio(shared) <= _WORTH
+
+    def _in_turns(self, threads: int) -> list[list[float]]:
+        sessions = [
+            _session(self._before, None, threads=threads),
+            _session(self._after, self._library, threads=threads),
+        ]
+        return _rounds([_call(session, self._feeds) for session in sessions], least=_LEAST_OF_WHOLE)
 
     def parts(self, parts: Sequence[Bounds], planned: Sequence[Taken], tell: Tell) -> list[Taken]:
         """What was planned, with what each kernel and its nodes take; and why not, where the nodes are better."""
@@ -130,9 +138,10 @@ def _cut(model: ir.Model, inputs: Collection[str], outputs: Collection[str]) -> 
     return ir.Model(graph, ir_version=model.ir_version)
 
 
-def _session(model: ir.Model, library: Path | None, *, optimised: bool = True) -> Any:
+def _session(model: ir.Model, library: Path | None, *, optimised: bool = True, threads: int = 0) -> Any:
     ort = onnxruntime()
     options = ort.SessionOptions()
+    options.intra_op_num_threads = threads  # 0 for as many as there are cores
     options.log_severity_level = 4
     options.add_session_config_entry("session.force_spinning_stop", "1")  # the other's turn is next
     if not optimised:
@@ -155,6 +164,10 @@ def _rounds(calls: Sequence[Callable[[], Any]], *, least: int = 3) -> list[list[
     while len(rounds) < least or (len(rounds) < _ROUNDS and time.perf_counter() - start < _MOST_SECONDS):
         rounds.append([_timed(call, count) for call, count in zip(calls, counts, strict=True)])
     return rounds
+
+
+def _ratio(rounds: Sequence[Sequence[float]]) -> float:
+    return median(with_kernels / without for without, with_kernels in rounds)
 
 
 def _medians(rounds: Sequence[Sequence[float]]) -> list[float]:
