@@ -7,6 +7,7 @@ on a GPU after all.
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -84,7 +85,7 @@ def imitated(threads: int) -> Iterator[None]:
         yield
 
 
-def main(given: Sequence[str] | None = None) -> None:
+def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--graphs", type=int, default=200, help="how many (default: 200)")
     parser.add_argument("--first", type=int, default=0, help="the first batch of 50")
@@ -92,13 +93,14 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--gpu", action="store_const", const=0, dest="threads", help="on a GPU")
     parser.add_argument("--skip-nodes", action="store_true", help="random graphs only")
     chosen = parser.parse_args(given)
+    failed = 0
     with imitated(chosen.threads):
         for number in range(chosen.first, chosen.first + -(-chosen.graphs // 50)):
             outcome, smallest = random.batch(number, min(50, chosen.graphs))
             print(f"{number}: {outcome}", *outcome.failures.values(), smallest, sep="\n  ", flush=True)
-        if not chosen.skip_nodes:
-            node_tests.main()
+            failed |= bool(outcome.failures)
+        return failed if chosen.skip_nodes else failed | node_tests.main()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
