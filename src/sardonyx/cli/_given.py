@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import click
 
 from sardonyx.cli._source import Source, fields, in_memory, source, tensor
-from sardonyx.cli._told import counted, counts, duration, example, table, tell, times, working
+from sardonyx.cli._told import counted, counts, example, table, tell, times, working
+from sardonyx.diagnose.words import duration
 from sardonyx.options import Options
 
 __all__ = [

@@ -16,6 +16,8 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
+from sardonyx.diagnose.words import duration
+
 T = TypeVar("T")
 
 _WIDTH_OF_A_FILE = 2**14
@@ -84,16 +86,6 @@ def times(seconds: Mapping[str, float]) -> str:
     'capture 1.25 s, translate 31.2 ms'
     """
     return ", ".join(f"{stage} {duration(taken)}" for stage, taken in seconds.items())
-
-
-def duration(seconds: float) -> str:
-    """A time in the unit that suits it.
-
-    >>> duration(0.0000123), duration(0.0123), duration(1.23)
-    ('12.3 µs', '12.3 ms', '1.23 s')
-    """
-    scale, unit = next(((s, u) for s, u in ((1.0, "s"), (1e-3, "ms")) if seconds >= s), (1e-6, "µs"))
-    return f"{seconds / scale:.3g} {unit}"
 
 
 @contextmanager

@@ -18,9 +18,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from sardonyx.diagnose.picture import Picture, Seen
-from sardonyx.diagnose.profiling.text import time_told
 from sardonyx.diagnose.report import GraphReport, RegionReport, Report
 from sardonyx.diagnose.verify import difference
+from sardonyx.diagnose.words import duration
 from sardonyx.errors import MissingDependency, OptionError
 from sardonyx.options import Options
 
@@ -146,7 +146,7 @@ def _jinja() -> Any:
         ) from error
     loader = jinja2.FileSystemLoader(_TEMPLATES)
     made = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    made.filters |= {"ms": time_told, "percent": "{:.1%}".format, "short": _short, "error": "{:.1e}".format}
+    made.filters |= {"ms": duration, "percent": "{:.1%}".format, "short": _short, "error": "{:.1e}".format}
     return made
 
 

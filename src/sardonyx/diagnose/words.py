@@ -1,4 +1,4 @@
-"""Values in a few words: tensors by shape, place and range, containers by what is in them; nothing is dumped whole."""
+"""Values in a few words: tensors by shape, place and range, containers by what is in them; times by their unit."""
 
 from __future__ import annotations
 
@@ -23,6 +23,16 @@ _ENTRIES = 16
 _DEPTH = 6
 _NODES = 2000
 """Values inside one argument that are visited at most."""
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that suits it.
+
+    >>> duration(0.0000123), duration(0.0123), duration(1.23)
+    ('12.3 µs', '12.3 ms', '1.23 s')
+    """
+    scale, unit = next(((s, u) for s, u in ((1.0, "s"), (1e-3, "ms")) if seconds >= s), (1e-6, "µs"))
+    return f"{seconds / scale:.3g} {unit}"
 
 
 def lines(name: str, value: Any) -> list[str]:

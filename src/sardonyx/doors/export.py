@@ -73,13 +73,7 @@ def export(
     Shape([SymbolicDim('batch'), 4])
     """
     model = _as_module(model)
-    if opset is not None and opset > onnx.defs.onnx_opset_version():
-        newest = onnx.defs.onnx_opset_version()
-        raise OptionError(f"opset is {opset}, which this onnx does not have", hint=f"{newest} is its newest")
-    chosen = Options.of(options, opset=opset)
-    if chosen.opset is None:
-        suits = find_engine(chosen.engine).opset(torch.device("cpu"), frozenset())
-        chosen = Options.of(chosen, opset=min(_OPSET, suits))
+    chosen = _chosen(options, opset)
     args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     kwargs = dict(kwargs or {})
     own = {_name_of(target): function for target, function in (translations or {}).items()}
@@ -104,6 +98,18 @@ def export(
     if chosen.report:
         html.tell_program(program, args, kwargs, model)
     return program
+
+
+def _chosen(options: Mapping[str, Any], opset: int | None) -> Options:
+    """The options, with an opset that onnx has and the engine takes."""
+    newest = onnx.defs.onnx_opset_version()
+    if opset is not None and opset > newest:
+        raise OptionError(f"opset is {opset}, which this onnx does not have", hint=f"{newest} is its newest")
+    chosen = Options.of(options, opset=opset)
+    if chosen.opset is not None:
+        return chosen
+    suits = find_engine(chosen.engine).opset(torch.device("cpu"), frozenset())
+    return Options.of(chosen, opset=min(_OPSET, suits))
 
 
 def _as_module(model: Any) -> torch.nn.Module:

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from sardonyx.cache.lru import LRU
 from sardonyx.cache.sessions import Held, shared_runner
 from sardonyx.capture.regions import Region, Result
-from sardonyx.diagnose import dump, html, html_study, repro
+from sardonyx.diagnose import dump, html, repro
 from sardonyx.diagnose.picture import Picture
 from sardonyx.diagnose.report import GraphReport, RegionReport, is_observed, observed
 from sardonyx.diagnose.verify import verify
@@ -271,6 +271,8 @@ class CompiledRegion(torch.nn.Module):
 
     def _study(self, job: Job, session: _Session, args: Sequence[Any]) -> None:
         """Measure for the HTML report, with the same random numbers again afterwards."""
+        from sardonyx.diagnose import html_study  # which profiles; most programs have no need of it
+
         why_not = html_study.hindrance(self._region.graph, bool(session.draws))
 
         def errors() -> tuple[Mapping[str, float], float]:

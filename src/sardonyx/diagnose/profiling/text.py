@@ -1,8 +1,10 @@
-"""A profile as text, and times and sizes for people."""
+"""A profile as text."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from sardonyx.diagnose.words import duration
 
 if TYPE_CHECKING:
     from sardonyx.diagnose.profiling.result import Profile, Scope
@@ -20,10 +22,10 @@ def _head(found: Profile) -> list[str]:
     spent = found.overhead
     whole = spent.profiled or 1.0
     parts = {"kernels": spent.kernels, "engine": spent.engine, "binding": spent.binding, "torch": spent.torch}
-    told = ", ".join(f"{name} {time_told(seconds)} ({seconds / whole:.0%})" for name, seconds in parts.items())
+    told = ", ".join(f"{name} {duration(seconds)} ({seconds / whole:.0%})" for name, seconds in parts.items())
     memory = found.memory
     return [
-        f"a call takes {time_told(spent.call)}; {time_told(spent.profiled)} while profiled, the mean of {found.calls}",
+        f"a call takes {duration(spent.call)}; {duration(spent.profiled)} while profiled, the mean of {found.calls}",
         f"  {told}",
         f"  threads: {found.threads.pool}, more than one at work in {found.threads.parallel:.0%} of the kernels' time",
         f"  memory: weights {size_told(memory.weights)}, written by nodes {size_told(memory.activations)}, "
@@ -60,18 +62,7 @@ def _table_lines(found: Profile) -> list[str]:
 
 
 def _line(seconds: float, total: float, count: float, name: str) -> str:
-    return f"{time_told(seconds):>9} {seconds / total:>5.0%} {count:>5.0f} ×{name}"
-
-
-def time_told(seconds: float) -> str:
-    """A time for people.
-
-    >>> time_told(0.0123), time_told(4.2e-5), time_told(2.5)
-    ('12.3 ms', '42 µs', '2.5 s')
-    """
-    if seconds >= 1:
-        return f"{seconds:.3g} s"
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+    return f"{duration(seconds):>9} {seconds / total:>5.0%} {count:>5.0f} ×{name}"
 
 
 def size_told(count: float) -> str:
