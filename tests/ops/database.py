@@ -13,6 +13,8 @@ from torch.utils._pytree import tree_leaves
 from sardonyx.capture.aot import decompositions
 from sardonyx.translate import table
 
+from .edges import edge_samples
+
 SEED = 0
 
 Arguments: TypeAlias = tuple[Any, tuple[Any, ...], dict[str, Any]]
@@ -46,7 +48,12 @@ def in_own_table(op: Any) -> bool:
 
 
 def samples(op: Any, dtype: torch.dtype, count: int | None = None) -> list[Any]:
-    """All samples the database gives, or `count` of them, evenly spread."""
+    """All samples the database gives, or `count` of them, evenly spread; then those at the edges of the dtype."""
+    return [*database_samples(op, dtype, count), *edge_samples(op, dtype)]
+
+
+def database_samples(op: Any, dtype: torch.dtype, count: int | None = None) -> list[Any]:
+    """Those of the database alone."""
     if dtype not in op.supported_dtypes("cpu"):
         return []
     torch.manual_seed(SEED)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import signal
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -188,13 +188,14 @@ def sweep(
     tasks: Iterable[Work], count: int | None, seconds: float, processes: int, serve: Serve = _serve
 ) -> Iterator[Any]:
     """Check every task in several processes: gives a number of samples as they are settled, and each outcome."""
-    waiting = deque(task for task in tasks if task.samples)
-    workers = [Worker(count, seconds, serve) for _ in range(min(processes, len(waiting)))]
-    busy = []
+    waiting = (task for task in tasks if task.samples)  # lazily: there may be as many as time allows
+    workers: list[Worker] = []
+    busy: list[Worker] = []
     try:
-        for worker in workers:
-            worker.begin(waiting.popleft())
-            busy.append(worker)
+        for task in itertools.islice(waiting, processes):
+            workers.append(Worker(count, seconds, serve))
+            workers[-1].begin(task)
+            busy.append(workers[-1])
         while busy:
             wait([worker.pipe for worker in busy], timeout=min(worker.patience for worker in busy) + 0.01)
             for worker in list(busy):
@@ -202,8 +203,9 @@ def sweep(
                 outcome = worker.finished()
                 if outcome is not None:
                     yield outcome
-                    if waiting:
-                        worker.begin(waiting.popleft())
+                    following = next(waiting, None)
+                    if following is not None:
+                        worker.begin(following)
                     else:
                         busy.remove(worker)
     finally:

@@ -1,0 +1,204 @@
+"""What eager gives, how much of that rounding alone can change, and how another result differs from it.
+
+A program with a comparison, a cast to integers or an index in it can turn the last bit of a float into any difference.
+So eager runs again with noise of a few units in the last place after every operator that rounds: an element that moves
+with the noise is compared as loosely as it moves, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from tests.ops.check import TOLERANCE
+
+NOISY_RUNS = 6
+CONFIRMING_RUNS = 60
+_ULPS = 4
+_SPREADS = 8
+"""How many times as far as the noise moved an element a result may be off."""
+
+_EXACT_NAMES = """
+abs neg clone copy_ _to_copy where maximum minimum fmax fmin cat stack index index_put index_put_ gather
+scatter masked_fill masked_fill_ fill_ fill zero_ zeros ones full zeros_like ones_like full_like relu relu_
+clamp clamp_ clamp_min clamp_max sign floor ceil round trunc amax amin max min sort topk median kthvalue
+cummax cummin detach constant_pad_nd flip roll select_scatter slice_scatter tril triu repeat index_select
+index_fill index_fill_ masked_scatter take embedding new_zeros new_empty empty empty_like lift_fresh
+nan_to_num positive threshold hardtanh diag_embed eye arange scalar_tensor index_copy index_copy_ scatter_
+tril_ neg_ abs_ copysign isin
+"""
+_EXACT = frozenset(_EXACT_NAMES.split())
+"""Operators that do not round."""
+
+
+class RoundingNoise(TorchDispatchMode):
+    """Multiplies what each operator that rounds gives by a random number within a few ulps of one."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.is_view or func.overloadpacket.__name__ in _EXACT:
+            return result
+        if func._schema.is_mutable:
+            for written in result if isinstance(result, (tuple, list)) else [result]:
+                self._disturb(written)
+            return result
+        return tree_map(self._disturbed, result)
+
+    def _disturb(self, x: Any) -> None:
+        if isinstance(x, Tensor) and x.is_floating_point() and _is_dense(x):
+            x.copy_(self._disturbed(x))
+
+    def _disturbed(self, x: Any) -> Any:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            return x
+        noise = torch.rand(x.shape, generator=self._generator, dtype=torch.float64) * 2 - 1
+        moved = x.double() * (1 + noise * (_ULPS * torch.finfo(x.dtype).eps))
+        return torch.empty_like(x).copy_(moved)
+
+
+def _is_dense(x: Tensor) -> bool:
+    """Whether no two elements share memory."""
+    return not any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride(), strict=True))
+
+
+@dataclass
+class Run:
+    """What a call gave, the inputs after it, and the gradients of those that require them."""
+
+    results: list[Tensor]
+    inputs: list[Tensor]
+    gradients: list[Tensor | None]
+    aliases: list[bool]
+    """For each result and each input: whether they share memory."""
+
+    @property
+    def tensors(self) -> list[Tensor | None]:
+        """Everything that is compared by value."""
+        return [*self.results, *self.inputs, *self.gradients]
+
+
+def run(function: Callable[..., Sequence[Tensor]], arguments: Sequence[Tensor]) -> Run:
+    """Call a function and differentiate its floating-point results."""
+    leaves = [x for x in arguments if x.requires_grad]
+    results = list(function(*arguments))
+    losses = [_weighted_sum(x) for x in results if x.requires_grad and x.numel()]
+    gradients: list[Tensor | None] = [None] * len(leaves)
+    if losses:
+        gradients = list(torch.autograd.grad(torch.stack(losses).sum(), leaves, allow_unused=True))
+    aliases = [_share(x, y) for x in results for y in arguments]
+    return Run([x.detach() for x in results], [x.detach() for x in arguments], gradients, aliases)
+
+
+def _weighted_sum(x: Tensor) -> Tensor:
+    """A sum in which each element weighs differently."""
+    return (x.double() * torch.linspace(0.5, 1.5, x.numel(), dtype=torch.float64).reshape(x.shape)).sum()
+
+
+def _share(x: Tensor, y: Tensor) -> bool:
+    return bool(x.numel()) and x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+
+
+class Reference:
+    """Eager's run, and runs with noise, made when they are needed."""
+
+    def __init__(self, function: Callable[..., Sequence[Tensor]], arguments: Callable[[], Sequence[Tensor]]) -> None:
+        self._function, self._arguments = function, arguments
+        self.run = run(function, arguments())
+        self._noisy: list[Run] = []
+
+    def difference(self, other: Run) -> str:
+        """How a run differs from eager's in dtypes, shapes and values, in a line; empty where it does not."""
+        form = _difference_in_form(self.run, other)
+        return form or next(filter(None, map(self._difference_at, range(len(other.tensors)), other.tensors)), "")
+
+    def difference_in_layout(self, other: Run, *, dynamic: bool | None) -> str:
+        """How strides and aliases differ from eager's, and from those that `torch.compile` itself gives.
+
+        Capturing an edit of a view as a function may give other strides, whatever the backend.
+        """
+        problem = _difference_in_layout(self.run, other)
+        if not problem:
+            return ""
+        torch._dynamo.reset()
+        captured = torch.compile(self._function, backend="aot_eager", dynamic=dynamic)
+        return _difference_in_layout(run(captured, self._arguments()), other)
+
+    def _difference_at(self, at: int, actual: Tensor | None) -> str:
+        expected = self.run.tensors[at]
+        if expected is None or actual is None:
+            return _difference_of_zero_gradients(at, expected, actual)
+        off = ~_is_close(actual, expected)
+        for runs in (NOISY_RUNS, CONFIRMING_RUNS):
+            if not off.any():
+                return ""
+            off &= ~self._explained(at, actual, expected, runs)
+        where = off.nonzero()[0].tolist()
+        got, wanted = actual[tuple(where)].item(), expected[tuple(where)].item()
+        return f"{self._name(at)}{where} is {got!r} instead of {wanted!r}; {int(off.sum())} of {off.numel()} are off"
+
+    def _name(self, at: int) -> str:
+        for name, tensors in (("result", self.run.results), ("input", self.run.inputs)):
+            if at < len(tensors):
+                return f"{name} {at}"
+            at -= len(tensors)
+        return f"gradient {at}"
+
+    def _explained(self, at: int, actual: Tensor, expected: Tensor, runs: int) -> Tensor:
+        """Which elements may be what they are by rounding alone."""
+        while len(self._noisy) < runs:
+            with RoundingNoise(len(self._noisy)):
+                self._noisy.append(run(self._function, self._arguments()))
+        moved = [noisy.tensors[at] for noisy in self._noisy]
+        if any(x is None or x.shape != expected.shape for x in moved):
+            return torch.ones_like(expected, dtype=torch.bool)
+        values = torch.stack([x for x in moved if x is not None])
+        if not expected.is_floating_point():
+            return (values != expected).any(0)
+        appeared = ((values.isnan() != expected.isnan()) | (values.isinf() != expected.isinf())).any(0)
+        spread = (values.double() - expected.double()).abs().nan_to_num(0, 0).amax(0)
+        return appeared | ((actual.double() - expected.double()).abs() <= _SPREADS * spread)
+
+
+def _difference_in_form(expected: Run, actual: Run) -> str:
+    for at, (theirs, ours) in enumerate(zip(expected.tensors, actual.tensors, strict=True)):
+        if theirs is None or ours is None:
+            continue
+        for what in ("dtype", "shape"):
+            if getattr(theirs, what) != getattr(ours, what):
+                return f"tensor {at} has {what} {getattr(ours, what)} instead of {getattr(theirs, what)}"
+    return ""
+
+
+def _difference_in_layout(expected: Run, actual: Run) -> str:
+    for at, (theirs, ours) in enumerate(zip(expected.results, actual.results, strict=True)):
+        if _strides(theirs) != _strides(ours):
+            return f"result {at} has strides {ours.stride()} instead of {theirs.stride()} for {list(theirs.shape)}"
+    return "" if expected.aliases == actual.aliases else "other results share memory with inputs"
+
+
+def _strides(x: Tensor) -> list[int]:
+    """Those that say where elements are."""
+    return [stride for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1] if x.numel() else []
+
+
+def _difference_of_zero_gradients(at: int, expected: Tensor | None, actual: Tensor | None) -> str:
+    """A gradient that is not there is zero."""
+    there = expected if actual is None else actual
+    return f"gradient {at} is only on one side" if there is not None and bool(there.any()) else ""
+
+
+def _is_close(actual: Tensor, expected: Tensor) -> Tensor:
+    rtol, atol = TOLERANCE.get(expected.dtype, (0.0, 0.0))
+    return torch.isclose(actual, expected, rtol=rtol, atol=atol, equal_nan=True)
