@@ -1,13 +1,13 @@
-"""Samples at the edges of a dtype: limits, zeros of both signs, infinities, NaN, denormals, 2^53 ± 1, negative divisors.
+"""Samples at the edges of a dtype: limits, ±0, infinities, NaN, denormals, 2^53 ± 1, negative divisors.
 
-The database draws small numbers. These samples join its own: every pair of edges for operators of two operands, a vector
-of them for operators of one, short rows for reductions, and the database's first samples with edges in place of some of
-their numbers for all others.
+The database draws small numbers. These samples join its own: every pair of edges for operators of two operands, a
+vector of them for operators of one, short rows for reductions, and the database's first samples with edges in place of
+some of their numbers for all others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.testing._internal.opinfo.core import BinaryUfuncInfo, ReductionOpInfo, SampleInput, UnaryUfuncInfo
 from torch.utils._pytree import tree_map
 
+EDGES = "edges"
+"""The name of these samples."""
 _SAMPLES_WITH_EDGES = 2
 _ROW = 3
 COUNTS_OR_INDICES = frozenset({"bincount", "nn.functional.one_hot", "unravel_index", "tensor_split", "histogramdd"})
@@ -51,6 +53,11 @@ def _float_edges(dtype: torch.dtype) -> list[float]:
     return [0.0, -0.0, 1.0, -1.0, 0.5, -1.5, 2.5, 3.0, -7.0, *small, *large, float("nan")]
 
 
+def is_elementwise(op: Any) -> bool:
+    """Whether an operator of the database computes each element by itself."""
+    return isinstance(op, (UnaryUfuncInfo, BinaryUfuncInfo))
+
+
 def _without_limits(values: Tensor) -> Tensor:
     """Without the largest numbers: whether a sum of them overflows depends on its order."""
     if not values.is_floating_point():
@@ -65,12 +72,16 @@ def edge_samples(op: Any, dtype: torch.dtype) -> list[Any]:
         return []
     if isinstance(op, UnaryUfuncInfo):
         values = edge_values(dtype)
-        return [SampleInput(values, kwargs=op.sample_kwargs("cpu", dtype, values)[0])]
+        return [_sample(values, kwargs=op.sample_kwargs("cpu", dtype, values)[0])]
     if isinstance(op, BinaryUfuncInfo):
         return list(_pairs(edge_values(dtype), op.name in DIVISIONS))
     if isinstance(op, ReductionOpInfo):
         return list(_rows(op, _without_limits(edge_values(dtype))))
     return list(islice(_with_edges(op, dtype), _SAMPLES_WITH_EDGES))
+
+
+def _sample(value: Tensor, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    return SampleInput(value, args=tuple(args), kwargs=kwargs or {}, name=EDGES)
 
 
 def _is_unfit(name: str) -> bool:
@@ -79,20 +90,20 @@ def _is_unfit(name: str) -> bool:
 
 def _pairs(values: Tensor, divides: bool) -> Iterator[Any]:
     """Every pair, except that integers are not divided by zero, nor the smallest by −1, on which torch traps."""
-    if values.is_floating_point() or not divides:
-        yield SampleInput(values[:, None], args=(values,))
+    if values.is_floating_point() or values.dtype == torch.bool or not divides:
+        yield _sample(values[:, None], args=(values,))
         return
     divisors = values[values != 0]
-    yield SampleInput(values[:, None], args=(divisors[divisors != -1],) if values.dtype.is_signed else (divisors,))
-    yield SampleInput(values[values != torch.iinfo(values.dtype).min][:, None], args=(divisors,))
+    yield _sample(values[:, None], args=(divisors[divisors != -1],) if values.dtype.is_signed else (divisors,))
+    yield _sample(values[values != torch.iinfo(values.dtype).min][:, None], args=(divisors,))
 
 
 def _rows(op: Any, values: Tensor) -> Iterator[Any]:
     """Rows of neighbouring edges, along the last dimension and altogether."""
     rows = torch.stack([values.roll(-shift) for shift in range(_ROW)], 1)
     args, kwargs = next(iter(op.generate_args_kwargs(rows, dim=-1)), ((), {}))
-    yield SampleInput(rows, args=args, kwargs={**kwargs, "dim": -1})
-    yield SampleInput(values, args=args, kwargs=kwargs)
+    yield _sample(rows, args=args, kwargs={**kwargs, "dim": -1})
+    yield _sample(values, args=args, kwargs=kwargs)
 
 
 def _with_edges(op: Any, dtype: torch.dtype) -> Iterator[Any]:
@@ -110,7 +121,7 @@ def _with_edges(op: Any, dtype: torch.dtype) -> Iterator[Any]:
         further = (tuple(sample.args), dict(sample.kwargs))
         args, kwargs = tree_map(replaced, further) if dtype.is_floating_point else further
         if _is_strided(first, dtype) and first.numel():
-            yield SampleInput(first, args=args, kwargs=kwargs)
+            yield _sample(first, args=args, kwargs=kwargs)
 
 
 def _is_strided(leaf: Any, dtype: torch.dtype) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 from .check import Outcome, check_sample, difference
-from .database import operators, over_tensors, samples
+from .database import database_samples, operators, over_tensors, samples
+from .edges import edge_samples, edge_values
 from .page import page, page_of
 from .ways import FALLBACK, STRICT
 
@@ -51,9 +53,35 @@ def test_values_dtypes_shapes_and_counts_are_compared() -> None:
 
 def test_samples_are_spread_over_the_database() -> None:
     op = operators()["nn.functional.conv2d"]
-    few, all_of_them = samples(op, torch.float32, 2), samples(op, torch.float32)
+    few, all_of_them = database_samples(op, torch.float32, 2), database_samples(op, torch.float32)
     assert len(few) == 2 < len(all_of_them)
     assert few[-1].input.shape == all_of_them[-1].input.shape
+
+
+def test_samples_at_the_edges_of_a_dtype_join_those_of_the_database() -> None:
+    values = edge_values(torch.float64)
+    assert values.isnan().any()
+    assert values.isinf().sum() == 2
+    assert (values[values == 0].signbit()).tolist() == [False, True]
+    assert {2**53 - 1, 2**53 + 1} < set(edge_values(torch.int64).tolist())
+    assert samples(operators()["add"], torch.int8, 0)[0].args[0].tolist() == edge_values(torch.int8).tolist()
+
+
+def test_whole_numbers_are_not_divided_where_torch_traps() -> None:
+    for sample in edge_samples(operators()["floor_divide"], torch.int8):
+        left, right = sample.input.flatten().tolist(), sample.args[0].tolist()
+        assert 0 not in right
+        assert not (-128 in left and -1 in right)
+
+
+def test_a_zero_of_the_other_sign_is_wrong_at_the_edges() -> None:
+    def loses_sign(x: torch.Tensor) -> torch.Tensor:
+        return x + 0.0 if torch.compiler.is_compiling() else x.clone()
+
+    sample = edge_samples(operators()["neg"], torch.float32)[0]
+    op = copy(operators()["neg"])
+    op.op = loses_sign
+    assert "zeros of the other sign" in check_sample("neg", "float32", 0, op, sample).wrong[0]
 
 
 def test_a_sample_is_a_function_of_its_tensors_wherever_they_are() -> None:
@@ -67,7 +95,7 @@ def test_a_sample_is_a_function_of_its_tensors_wherever_they_are() -> None:
 
 def drawn_from(function: Any) -> Outcome:
     op = SimpleNamespace(op=function, name="drawn")
-    return check_sample("drawn", "float32", 0, op, SimpleNamespace(input=torch.zeros(50), args=(), kwargs={}))
+    return check_sample("drawn", "float32", 0, op, SimpleNamespace(input=torch.zeros(50), args=(), kwargs={}, name=""))
 
 
 def test_random_numbers_are_judged_by_their_distribution() -> None:
