@@ -16,20 +16,24 @@
 # make eager-stress  random programs on the device's core, built with the address sanitizer, for twenty minutes
 # make bench-train    training steps against eager and inductor, and the memory held over a thousand of them
 # make train-sweep   a training step of every module and of whole architectures, against double precision
-# make ops-full   every sample of the database: about half an hour, and it goes on where it was interrupted
+# make ops-full   every sample of the database and those at the edges, in all dtypes: two hours, and it goes on where it
+#                 was interrupted
+# make fuzz       random programs through every door for an hour, against eager; SEED=n begins with another batch
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PEERS  := $(VENV)/.peers
-DTYPES := float32,int64,bool,float16
+DTYPES := float32,float64,float16,bfloat16,int64,int32,int16,int8,uint8,uint16,uint32,uint64,bool
 # A device that is registered stays for as long as the process runs, and other tests are not about it.
 EAGER  := tests/eager src/sardonyx/eager
 PAGE   := $(BIN)/python -m tests.ops.page docs/operators.json docs/eager-operators.json docs/operators.md
 MINUTES ?= 20
+FUZZ_MINUTES ?= 60
+SEED ?= 0
 ORTS   := build/onnxruntime-1.18 build/onnxruntime-1.24 build/onnxruntime-1.31
 
-.PHONY: setup demo test lint format bench bench-customop bench-eager bench-engines bench-export bench-native bench-train native-checks native-versions customop-versions eager-ops eager-ops-quick eager-stress ops ops-full train-sweep docs clean
+.PHONY: setup demo test lint format bench bench-customop bench-eager bench-engines bench-export bench-native bench-train native-checks native-versions customop-versions eager-ops eager-ops-quick eager-stress fuzz ops ops-full train-sweep docs clean
 
 setup: $(READY)
 
@@ -82,6 +86,7 @@ native-checks: setup
 	$(BIN)/python -m tests.native.node_tests --write
 	$(BIN)/python -m tests.native.random --graphs 600
 	$(BIN)/python -m tests.native.cuda_on_cpu --graphs 50
+	$(BIN)/python -m tests.native.edges
 
 native-versions: $(ORTS)
 	SARDONYX_ORT_PYTHONS=$$(echo $(ORTS:%=$(CURDIR)/%/bin/python) | tr ' ' :) \
@@ -118,17 +123,21 @@ ops: setup
 	$(BIN)/python -m tests.ops.sweep --quick --dtypes $(DTYPES) --page build/operators.md
 
 ops-full: setup
-	$(BIN)/python -m tests.ops.sweep --resume --dtypes $(DTYPES) --results build/operators-full.json
+	$(BIN)/python -m tests.ops.sweep --resume --export --dtypes $(DTYPES) --results build/operators-full.json
 	cp build/operators-full.json docs/operators.json
 	$(PAGE)
 
 eager-ops: setup
-	$(BIN)/python -m tests.ops.sweep --device ort --executor native --resume --results build/eager-operators.json
+	$(BIN)/python -m tests.ops.sweep --device ort --executor native --resume --dtypes $(DTYPES) --results build/eager-operators.json
 	cp build/eager-operators.json docs/eager-operators.json
 	$(PAGE)
 
 eager-ops-quick: setup
 	$(BIN)/python -m tests.ops.sweep --device ort --quick --results build/eager-quick.json --page build/eager-operators.md
+
+fuzz: setup
+	$(BIN)/python -m tests.fuzz --minutes $(FUZZ_MINUTES) --first $(SEED) --results build/fuzz.json
+	cp build/fuzz.json docs/fuzz.json
 
 train-sweep: setup
 	$(BIN)/python -m tests.train.sweep --results docs/training-sweep.json --page docs/training-sweep.md

@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     summary = _Summary()
     shown = time.monotonic()
     try:
-        for settled in sweep(_batches(given, summary.began), None, SECONDS_OF_A_PROGRAM, given.processes, serve):
+        for settled in sweep(_batches(given, summary.began), SECONDS_OF_A_PROGRAM, given.processes, serve):
             if isinstance(settled, Outcome):
                 summary.take(settled)
             if time.monotonic() - shown > 30:

@@ -62,7 +62,7 @@ def drawn(seed: int, doors: Sequence[str] = ()) -> list[tuple[Program, str]]:
     return found
 
 
-def serve(pipe: Connection, count: int | None) -> None:
+def serve(pipe: Connection) -> None:
     """Take a seed, doors and a first program; give an outcome for each program from there on."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends us
     logging.disable(logging.ERROR)

@@ -132,7 +132,7 @@ def check_sample(name: str, dtype: str, index: int, op: Any, sample: Any, way: W
     if problem and is_random:
         outcome.random = 1
         problem = _random_difference(function, run, tensors, expected, actual)
-    elif problem and _nearer_to_truth(function, tensors, expected, actual):
+    elif problem and nearer_to_truth(function, tensors, expected, actual):
         problem = ""
     if not problem and is_elementwise(op) and sample.name == EDGES:
         problem = _difference_in_zeros(expected, actual)
@@ -233,7 +233,7 @@ def _value_difference(expected: torch.Tensor, actual: torch.Tensor) -> str:
     return ""
 
 
-def _nearer_to_truth(function: Callable[..., Any], tensors: list[torch.Tensor], expected: Any, actual: Any) -> bool:
+def nearer_to_truth(function: Callable[..., Any], tensors: list[torch.Tensor], expected: Any, actual: Any) -> bool:
     """Whether the result is as near to the one in double precision as torch's own is."""
     try:
         torch.manual_seed(0)

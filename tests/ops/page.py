@@ -11,6 +11,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from .check import Outcome
+from .ways import EXPORTED, FALLBACK, STRICT
+
 MARKS = {
     "passes": "✓",
     "only empty": "✓ empty",
@@ -22,7 +25,8 @@ MARKS = {
 }
 """Every verdict, and how the page writes it."""
 
-DTYPES = "float32 int64 bool float16"
+INTEGERS = "int64 int32 int16 int8 uint8 uint16 uint32 uint64"
+DTYPES = f"float32 float64 float16 bfloat16 {INTEGERS} bool"
 """Their order on the page."""
 
 HEAD = """# Operators
@@ -43,7 +47,12 @@ fallback allowed, and compared: values, dtypes, shapes. Written by {command}; do
 Of operators that name the place of one among equal elements (sort, topk, median, …), any such place is right.
 """
 
-DEVICE_HEAD = """Beside them the same samples on the device `ort`, in float32, moved there and back:
+EDGES_HEAD = """To the database's samples come those at the edges of each dtype: its limits, zeros of both signs,
+infinities, NaN, denormals, 2^53 ± 1, negative divisors (`tests/ops/edges.py`). Of elementwise operators the sign of
+zeros is compared, too. `sardonyx.export` runs those samples alone. Integers of every width share a column.
+"""
+
+DEVICE_HEAD = """Beside them the same samples on the device `ort`, moved there and back:
 
 - strict: nothing may run on the CPU, with `sardonyx.eager.enable(fallback="error")`. Random numbers are drawn by
   PyTorch's generator there too.
@@ -60,24 +69,43 @@ def page(results: Results, device: Results | None = None) -> str:
     """Markdown: totals, then a row for each operator."""
     outcomes = results["outcomes"] + (device["outcomes"] if device else [])
     kinds = sorted(set(map(kind_of, outcomes)), key=_order)
-    found = {(o["operator"], kind_of(o)): o for o in outcomes}
+    columns = list(dict.fromkeys(map(_column, kinds)))
+    found = _merged(outcomes)
     names = sorted({o["operator"] for o in outcomes}, key=lambda name: (name.lower(), name))
-    lines = [HEAD.format(command=_command(results, device)), _made(results)]
+    lines = [HEAD.format(command=_command(results, device)), *[EDGES_HEAD] * ("edges" in results), _made(results)]
     if device:
         lines += [DEVICE_HEAD.rstrip("\n"), "", _made(device)]
-    lines += [*_operators(outcomes, kinds), "", *_samples(outcomes, kinds), "", *_table(names, kinds, found)]
+    lines += [*_operators(outcomes, kinds), "", *_samples(outcomes, kinds), "", *_table(names, columns, found)]
     return "\n".join(lines) + "\n"
 
 
 def kind_of(outcome: dict[str, Any]) -> str:
-    """What has a column: a dtype, or a way of the device, which has float32 unless it says otherwise."""
+    """What has a row in the totals: a dtype, or another way than `torch.compile`, with its dtype if not float32."""
     way, dtype = outcome.get("way", ""), str(outcome["dtype"])
     return f"{way}, {dtype}" if way and dtype != "float32" else way or dtype
 
 
+def _column(kind: str) -> str:
+    """The column of a kind: integers of every width share one, as do the dtypes of another way."""
+    way = next((way for way in (EXPORTED, STRICT, FALLBACK) if kind.startswith(way)), "")
+    return way or ("integers" if kind in INTEGERS.split() else kind)
+
+
+def _merged(outcomes: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    """By operator and column, what became of all samples."""
+    merged: dict[tuple[str, str], Outcome] = {}
+    for line in outcomes:
+        outcome = Outcome.of_json(line)
+        merged.setdefault((outcome.operator, _column(kind_of(line))), Outcome(outcome.operator, outcome.dtype)).add(
+            outcome
+        )
+    return {key: outcome.as_json() for key, outcome in merged.items()}
+
+
 def _order(kind: str) -> tuple[bool, int, str]:
     """Dtypes as they are written above, then others, and the ways of the device."""
-    return kind not in DTYPES, DTYPES.find(kind), "" if "strict" in kind else kind
+    names = DTYPES.split()
+    return kind not in names, names.index(kind) if kind in names else 0, kind.replace(FALLBACK, "the last")
 
 
 def _command(results: Results, device: Results | None) -> str:
@@ -124,11 +152,11 @@ def share(counts: Counter[str]) -> str:
     return f"{right / total:.1%}" if total else "–"
 
 
-def _table(names: list[str], kinds: list[str], found: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
-    lines = ["| operator | " + " | ".join(kinds) + " | why not all |", "|---" * (len(kinds) + 2) + "|"]
+def _table(names: list[str], columns: list[str], found: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
+    lines = ["| operator | " + " | ".join(columns) + " | why not all |", "|---" * (len(columns) + 2) + "|"]
     for name in names:
-        row = [found.get((name, kind)) for kind in kinds]
-        marks = " | ".join(_mark(o) if o else "" for o in row)
+        row = [found.get((name, column)) for column in columns]
+        marks = " | ".join(_mark(o) if o else MARKS["no samples"] for o in row)
         lines.append(f"| `{name}` | {marks} | {_reason([o for o in row if o])} |")
     return lines
 

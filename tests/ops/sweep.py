@@ -42,14 +42,15 @@ def source() -> str:
 
 def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.ops.sweep", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="3 samples of each operator")
-    parser.add_argument("--samples", type=int, help="at most so many samples of each operator (default: all)")
+    parser.add_argument("--quick", action="store_true", help="3 samples of each operator, and those at the edges")
+    parser.add_argument("--samples", type=int, help="at most so many of the database's samples (default: all)")
     parser.add_argument("--dtypes", default="float32", help="comma-separated (default: float32)")
     parser.add_argument(
         "--device", choices=["ort"], help="on the device, strictly and with fallback (default: compiled)"
     )
     parser.add_argument("--strict", action="store_true", help="on the device: strictly alone")
     parser.add_argument("--executor", help="of the device (default: its own choice)")
+    parser.add_argument("--export", action="store_true", help="export the samples at the edges of each dtype too")
     parser.add_argument("--only", nargs="*", default=(), help="operators by name, or by prefix with a trailing *")
     parser.add_argument("--own", action="store_true", help="only operators that our own table translates")
     parser.add_argument("--seconds", type=float, default=120, help="time limit of a sample (default: 120)")
@@ -73,7 +74,7 @@ class Results:
     def __init__(self, path: Path, samples: int | None, executor: str | None = None) -> None:
         self._path = path
         today = datetime.now(UTC).date().isoformat()
-        self._made = {"date": today, "versions": versions(), "source": source(), "samples": samples}
+        self._made = {"date": today, "versions": versions(), "source": source(), "samples": samples, "edges": True}
         if executor is not None:
             self._made["executor"] = executor
         self._saved = time.monotonic()
@@ -158,25 +159,26 @@ def _tasks(given: argparse.Namespace, count: int | None, done: set[tuple[str, st
     import torch
 
     from .database import in_own_table, operators, samples
+    from .ways import EXPORTED
     from .workers import Task
 
     tasks = [
-        Task(name, dtype, many, way, given.executor)
+        Task(name, dtype, len(samples(op, getattr(torch, dtype), many)), way, given.executor, many)
         for dtype in given.dtypes.split(",")
         for name, op in operators().items()
         if _matches(name, given.only) and (not given.own or in_own_table(op))
-        for many in [len(samples(op, getattr(torch, dtype), count))]
         for way in _ways(given)
         if (name, dtype, way) not in done
+        for many in [0 if way == EXPORTED else count]
     ]
     return sorted(tasks, key=lambda task: -task.samples)
 
 
 def _ways(given: argparse.Namespace) -> tuple[str, ...]:
-    from .ways import COMPILED, FALLBACK, STRICT
+    from .ways import COMPILED, EXPORTED, FALLBACK, STRICT
 
     if not given.device:
-        return (COMPILED,)
+        return (COMPILED, EXPORTED) if given.export else (COMPILED,)
     return (STRICT,) if given.strict else (STRICT, FALLBACK)
 
 
@@ -188,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results.load()
     tasks = _tasks(given, count, {(o["operator"], o["dtype"], o.get("way", "")) for o in results.outcomes})
     try:
-        _run(tasks, count, given, results)
+        _run(tasks, given, results)
     except KeyboardInterrupt:
         print(f"\ninterrupted; {given.results} has what is done, and --resume goes on from there")
         return INTERRUPTED
@@ -199,16 +201,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _conclude(results.outcomes)
 
 
-def _run(tasks: list[Any], count: int | None, given: argparse.Namespace, results: Results) -> None:
+def _run(tasks: list[Any], given: argparse.Namespace, results: Results) -> None:
     from .check import Outcome
     from .workers import sweep
 
+    tasks = [task for task in tasks if task.samples]
     progress = Progress(len(tasks), sum(task.samples for task in tasks))
-    for task in tasks:
-        if not task.samples:
-            results.add(task.outcome().as_json())
-            progress.operator(results.outcomes[-1])
-    for settled in sweep(tasks, count, given.seconds, given.processes):
+    for settled in sweep(tasks, given.seconds, given.processes):
         if isinstance(settled, Outcome):
             results.add(settled.as_json())
             progress.operator(results.outcomes[-1])

@@ -138,9 +138,9 @@ def test_the_page_has_the_device_beside_what_is_compiled() -> None:
         Outcome("relu", "float32", refused=1, reasons={"odd": 1}, way=STRICT),
     )
     lines = page(compiled, device).splitlines()
-    assert "| operator | float32 | int64 | device, strict | device, with fallback | why not all |" in lines
+    assert "| operator | float32 | integers | device, strict | device, with fallback | why not all |" in lines
     assert "| `svd` | in torch | – | partly, 1 of 2 | ✓ | why |" in lines
-    assert "| `relu` |  |  | in torch |  | odd |" in lines
+    assert "| `relu` | – | – | in torch | – | odd |" in lines
     assert "| device, strict | 1 | 0 | 2 | 0 | 33.3% |" in lines
 
 

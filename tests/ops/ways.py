@@ -1,4 +1,4 @@
-"""The ways of a sample: through `torch.compile`, or on the device `ort`, with and without leave to use the CPU."""
+"""The ways of a sample: `torch.compile`, `sardonyx.export`, or the device `ort`, strictly or with fallback."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+import sardonyx
+
 from .database import Arguments, over_tensors
 
-COMPILED, STRICT, FALLBACK = "", "device, strict", "device, with fallback"
+COMPILED, EXPORTED, STRICT, FALLBACK = "", "export", "device, strict", "device, with fallback"
 """Their names. Strictly, everything on the device runs in ONNX Runtime: copies and casts too."""
 
 INDICES_STAY = frozenset({"tensor_split"})
@@ -24,6 +26,8 @@ def way_of(name: str, executor: str | None = None) -> Way:
     """A way by its name; those of the device enable it, with the executor that is asked for, if any is."""
     if name == COMPILED:
         return lambda op, arguments: compiled(over_tensors(op, arguments))
+    if name == EXPORTED:
+        return exported
     from sardonyx import eager
 
     chosen = {} if executor is None else {"executor": executor}
@@ -37,6 +41,21 @@ def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
     return torch.compile(
         function, backend="sardonyx", fullgraph=True, dynamic=False, options={"fallback": "error", **options}
     )
+
+
+class _Module(torch.nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return self.function(*tensors)
+
+
+def exported(op: Any, arguments: Arguments) -> Callable[..., Any]:
+    """The operator as a file, which is exported at the first call."""
+    module = _Module(over_tensors(op, arguments)).eval()
+    return lambda *tensors: sardonyx.export(module, tensors)(*tensors)
 
 
 def on_device(op: Any, arguments: Arguments) -> Callable[..., Any]:

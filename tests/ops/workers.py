@@ -24,7 +24,7 @@ READY, END = "ready", "end"
 """What a process says beside outcomes: that it can take an operator, and that there are no more samples of one."""
 
 
-Serve: TypeAlias = Callable[[Connection, int | None], None]
+Serve: TypeAlias = Callable[[Connection], None]
 """The life of a process: says READY, takes a task's `words` and a first sample, gives an outcome a sample, says END."""
 
 
@@ -54,10 +54,12 @@ class Task:
     """How it is run; see `ways`."""
     executor: str | None = None
     """Of the device; its own choice where it is None."""
+    count: int | None = None
+    """How many samples of the database are taken; all where it is None. Those at the edges always are."""
 
     @property
     def words(self) -> tuple[Any, ...]:
-        return self.operator, self.dtype, self.way, self.executor
+        return self.operator, self.dtype, self.way, self.executor, self.count
 
     def outcome(self) -> Outcome:
         from .check import Outcome
@@ -65,8 +67,8 @@ class Task:
         return Outcome(self.operator, self.dtype, way=self.way)
 
 
-def _serve(pipe: Connection, count: int | None) -> None:
-    """The life of a process: takes an operator, a dtype, a way and the first sample; gives an outcome for each."""
+def _serve(pipe: Connection) -> None:
+    """The life of a process: takes the words of a `Task` and the first sample; gives an outcome for each."""
     import torch
 
     from .check import check_sample
@@ -78,7 +80,7 @@ def _serve(pipe: Connection, count: int | None) -> None:
     warm_up()
     pipe.send(READY)
     while True:
-        name, dtype, way, executor, first = pipe.recv()
+        name, dtype, way, executor, count, first = pipe.recv()
         op, run = operators()[name], way_of(way, executor)
         for index, sample in enumerate(samples(op, getattr(torch, dtype), count)):
             if index >= first:
@@ -92,8 +94,8 @@ def _serve(pipe: Connection, count: int | None) -> None:
 class Worker:
     """One process, the operator it is at, and a new process when it dies or a sample takes too long."""
 
-    def __init__(self, count: int | None, seconds: float, serve: Serve = _serve) -> None:
-        self._count, self._seconds, self._serve = count, seconds, serve
+    def __init__(self, seconds: float, serve: Serve = _serve) -> None:
+        self._seconds, self._serve = seconds, serve
         self._process: Any = None
 
     def begin(self, task: Work) -> None:
@@ -161,7 +163,7 @@ class Worker:
         self.stop()
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=self._serve, args=(theirs, self._count), daemon=True)
+        self._process = context.Process(target=self._serve, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()
         self._ready, self._served = False, 0
@@ -184,16 +186,14 @@ class Worker:
             self._process = None
 
 
-def sweep(
-    tasks: Iterable[Work], count: int | None, seconds: float, processes: int, serve: Serve = _serve
-) -> Iterator[Any]:
+def sweep(tasks: Iterable[Work], seconds: float, processes: int, serve: Serve = _serve) -> Iterator[Any]:
     """Check every task in several processes: gives a number of samples as they are settled, and each outcome."""
     waiting = (task for task in tasks if task.samples)  # lazily: there may be as many as time allows
     workers: list[Worker] = []
     busy: list[Worker] = []
     try:
         for task in itertools.islice(waiting, processes):
-            workers.append(Worker(count, seconds, serve))
+            workers.append(Worker(seconds, serve))
             workers[-1].begin(task)
             busy.append(workers[-1])
         while busy:

@@ -106,7 +106,7 @@ def attempt(case: Case, way: str) -> Outcome:
     return outcome
 
 
-def _serve(pipe: Connection, count: int | None) -> None:
+def _serve(pipe: Connection) -> None:
     """The life of a process; see `tests.ops.workers`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends us
     torch.set_num_threads(1)
@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("nothing has such a name")
         return 2
     try:
-        for settled in sweep(tasks, None, given.seconds, given.processes, _serve):
+        for settled in sweep(tasks, given.seconds, given.processes, _serve):
             if isinstance(settled, Outcome):
                 outcomes.append(settled)
                 print(f"{len(outcomes)}/{len(tasks)} {line(settled)}", flush=True)
