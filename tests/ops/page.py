@@ -96,9 +96,8 @@ def _merged(outcomes: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, A
     merged: dict[tuple[str, str], Outcome] = {}
     for line in outcomes:
         outcome = Outcome.of_json(line)
-        merged.setdefault((outcome.operator, _column(kind_of(line))), Outcome(outcome.operator, outcome.dtype)).add(
-            outcome
-        )
+        key = (outcome.operator, _column(kind_of(line)))
+        merged.setdefault(key, Outcome(outcome.operator, outcome.dtype)).add(outcome)
     return {key: outcome.as_json() for key, outcome in merged.items()}
 
 
