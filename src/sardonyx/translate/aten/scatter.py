@@ -8,8 +8,8 @@ import onnx_ir as ir
 import torch
 
 from sardonyx.translate import dtypes
+from sardonyx.translate.aten.division import floor_divide
 from sardonyx.translate.aten.indexing import flat
-from sardonyx.translate.aten.pointwise import floor_divide
 from sardonyx.translate.builder import Builder, Operand
 from sardonyx.translate.sizes import Dim
 from sardonyx.translate.table import aten
