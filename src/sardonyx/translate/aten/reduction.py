@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 import sympy
@@ -11,6 +11,7 @@ from torch.utils._sympy.functions import FloorDiv, PythonMod
 
 from sardonyx.translate import dtypes
 from sardonyx.translate.aten.indexing import count_of
+from sardonyx.translate.aten.totals import integer_product, integer_sum
 from sardonyx.translate.builder import Builder, Operand
 from sardonyx.translate.sizes import Dim
 from sardonyx.translate.table import aten
@@ -51,12 +52,30 @@ def _reduce(g: Builder, op_type: str, x: Value, dim: Axes, keepdim: bool) -> Val
 
 @aten("sum", "sum.dim_IntList")
 def sum_(g: Builder, x: Value, dim: Axes = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Value:
+    if _is_integer(g):
+        return _of_integers(g, x, dim, keepdim, integer_sum, 0)
     x = g.cast(x, g.out.dtype)
     axes = _axes(g, x, dim)
     if axes == list(range(len(axes))) and 0 < len(axes) < g.rank(x) and _are_many(g.dims(x)[: len(axes)], g.dtype(x)):
         total = _sum_in_blocks(g, g.reshape(x, [count_of(g.dims(x)[: len(axes)]), *g.dims(x)[len(axes) :]]))
         return g.unsqueeze(total, axes) if keepdim else total
     return _reduce(g, "ReduceSum", x, dim, keepdim)
+
+
+def _is_integer(g: Builder) -> bool:
+    return not g.out.dtype.is_floating_point and g.out.dtype != torch.bool
+
+
+def _of_integers(
+    g: Builder, x: Value, dim: Axes, keepdim: bool, reduce: Callable[..., Value], of_nothing: int
+) -> Value:
+    """An exact reduction; what torch is told to compute in a narrow dtype is the low bits of that."""
+    if g.dtype(x).is_floating_point:
+        x = g.cast(x, g.out.dtype)
+    axes = _axes(g, x, dim)
+    if any(g.dims(x)[axis] == 0 for axis in axes):
+        return g.expand(g.scalar(of_nothing, g.out.dtype), g.like(g.out))
+    return g.cast(reduce(g, x, axes, keepdim) if axes else x, g.out.dtype)
 
 
 _BLOCKS = 32
@@ -87,6 +106,8 @@ def mean(g: Builder, x: Value, dim: Axes = None, keepdim: bool = False, *, dtype
 
 @aten("prod", "prod.dim_int")
 def prod(g: Builder, x: Value, dim: Axes = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Value:
+    if _is_integer(g):
+        return _of_integers(g, x, dim, keepdim, integer_product, 1)
     return _reduce(g, "ReduceProd", g.cast(x, g.out.dtype), dim, keepdim)
 
 
