@@ -10,6 +10,7 @@ import onnx_ir as ir
 import torch
 
 from sardonyx.translate import declared as nodes
+from sardonyx.translate import dtypes
 from sardonyx.translate.builder import Builder, Operand
 from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.table import aten, prims
@@ -60,7 +61,8 @@ def _is(x: Operand, number: float) -> bool:
 def pow_(g: Builder, x: Operand, y: Operand) -> Value:
     if isinstance(y, (int, float)) and not isinstance(y, bool) and isinstance(x, Value):
         simple = _POWERS.get(float(y))
-        if simple is not None and (g.out.dtype.is_floating_point or y in (1, 2, 3)):
+        roots = g.out.dtype == torch.float16 and abs(y) == 0.5  # there torch takes powers, other than roots of −0, −inf
+        if simple is not None and not roots and (g.out.dtype.is_floating_point or y in (1, 2, 3)):
             return simple(g, g.cast(x, g.out.dtype))
     if g.out.dtype.is_floating_point:
         return g.Pow(*operands(g, x, y))
@@ -104,10 +106,11 @@ def addcdiv(g: Builder, x: Value, a: Value, b: Value, *, value: Operand = 1) -> 
 
 @aten("lerp.Scalar", "lerp.Tensor")
 def lerp(g: Builder, x: Value, y: Value, weight: Operand) -> Value:
-    w = g.cast(weight, g.out.dtype)
-    near, far = g.Mul(w, g.Sub(y, x)), g.Mul(g.Sub(g.scalar(1, g.out.dtype), w), g.Sub(y, x))
-    small = g.Less(g.Abs(w), g.scalar(0.5, g.out.dtype))
-    return g.Where(small, g.Add(x, near), g.Sub(y, far))
+    dtype = dtypes.summing(g.out.dtype)
+    x, y, w = (g.cast(v, dtype) for v in (x, y, weight))
+    near, far = g.Mul(w, g.Sub(y, x)), g.Mul(g.Sub(g.scalar(1, dtype), w), g.Sub(y, x))
+    small = g.Less(g.Abs(w), g.scalar(0.5, dtype))
+    return g.cast(g.Where(small, g.Add(x, near), g.Sub(y, far)), g.out.dtype)
 
 
 @aten("maximum")
@@ -235,10 +238,10 @@ def round_decimals(g: Builder, x: Value, *, decimals: int) -> Value:
         if decimals < 0:
             raise Unsupported("rounding integers to tens")
         return x
-    scale = g.scalar(10.0 ** abs(decimals), g.out.dtype)
-    if decimals < 0:
-        return g.Mul(g.Round(g.Div(x, scale)), scale)
-    return g.Div(g.Round(g.Mul(x, scale)), scale)
+    dtype = dtypes.summing(g.out.dtype)
+    x, scale = g.cast(x, dtype), g.scalar(10.0 ** abs(decimals), dtype)
+    scaled, back = ("Div", "Mul") if decimals < 0 else ("Mul", "Div")
+    return g.cast(g.node(back, [g.Round(g.node(scaled, [x, scale])), scale]), g.out.dtype)
 
 
 _ERFC = (0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.18628806, 0.09678418, 0.37409196, 1.00002368)
@@ -282,9 +285,10 @@ def nan_to_num(
     if not dtype.is_floating_point:
         return x
     limits = torch.finfo(dtype)
-    x = g.Where(g.IsNaN(x), g.scalar(nan or 0.0, dtype), x)
-    x = g.Where(g.IsInf(x, detect_negative=0), g.scalar(limits.max if posinf is None else posinf, dtype), x)
-    return g.Where(g.IsInf(x, detect_positive=0), g.scalar(limits.min if neginf is None else neginf, dtype), x)
+    filled = g.Where(g.IsNaN(x), g.scalar(nan or 0.0, dtype), x)
+    above, below = g.IsInf(x, detect_negative=0), g.IsInf(x, detect_positive=0)
+    filled = g.Where(above, g.scalar(limits.max if posinf is None else posinf, dtype), filled)
+    return g.Where(below, g.scalar(limits.min if neginf is None else neginf, dtype), filled)
 
 
 # Comparison and logic
