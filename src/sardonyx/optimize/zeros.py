@@ -1,7 +1,7 @@
-"""The sign of zeros through a Where whose kernel merges what it takes from its two choices, and so makes 0 of −0.
+"""The sign of zeros, by which `1 / x` is ∞ or −∞, where ONNX Runtime loses it on the CPU.
 
-ONNX Runtime's on the CPU takes the second choice where the first gave zero or was not asked for: a −0 of the second
-choice stays, one of the first becomes 0. `1 / x` tells them apart.
+Its Where takes the second choice where the first gave zero or was not asked for: a −0 of the second choice stays, one
+of the first becomes 0. Its optimizer takes away an addend of zero, which makes 0 of −0.
 """
 
 from __future__ import annotations
@@ -26,10 +26,33 @@ _SAME_FOR_BOTH_ZEROS = frozenset(
 
 
 def keep_zero_signs(graph: ir.Graph) -> None:
-    """Rewrite, in place, each Where whose first choice may be a −0 that something could tell from 0."""
+    """Rewrite, in place, sums with zero, and each Where whose first choice may be a −0 that could be told from 0."""
     for node in list(graph):
         if node.op_type == "Where" and not node.domain and _loses_signs(node):
             _rewrite(graph, node)
+        elif node.op_type in ("Add", "Sub") and not node.domain:
+            _keep_addend(graph, node)
+
+
+def _keep_addend(graph: ir.Graph, node: ir.Node) -> None:
+    """x + 0 and x − (−0), in which −0 becomes 0, by an operator that is not taken away."""
+    dtype, negative = node.outputs[0].dtype, node.op_type == "Sub"
+    zeros = [x for x in node.inputs[negative:] if x is not None and _is_zero(x, negative)]
+    if dtype in _FLOATS and zeros:
+        assert dtype is not None
+        others = [x for x in node.inputs if x is not None and x is not zeros[0]]
+        node.op_type = "Sum"
+        _set_inputs(node, [*others, _constant(graph, 0, dtype)])
+
+
+def _is_zero(x: ir.Value, negative: bool) -> bool:
+    producer = x.producer()
+    if producer is not None and producer.op_type == "Cast" and producer.inputs[0] is not None:
+        return _is_zero(producer.inputs[0], negative)
+    if not isinstance(x.const_value, ir.Tensor) or x.const_value.size != 1:
+        return False
+    number = x.const_value.numpy()
+    return bool((number == 0).all() and (np.signbit(number) == negative).all())
 
 
 def _loses_signs(node: ir.Node) -> bool:

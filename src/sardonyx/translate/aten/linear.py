@@ -73,9 +73,9 @@ def addbmm(g: Builder, bias: Value, x: Value, y: Value, *, beta: Operand = 1, al
 
 def _summed(g: Builder, products: Value) -> Value:
     """The sum of matrices."""
-    if g.out.dtype.is_floating_point:
-        return g.ReduceSum(products, g.ints([0]), keepdims=0)
-    return g.cast(integer_sum(g, products, [0], False), g.out.dtype)
+    if dtypes.is_integer(g.out.dtype):
+        return g.cast(integer_sum(g, products, [0], False), g.out.dtype)
+    return g.ReduceSum(products, g.ints([0]), keepdims=0)
 
 
 def _added(g: Builder, bias: Value, product: Value, beta: Operand, alpha: Operand) -> Value:
@@ -112,7 +112,7 @@ def trilinear(
     unroll_dim: int = 1,
 ) -> Value:
     """The product of three tensors, each constant along the axes it does not have, summed over some axes."""
-    if not g.out.dtype.is_floating_point:
+    if dtypes.is_integer(g.out.dtype):
         raise Unsupported("a product of three tensors of integers, which engines sum in double precision")
     letters = "abcdefghijklmnopqrstuvwxyz"[: g.rank(x) + len(expand1)]
     operands = [

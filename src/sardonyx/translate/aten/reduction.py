@@ -52,7 +52,7 @@ def _reduce(g: Builder, op_type: str, x: Value, dim: Axes, keepdim: bool) -> Val
 
 @aten("sum", "sum.dim_IntList")
 def sum_(g: Builder, x: Value, dim: Axes = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Value:
-    if _is_integer(g):
+    if dtypes.is_integer(g.out.dtype):
         return _of_integers(g, x, dim, keepdim, integer_sum, 0)
     x = g.cast(x, g.out.dtype)
     axes = _axes(g, x, dim)
@@ -66,10 +66,6 @@ def sum_(g: Builder, x: Value, dim: Axes = None, keepdim: bool = False, *, dtype
 def trace(g: Builder, x: Value) -> Value:
     rows, columns = (g.unsqueeze(positions(g, size), [1 - i]) for i, size in enumerate(g.dims(x)))
     return sum_(g, g.Where(g.Equal(rows, columns), x, g.scalar(0, g.dtype(x))))
-
-
-def _is_integer(g: Builder) -> bool:
-    return not g.out.dtype.is_floating_point and g.out.dtype != torch.bool
 
 
 def _of_integers(
@@ -112,7 +108,7 @@ def mean(g: Builder, x: Value, dim: Axes = None, keepdim: bool = False, *, dtype
 
 @aten("prod", "prod.dim_int")
 def prod(g: Builder, x: Value, dim: Axes = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Value:
-    if _is_integer(g):
+    if dtypes.is_integer(g.out.dtype):
         return _of_integers(g, x, dim, keepdim, integer_product, 1)
     return _reduce(g, "ReduceProd", g.cast(x, g.out.dtype), dim, keepdim)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 import torch
 
+from sardonyx.translate import dtypes
 from sardonyx.translate.aten.indexing import count_of
 from sardonyx.translate.aten.scan import running_product
 from sardonyx.translate.builder import Builder
@@ -44,13 +45,14 @@ def _largest(g: Builder, x: Value) -> int:
     """A bound of the absolute values, by the narrowest dtype that the elements were in."""
     producer = x.producer()
     source = producer.inputs[0] if producer is not None and producer.op_type == "Cast" else None
-    dtypes = [g.dtype(v) for v in (x, source) if v is not None and v.dtype is not None]
-    limits = [1 if d == torch.bool else -torch.iinfo(d).min or torch.iinfo(d).max for d in dtypes if _is_whole(d)]
-    return min(limits)
+    return min(_limit(g.dtype(v)) for v in (x, source) if v is not None and v.dtype is not None)
 
 
-def _is_whole(dtype: torch.dtype) -> bool:
-    return not dtype.is_floating_point and not dtype.is_complex
+def _limit(dtype: torch.dtype) -> int:
+    if dtype == torch.bool:
+        return 1
+    limits = torch.iinfo(dtype if dtypes.is_integer(dtype) else torch.int64)
+    return max(-limits.min, limits.max)
 
 
 def _reduced(g: Builder, x: Value, axes: Sequence[int], keepdim: bool) -> list[Dim]:
