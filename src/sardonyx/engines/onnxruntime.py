@@ -102,7 +102,7 @@ def _kernels(provider: str) -> Kernels | None:
     for kernel in kernels:
         versions = range(kernel.version_range[0], kernel.version_range[1] + 1)
         found.setdefault((kernel.domain, kernel.op_name), []).append((versions, kernel.type_constraints))
-    return Kernels(found)
+    return Kernels(found, where_loses_zero_sign=provider == "CPUExecutionProvider")
 
 
 class OnnxRuntimeRunner(Runner):

@@ -32,8 +32,14 @@ def fold_constant(node: ir.Node, g: Builder) -> ir.Value | None:
     dims = node.outputs[0].meta.get("dims")
     if dims is not None and not (all(isinstance(d, int) for d in dims) and np.prod(dims) <= _LARGEST):
         return None
+    if node.op_type in ("Div", "Mod") and _has_zero_integer(arrays[1]):
+        return None  # the engine says that it divides by zero
     result = _evaluate(node, arrays, g.opset)
     return None if result is None or result.size > _LARGEST else g.constant(result, node.outputs[0].dtype)
+
+
+def _has_zero_integer(array: Any) -> bool:
+    return array.dtype.kind in "iu" and not array.all()
 
 
 def _static_shape(node: ir.Node, g: Builder) -> ir.Value | None:

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from sardonyx.optimize.scopes import bodies_of, graphs_of
+from sardonyx.optimize.zeros import keep_zero_signs
 from sardonyx.translate.schemas import Signature, signature
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,8 @@ class Kernels:
     """Which operators an engine implements, and for which types: (domain, operator) → versions and constraints."""
 
     table: Mapping[tuple[str, str], KernelTypes]
+    where_loses_zero_sign: bool = False
+    """Whether its Where gives 0 for a −0 that it takes from its first choice."""
 
     def __hash__(self) -> int:
         return id(self)
@@ -54,11 +57,13 @@ def _fit(allowed: Mapping[str, Sequence[str]], types: Mapping[str, str]) -> bool
 
 
 def legalize(model: ir.Model, kernels: Kernels) -> Counter[str]:
-    """Insert casts in place; how many nodes of each operator needed them."""
+    """Insert casts in place, and keep signs that a Where would lose; how many nodes of each operator needed casts."""
     opset = model.graph.opset_imports[""]
     widened: Counter[str] = Counter()
     for graph in graphs_of(model.graph):
         widened += _legalize_graph(graph, opset, kernels)
+        if kernels.where_loses_zero_sign:
+            keep_zero_signs(graph)
     return widened
 
 

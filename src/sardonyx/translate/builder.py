@@ -201,7 +201,11 @@ class Builder:
             size = self.Squeeze(self.sizes.value(value), self.ints([0]))
             size.meta["dims"] = ()
             return self.cast(size, dtype)
-        return self.constant(dtypes.to_array(torch.tensor(value, dtype=dtype)), dtypes.to_onnx(dtype))
+        try:
+            number = torch.tensor(value, dtype=dtype)
+        except RuntimeError as error:  # torch wraps some such numbers around, and refuses others
+            raise Unsupported(f"{value} is no number of dtype {dtype}") from error
+        return self.constant(dtypes.to_array(number), dtypes.to_onnx(dtype))
 
     # Types and shapes
 

@@ -49,6 +49,11 @@ def to_torch(dtype: ir.DataType) -> torch.dtype:
     return _TORCH_OF_ONNX[dtype]
 
 
+def is_integer(dtype: torch.dtype) -> bool:
+    """Whether it counts in integers; booleans do not."""
+    return not dtype.is_floating_point and not dtype.is_complex and dtype != torch.bool
+
+
 def summing(dtype: torch.dtype) -> torch.dtype:
     """What torch sums and squares a dtype in: half precision is too narrow for it."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

@@ -28,11 +28,14 @@ ADMITTED = frozenset({"aten::native_layer_norm", "aten::native_group_norm", "ate
 """Functions of several outputs that are right in each of them: `tests/translate/test_torchlib.py` has the proof."""
 
 _NAN = "it passes over what is not a number"
+_OVERFLOWS = "it overflows near the limits of integers, and rounds quotients of floating point otherwise"
 _FUSED = "ONNX Runtime joins its product with a transpose wrongly"
 WRONG = {
     **dict.fromkeys(("aten::amax", "aten::amin", "aten::max", "aten::min", "aten::max.dim", "aten::min.dim"), _NAN),
     **dict.fromkeys(("aten::argmax", "aten::argmin", "aten::sort", "aten::topk", "aten::sign"), _NAN),
     **dict.fromkeys(("aten::mv", "aten::addmv"), _FUSED),
+    **dict.fromkeys(("aten::floor_divide", "aten::div.Tensor_mode", "aten::div.Scalar_mode"), _OVERFLOWS),
+    **dict.fromkeys(("aten::remainder.Tensor", "aten::remainder.Scalar"), _OVERFLOWS),
     "aten::nll_loss_forward": "its total weight is faked",
     "aten::native_batch_norm": "in training it normalises by the running statistics",
     "aten::_native_batch_norm_legit": "it normalises by the running statistics",
@@ -73,12 +76,7 @@ _WRONG_WHERE: Mapping[str, tuple[Callable[[Mapping[str, Any]], Any], str]] = {
 }
 """Functions that do so for some arguments."""
 
-_WRONG_IN_HALF = frozenset(
-    {
-        *("aten::div.Tensor_mode", "aten::div.Scalar_mode", "aten::floor_divide"),
-        *("aten::remainder.Tensor", "aten::remainder.Scalar", "aten::index_put"),
-    }
-)
+_WRONG_IN_HALF = frozenset({"aten::index_put"})
 """Functions that compute in half precision what torch computes in single, or ONNX Runtime not at all."""
 
 _SUMS = frozenset({"aten::sum", "aten::mean", "aten::prod", "aten::cumsum", "aten::cumprod", "aten::logsumexp"})
@@ -294,7 +292,19 @@ def _adopt(g: Builder, made: ir.Node) -> None:
         made.outputs[0].const_value, made.outputs[0].type = held, ir.TensorType(held.dtype)
     made.meta["fx"] = g._origin
     _state_dtypes(made, g.opset)
+    _check_exact(made)
     g.nodes.append(made)
+
+
+_INEXACT_OF_INTEGERS = frozenset({"ReduceSum", "ReduceProd", "ReduceSumSquare", "ReduceL1", "Einsum", "Pow"})
+
+
+def _check_exact(made: ir.Node) -> None:
+    """Refuse operators of integers that ONNX Runtime computes in double precision."""
+    fmod = made.op_type == "Mod" and "fmod" in made.attributes and made.attributes["fmod"].as_int()
+    dtype = made.inputs[0].dtype if made.inputs and made.inputs[0] is not None else None
+    if (fmod or made.op_type in _INEXACT_OF_INTEGERS) and dtype is not None and not dtype.is_floating_point():
+        raise Unsupported("torchlib's translation computes integers in double precision")
 
 
 def _state_dtypes(made: ir.Node, opset: int) -> None:

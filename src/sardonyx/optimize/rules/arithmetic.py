@@ -10,7 +10,7 @@ import onnx_ir as ir
 from sardonyx.optimize.pattern import P, array_of, scalar_of
 from sardonyx.optimize.rule import Match, rule
 
-_FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 @rule(P.Mul("x", 1.0), P.Div("x", 1.0))

@@ -64,7 +64,7 @@ def log_one_plus(g: Builder, x: Value) -> Value:
     """log(u) · x / (u - 1) with u = 1 + x, which is exact to rounding where log(1 + x) loses every digit."""
     one = g.scalar(1, g.dtype(x))
     u = g.Add(one, x)
-    exact = g.Div(g.Mul(g.Log(u), x), g.Sub(u, one))
+    exact = g.Mul(g.Log(u), g.Div(x, g.Sub(u, one)))
     return g.Where(g.Or(g.Equal(u, one), g.IsInf(u, detect_negative=0)), x, exact)
 
 

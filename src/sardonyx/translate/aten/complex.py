@@ -10,7 +10,7 @@ import onnx_ir as ir
 import torch
 
 from sardonyx.translate import pairs, table
-from sardonyx.translate.aten import indexing, linear, pointwise, reduction, shape
+from sardonyx.translate.aten import indexing, linear, pointwise, reduction, shape, signs
 from sardonyx.translate.builder import Builder, Operand
 from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.pairs import join, on_pairs, parts, split
@@ -76,7 +76,7 @@ def abs_(g: Builder, x: Value) -> Value:
 @on_pairs("angle")
 def angle(g: Builder, x: Value) -> Value:
     real, imaginary = parts(g, x)
-    return pointwise.atan2(g, imaginary, real)
+    return signs.atan2(g, imaginary, real)
 
 
 @on_pairs("isnan")

@@ -9,6 +9,7 @@ import sympy
 import torch
 
 from sardonyx.translate import dtypes
+from sardonyx.translate.aten.indexing import positions
 from sardonyx.translate.builder import Builder, Operand
 from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.sizes import Dim
@@ -57,8 +58,11 @@ def arange_start_step(g: Builder, start: Operand, end: Operand, step: Operand = 
     numbers = (start, end, step)
     if not any(isinstance(number, sympy.Expr) for number in numbers):
         return _constant_range(g, *numbers)
-    wide = torch.int64 if not any(isinstance(number, float) for number in numbers) else torch.float64
-    return g.cast(g.Range(*(g.scalar(number, wide) for number in numbers)), g.out.dtype)
+    if any(isinstance(number, float) for number in numbers):
+        return g.cast(g.Range(*(g.scalar(number, torch.float64) for number in numbers)), g.out.dtype)
+    places = positions(g, g.like(g.out)[0])  # engines compute the length in double precision: it must be small
+    first, by = (g.scalar(number, torch.int64) for number in (start, step))
+    return g.cast(g.Add(first, g.Mul(by, places)) if (start, step) != (0, 1) else places, g.out.dtype)
 
 
 def _constant_range(g: Builder, start: Any, end: Any, step: Any) -> Value:

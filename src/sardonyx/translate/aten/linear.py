@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from sardonyx.translate import dtypes
+from sardonyx.translate.aten.totals import integer_sum
 from sardonyx.translate.builder import Builder, Operand
+from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.inference import broadcast
 from sardonyx.translate.sizes import Dim
 from sardonyx.translate.table import aten
@@ -66,7 +68,14 @@ def baddbmm(g: Builder, bias: Value, x: Value, y: Value, *, beta: Operand = 1, a
 @aten("addbmm")
 def addbmm(g: Builder, bias: Value, x: Value, y: Value, *, beta: Operand = 1, alpha: Operand = 1) -> Value:
     bias, x, y = _widened(g, bias, x, y)
-    return _added(g, bias, g.ReduceSum(g.MatMul(x, y), g.ints([0]), keepdims=0), beta, alpha)
+    return _added(g, bias, _summed(g, matmul(g, x, y)), beta, alpha)
+
+
+def _summed(g: Builder, products: Value) -> Value:
+    """The sum of matrices."""
+    if dtypes.is_integer(g.out.dtype):
+        return g.cast(integer_sum(g, products, [0], False), g.out.dtype)
+    return g.ReduceSum(products, g.ints([0]), keepdims=0)
 
 
 def _added(g: Builder, bias: Value, product: Value, beta: Operand, alpha: Operand) -> Value:
@@ -103,6 +112,8 @@ def trilinear(
     unroll_dim: int = 1,
 ) -> Value:
     """The product of three tensors, each constant along the axes it does not have, summed over some axes."""
+    if dtypes.is_integer(g.out.dtype):
+        raise Unsupported("a product of three tensors of integers, which engines sum in double precision")
     letters = "abcdefghijklmnopqrstuvwxyz"[: g.rank(x) + len(expand1)]
     operands = [
         "".join(c for i, c in enumerate(letters) if i not in missing) for missing in (expand1, expand2, expand3)

@@ -19,16 +19,11 @@ from sardonyx.translate.table import aten
 
 Value = ir.Value
 
-_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
-
 
 def _smallest(g: Builder, x: Value, count: Dim, axis: int) -> tuple[Value, Value]:
-    """The `count` smallest in order and where they stand; NaN comes last.
-
-    Wider floating point keeps the largest number and infinity apart, which the sorting otherwise takes for equal.
-    """
+    """The `count` smallest in order and where they stand; NaN comes last."""
     dtype = g.dtype(x)
-    wide = _WIDER.get(dtype, dtype) if dtype.is_floating_point else torch.int64
+    wide = dtype if dtype.is_floating_point else torch.int64
     values, places = top(g, g.cast(x, wide), g.shape_value([count]), axis, largest=False)
     dims = [count if i == axis else size for i, size in enumerate(g.dims(x))]
     return g.cast(g.shaped(values, dims), dtype), g.shaped(places, dims)

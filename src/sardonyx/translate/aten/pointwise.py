@@ -10,6 +10,7 @@ import onnx_ir as ir
 import torch
 
 from sardonyx.translate import declared as nodes
+from sardonyx.translate import dtypes
 from sardonyx.translate.builder import Builder, Operand
 from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.table import aten, prims
@@ -17,21 +18,21 @@ from sardonyx.translate.table import aten, prims
 Value = ir.Value
 
 
-def _operands(g: Builder, *xs: Operand) -> list[Value]:
+def operands(g: Builder, *xs: Operand) -> list[Value]:
     """The operands in the dtype of the result."""
     return [g.cast(x, g.out.dtype) for x in xs]
 
 
 @aten("add.Tensor", "add.Scalar")
 def add(g: Builder, x: Operand, y: Operand, alpha: Operand = 1) -> Value:
-    x, y = _operands(g, x, y)
+    x, y = operands(g, x, y)
     y = y if _is(alpha, 1) else _times(g, y, alpha)
     return g.Or(x, y) if g.out.dtype == torch.bool else g.Add(x, y)
 
 
 @aten("sub.Tensor", "sub.Scalar")
 def sub(g: Builder, x: Operand, y: Operand, alpha: Operand = 1) -> Value:
-    x, y = _operands(g, x, y)
+    x, y = operands(g, x, y)
     return g.Sub(x, y if _is(alpha, 1) else _times(g, y, alpha))
 
 
@@ -42,7 +43,7 @@ def rsub(g: Builder, x: Operand, y: Operand, alpha: Operand = 1) -> Value:
 
 @aten("mul.Tensor", "mul.Scalar")
 def mul(g: Builder, x: Operand, y: Operand) -> Value:
-    x, y = _operands(g, x, y)
+    x, y = operands(g, x, y)
     return g.And(x, y) if g.out.dtype == torch.bool else g.Mul(x, y)
 
 
@@ -56,85 +57,15 @@ def _is(x: Operand, number: float) -> bool:
     return not isinstance(x, Value) and x == number
 
 
-@aten("div.Tensor", "div.Scalar", "true_divide.Tensor")
-def div(g: Builder, x: Operand, y: Operand) -> Value:
-    return g.Div(*_operands(g, x, y))
-
-
-@aten("div.Tensor_mode", "div.Scalar_mode")
-def div_mode(g: Builder, x: Operand, y: Operand, rounding_mode: str | None = None) -> Value:
-    if rounding_mode is None:
-        return div(g, x, y)
-    if rounding_mode == "floor":
-        return floor_divide(g, x, y)
-    x, y = _operands(g, x, y)
-    return _trunc(g, g.Div(x, y)) if g.out.dtype.is_floating_point else _divided(g, x, x, y)
-
-
-@aten("floor_divide", "floor_divide.Scalar")
-def floor_divide(g: Builder, x: Operand, y: Operand) -> Value:
-    x, y = _operands(g, x, y)
-    if g.out.dtype.is_floating_point:
-        # torch computes (x - fmod(x, y)) / y, corrects the sign, and rounds: floor(x / y) alone differs by one ulp.
-        quotient = g.Div(g.Sub(x, remainder_of(g, x, y)), y)
-        return g.Where(_equals_zero(g, y), g.Div(x, y), g.Round(quotient))
-    if not g.out.dtype.is_signed:
-        return g.Div(x, y)
-    return _divided(g, x, g.Sub(x, remainder_of(g, x, y)), y)
-
-
-def _divided(g: Builder, x: Value, dividend: Value, y: Value) -> Value:
-    """Of whole numbers; by −1 as x of the other sign: there the processor traps for the smallest number of all."""
-    if not g.dtype(y).is_signed or not _may_be(g, y, -1):
-        return g.Div(dividend, y)
-    minus_one = g.Equal(y, g.scalar(-1, g.dtype(y)))
-    return g.Where(minus_one, g.Neg(x), g.Div(dividend, _but_minus_one(g, y)))
-
-
-def _but_minus_one(g: Builder, y: Value) -> Value:
-    if not g.dtype(y).is_signed or not _may_be(g, y, -1):
-        return y
-    return g.Where(g.Equal(y, g.scalar(-1, g.dtype(y))), g.scalar(1, g.dtype(y)), y)
-
-
-def _may_be(g: Builder, x: Value, number: int) -> bool:
-    """Whether an element may be that number: all of them are known of constants alone."""
-    known = x.const_value if x.name in g.initializers else None
-    return known is None or number in known.numpy()
-
-
-def _equals_zero(g: Builder, x: Value) -> Value:
-    return g.Equal(x, g.scalar(0, g.dtype(x)))
-
-
-def remainder_of(g: Builder, x: Value, y: Value) -> Value:
-    """Python's `%`: the result takes the divisor's sign."""
-    if not g.dtype(x).is_floating_point:
-        return g.Mod(x, _but_minus_one(g, y))  # of which nothing is left either way
-    rest = g.Mod(x, y, fmod=1)
-    zero = g.scalar(0, g.dtype(x))
-    wrong_sign = g.And(g.Not(g.Equal(rest, zero)), g.Xor(g.Less(rest, zero), g.Less(y, zero)))
-    return g.Where(wrong_sign, g.Add(rest, y), rest)
-
-
-@aten("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
-def remainder(g: Builder, x: Operand, y: Operand) -> Value:
-    return remainder_of(g, *_operands(g, x, y))
-
-
-@aten("fmod.Tensor", "fmod.Scalar")
-def fmod(g: Builder, x: Operand, y: Operand) -> Value:
-    return g.Mod(*_operands(g, x, y), fmod=1)
-
-
 @aten("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar")
 def pow_(g: Builder, x: Operand, y: Operand) -> Value:
     if isinstance(y, (int, float)) and not isinstance(y, bool) and isinstance(x, Value):
         simple = _POWERS.get(float(y))
-        if simple is not None and (g.out.dtype.is_floating_point or y in (1, 2, 3)):
+        roots = g.out.dtype == torch.float16 and abs(y) == 0.5  # there torch takes powers, other than roots of −0, −inf
+        if simple is not None and not roots and (g.out.dtype.is_floating_point or y in (1, 2, 3)):
             return simple(g, g.cast(x, g.out.dtype))
     if g.out.dtype.is_floating_point:
-        return g.Pow(*_operands(g, x, y))
+        return g.Pow(*operands(g, x, y))
     raise Unsupported("integer powers differ from torch's for negative exponents and overflow")
 
 
@@ -155,48 +86,49 @@ def square(g: Builder, x: Value) -> Value:
 
 @aten("addcmul")
 def addcmul(g: Builder, x: Value, a: Value, b: Value, *, value: Operand = 1) -> Value:
-    x, a, b = _operands(g, x, a, b)
+    x, a, b = operands(g, x, a, b)
     product = g.Mul(a, b)
     return g.Add(x, product if _is(value, 1) else _times(g, product, value))
 
 
 @prims("fma")
 def fma(g: Builder, a: Value, b: Operand, c: Operand) -> Value:
-    a, b, c = _operands(g, a, b, c)
+    a, b, c = operands(g, a, b, c)
     return g.Add(g.Mul(a, b), c)
 
 
 @aten("addcdiv")
 def addcdiv(g: Builder, x: Value, a: Value, b: Value, *, value: Operand = 1) -> Value:
-    x, a, b = _operands(g, x, a, b)
+    x, a, b = operands(g, x, a, b)
     quotient = g.Div(a, b)
     return g.Add(x, quotient if _is(value, 1) else _times(g, quotient, value))
 
 
 @aten("lerp.Scalar", "lerp.Tensor")
 def lerp(g: Builder, x: Value, y: Value, weight: Operand) -> Value:
-    w = g.cast(weight, g.out.dtype)
-    near, far = g.Mul(w, g.Sub(y, x)), g.Mul(g.Sub(g.scalar(1, g.out.dtype), w), g.Sub(y, x))
-    small = g.Less(g.Abs(w), g.scalar(0.5, g.out.dtype))
-    return g.Where(small, g.Add(x, near), g.Sub(y, far))
+    dtype = dtypes.summing(g.out.dtype)
+    x, y, w = (g.cast(v, dtype) for v in (x, y, weight))
+    near, far = g.Mul(w, g.Sub(y, x)), g.Mul(g.Sub(g.scalar(1, dtype), w), g.Sub(y, x))
+    small = g.Less(g.Abs(w), g.scalar(0.5, dtype))
+    return g.cast(g.Where(small, g.Add(x, near), g.Sub(y, far)), g.out.dtype)
 
 
 @aten("maximum")
 def maximum(g: Builder, x: Operand, y: Operand) -> Value:
-    x, y = _operands(g, x, y)
+    x, y = operands(g, x, y)
     return g.Or(x, y) if g.out.dtype == torch.bool else g.Max(x, y)
 
 
 @aten("minimum")
 def minimum(g: Builder, x: Operand, y: Operand) -> Value:
-    x, y = _operands(g, x, y)
+    x, y = operands(g, x, y)
     return g.And(x, y) if g.out.dtype == torch.bool else g.Min(x, y)
 
 
 def _ignoring_nan(g: Builder, x: Value, y: Value, pick: str) -> Value:
     if not g.out.dtype.is_floating_point:
         return (maximum if pick == "Max" else minimum)(g, x, y)
-    x, y = _operands(g, x, y)
+    x, y = operands(g, x, y)
     return g.Where(g.IsNaN(x), y, g.Where(g.IsNaN(y), x, g.node(pick, [x, y])))
 
 
@@ -263,88 +195,29 @@ for _name in ("floor", "ceil", "round"):
     _register_rounding(_name, _name.capitalize())
 
 
-def _trunc(g: Builder, x: Value) -> Value:
-    if not g.dtype(x).is_floating_point:
-        return x
-    return g.Where(g.Less(x, g.scalar(0, g.dtype(x))), g.Ceil(x), g.Floor(x))
-
-
-@aten("trunc")
-def trunc(g: Builder, x: Value) -> Value:
-    return _trunc(g, x)
-
-
-@aten("frac")
-def frac(g: Builder, x: Value) -> Value:
-    return g.Sub(x, _trunc(g, x))
-
-
 @aten("rsqrt")
 def rsqrt(g: Builder, x: Value) -> Value:
-    return g.Reciprocal(g.Sqrt(*_operands(g, x)))
+    return g.Reciprocal(g.Sqrt(*operands(g, x)))
 
 
 @aten("log2")
 def log2(g: Builder, x: Value) -> Value:
-    return g.Mul(g.Log(*_operands(g, x)), g.scalar(1 / math.log(2), g.out.dtype))
+    return g.Mul(g.Log(*operands(g, x)), g.scalar(1 / math.log(2), g.out.dtype))
 
 
 @aten("log10")
 def log10(g: Builder, x: Value) -> Value:
-    return g.Mul(g.Log(*_operands(g, x)), g.scalar(1 / math.log(10), g.out.dtype))
+    return g.Mul(g.Log(*operands(g, x)), g.scalar(1 / math.log(10), g.out.dtype))
 
 
 @aten("exp2")
 def exp2(g: Builder, x: Value) -> Value:
-    return g.Pow(g.scalar(2, g.out.dtype), *_operands(g, x))
-
-
-@aten("sign", "sgn")
-def sign(g: Builder, x: Value) -> Value:
-    if g.out.dtype == torch.bool:
-        return x
-    signs = g.Sign(x)  # of NaN it is NaN in ONNX and zero in torch
-    return g.Where(g.IsNaN(x), g.scalar(0, g.out.dtype), signs) if g.out.dtype.is_floating_point else signs
-
-
-@aten("angle")
-def angle(g: Builder, x: Value) -> Value:
-    x = g.cast(x, g.out.dtype)
-    zero, half_turn = g.scalar(0, g.out.dtype), g.scalar(math.pi, g.out.dtype)
-    return g.Where(g.IsNaN(x), x, g.Where(g.Less(x, zero), half_turn, zero))
-
-
-@aten("signbit")
-def signbit(g: Builder, x: Value) -> Value:
-    if g.dtype(x) == torch.bool:
-        return g.And(x, g.Not(x))
-    if g.dtype(x).is_floating_point:
-        x = g.Where(_equals_zero(g, x), g.Reciprocal(x), x)  # 1/-0 is -inf
-    return g.Less(x, g.scalar(0, g.dtype(x)))
-
-
-@aten("copysign.Tensor", "copysign.Scalar")
-def copysign(g: Builder, x: Operand, y: Operand) -> Value:
-    x, y = _operands(g, x, y)
-    size = g.Abs(x)
-    return g.Where(signbit(g, y), g.Neg(size), size)
-
-
-@aten("atan2")
-def atan2(g: Builder, y: Operand, x: Operand) -> Value:
-    y, x = _operands(g, y, x)
-    dtype = g.out.dtype
-    endless = g.And(g.IsInf(y), g.IsInf(x))
-    y, x = (g.Where(endless, g.Sign(v), v) for v in (y, x))
-    nowhere = g.And(_equals_zero(g, y), _equals_zero(g, x))
-    angle = g.Atan(g.Where(nowhere, y, g.Div(y, x)))
-    half_turn = g.Where(signbit(g, y), g.scalar(-math.pi, dtype), g.scalar(math.pi, dtype))
-    return g.Where(signbit(g, x), g.Add(angle, half_turn), angle)
+    return g.Pow(g.scalar(2, g.out.dtype), *operands(g, x))
 
 
 @aten("hypot")
 def hypot(g: Builder, x: Operand, y: Operand) -> Value:
-    x, y = (g.Abs(operand) for operand in _operands(g, x, y))
+    x, y = (g.Abs(operand) for operand in operands(g, x, y))
     # max · √(1 + (min/max)²): the squares of large numbers would overflow.
     large, small = g.Max(x, y), g.Min(x, y)
     zero, one = g.scalar(0, g.out.dtype), g.scalar(1, g.out.dtype)
@@ -355,7 +228,7 @@ def hypot(g: Builder, x: Operand, y: Operand) -> Value:
 
 @aten("ldexp.Tensor")
 def ldexp(g: Builder, x: Value, exponent: Value) -> Value:
-    x, exponent = _operands(g, x, exponent)
+    x, exponent = operands(g, x, exponent)
     return g.Mul(x, g.Pow(g.scalar(2, g.out.dtype), exponent))
 
 
@@ -365,10 +238,10 @@ def round_decimals(g: Builder, x: Value, *, decimals: int) -> Value:
         if decimals < 0:
             raise Unsupported("rounding integers to tens")
         return x
-    scale = g.scalar(10.0 ** abs(decimals), g.out.dtype)
-    if decimals < 0:
-        return g.Mul(g.Round(g.Div(x, scale)), scale)
-    return g.Div(g.Round(g.Mul(x, scale)), scale)
+    dtype = dtypes.summing(g.out.dtype)
+    x, scale = g.cast(x, dtype), g.scalar(10.0 ** abs(decimals), dtype)
+    scaled, back = ("Div", "Mul") if decimals < 0 else ("Mul", "Div")
+    return g.cast(g.node(back, [g.Round(g.node(scaled, [x, scale])), scale]), g.out.dtype)
 
 
 _ERFC = (0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.18628806, 0.09678418, 0.37409196, 1.00002368)
@@ -412,9 +285,10 @@ def nan_to_num(
     if not dtype.is_floating_point:
         return x
     limits = torch.finfo(dtype)
-    x = g.Where(g.IsNaN(x), g.scalar(nan or 0.0, dtype), x)
-    x = g.Where(g.IsInf(x, detect_negative=0), g.scalar(limits.max if posinf is None else posinf, dtype), x)
-    return g.Where(g.IsInf(x, detect_positive=0), g.scalar(limits.min if neginf is None else neginf, dtype), x)
+    filled = g.Where(g.IsNaN(x), g.scalar(nan or 0.0, dtype), x)
+    above, below = g.IsInf(x, detect_negative=0), g.IsInf(x, detect_positive=0)
+    filled = g.Where(above, g.scalar(limits.max if posinf is None else posinf, dtype), filled)
+    return g.Where(below, g.scalar(limits.min if neginf is None else neginf, dtype), filled)
 
 
 # Comparison and logic
@@ -471,7 +345,7 @@ def logical_not(g: Builder, x: Value) -> Value:
 def _register_bitwise(name: str, logical: str, bitwise: str) -> None:
     @aten(f"{name}.Tensor", f"{name}.Scalar", f"{name}.Scalar_Tensor")
     def bitwise_op(g: Builder, x: Operand, y: Operand) -> Value:
-        return g.node(logical if g.out.dtype == torch.bool else bitwise, _operands(g, x, y))
+        return g.node(logical if g.out.dtype == torch.bool else bitwise, operands(g, x, y))
 
 
 for _name, _logical, _bitwise in (
@@ -489,7 +363,7 @@ def bitwise_not(g: Builder, x: Value) -> Value:
 
 @aten("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
 def where(g: Builder, condition: Value, x: Operand, y: Operand) -> Value:
-    return g.Where(_as_bool(g, condition), *_operands(g, x, y))
+    return g.Where(_as_bool(g, condition), *operands(g, x, y))
 
 
 @aten("masked_fill.Scalar", "masked_fill.Tensor")

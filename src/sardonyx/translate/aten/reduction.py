@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 import sympy
@@ -10,7 +10,8 @@ import torch
 from torch.utils._sympy.functions import FloorDiv, PythonMod
 
 from sardonyx.translate import dtypes
-from sardonyx.translate.aten.indexing import count_of
+from sardonyx.translate.aten.indexing import count_of, positions
+from sardonyx.translate.aten.totals import integer_product, integer_sum
 from sardonyx.translate.builder import Builder, Operand
 from sardonyx.translate.sizes import Dim
 from sardonyx.translate.table import aten
@@ -51,12 +52,32 @@ def _reduce(g: Builder, op_type: str, x: Value, dim: Axes, keepdim: bool) -> Val
 
 @aten("sum", "sum.dim_IntList")
 def sum_(g: Builder, x: Value, dim: Axes = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Value:
+    if dtypes.is_integer(g.out.dtype):
+        return _of_integers(g, x, dim, keepdim, integer_sum, 0)
     x = g.cast(x, g.out.dtype)
     axes = _axes(g, x, dim)
     if axes == list(range(len(axes))) and 0 < len(axes) < g.rank(x) and _are_many(g.dims(x)[: len(axes)], g.dtype(x)):
         total = _sum_in_blocks(g, g.reshape(x, [count_of(g.dims(x)[: len(axes)]), *g.dims(x)[len(axes) :]]))
         return g.unsqueeze(total, axes) if keepdim else total
     return _reduce(g, "ReduceSum", x, dim, keepdim)
+
+
+@aten("trace")
+def trace(g: Builder, x: Value) -> Value:
+    rows, columns = (g.unsqueeze(positions(g, size), [1 - i]) for i, size in enumerate(g.dims(x)))
+    return sum_(g, g.Where(g.Equal(rows, columns), x, g.scalar(0, g.dtype(x))))
+
+
+def _of_integers(
+    g: Builder, x: Value, dim: Axes, keepdim: bool, reduce: Callable[..., Value], of_nothing: int
+) -> Value:
+    """An exact reduction; what torch is told to compute in a narrow dtype is the low bits of that."""
+    if g.dtype(x).is_floating_point:
+        x = g.cast(x, g.out.dtype)
+    axes = _axes(g, x, dim)
+    if any(g.dims(x)[axis] == 0 for axis in axes):
+        return g.expand(g.scalar(of_nothing, g.out.dtype), g.like(g.out))
+    return g.cast(reduce(g, x, axes, keepdim) if axes else x, g.out.dtype)
 
 
 _BLOCKS = 32
@@ -87,6 +108,8 @@ def mean(g: Builder, x: Value, dim: Axes = None, keepdim: bool = False, *, dtype
 
 @aten("prod", "prod.dim_int")
 def prod(g: Builder, x: Value, dim: Axes = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Value:
+    if dtypes.is_integer(g.out.dtype):
+        return _of_integers(g, x, dim, keepdim, integer_product, 1)
     return _reduce(g, "ReduceProd", g.cast(x, g.out.dtype), dim, keepdim)
 
 
@@ -178,8 +201,23 @@ def _arg(g: Builder, op_type: str, x: Value, dim: int | None, keepdim: bool) -> 
         x, dim = g.reshape(x, [_count(g, x)]), 0
     if g.dtype(x) == torch.bool:
         x = g.Cast(x, dtype=ir.DataType.INT32)
-    x = _orderable(g, x) if op_type == "ArgMax" else _orderable(g, x, -1)
-    return g.node(op_type, [x], axis=g.axis(x, dim), keepdims=int(keepdim))
+    axis = g.axis(x, dim)
+    if not g.dtype(x).is_floating_point:
+        return g.node(op_type, [x], axis=axis, keepdims=int(keepdim))
+    if g.dtype(x) in _WIDER:
+        return g.node(op_type, [orderable(g, x, 1 if op_type == "ArgMax" else -1)], axis=axis, keepdims=int(keepdim))
+    return _arg_of_doubles(g, op_type, x, axis, keepdim)
+
+
+def _arg_of_doubles(g: Builder, op_type: str, x: Value, axis: int, keepdim: bool) -> Value:
+    """The first NaN, or where there is none the extreme, infinite or not."""
+    worst = g.scalar(float("-inf" if op_type == "ArgMax" else "inf"), torch.float64)
+    broken = g.Cast(g.IsNaN(x), dtype=ir.DataType.INT32)
+    place, first = (
+        g.node(kind, [v], axis=axis, keepdims=int(keepdim))
+        for kind, v in ((op_type, g.Where(g.IsNaN(x), worst, x)), ("ArgMax", broken))
+    )
+    return g.Where(g.cast(_reduce(g, "ReduceMax", broken, axis, keepdim), torch.bool), first, place)
 
 
 def _count(g: Builder, x: Value) -> Operand:
@@ -244,19 +282,44 @@ def top(g: Builder, x: Value, k: Value, axis: int, largest: bool) -> tuple[Value
     if g.dtype(x) == torch.bool:
         values, indices = top(g, g.Cast(x, dtype=ir.DataType.INT32), k, axis, largest)
         return g.cast(values, torch.bool), indices
-    key = _orderable(g, x)
-    values, indices = g.several("TopK", 2, [key, k], axis=axis, largest=int(largest))
-    indices.type = ir.TensorType(ir.DataType.INT64)
+    if g.dtype(x) == torch.float64:
+        return _top_of_doubles(g, x, k, axis, largest)
+    key = orderable(g, x)
+    values, indices = _top(g, key, k, axis, largest)
     return (values if key is x else g.GatherElements(x, indices, axis=axis)), indices
 
 
-def _orderable(g: Builder, x: Value, side: int = 1) -> Value:
-    """NaN beyond every number (below, where `side` is −1), as torch orders it; ONNX leaves its order open."""
+def _top(g: Builder, x: Value, k: Value, axis: int, largest: bool) -> tuple[Value, Value]:
+    values, indices = g.several("TopK", 2, [x, k], axis=axis, largest=int(largest))
+    indices.type = ir.TensorType(ir.DataType.INT64)
+    return values, indices
+
+
+def _top_of_doubles(g: Builder, x: Value, k: Value, axis: int, largest: bool) -> tuple[Value, Value]:
+    """Sorted with NaN among the infinite, then by whether it is NaN, which leaves the order of the others."""
+    broken = g.Cast(g.IsNaN(x), dtype=ir.DataType.INT32)
+    key = g.Where(g.IsNaN(x), g.scalar(float("inf"), torch.float64), x)
+    _, order = _top(g, key, g.shape_value([g.dims(x)[axis]]), axis, largest)
+    _, places = _top(g, g.GatherElements(broken, order, axis=axis), k, axis, largest)
+    indices = g.GatherElements(order, places, axis=axis)
+    return g.GatherElements(x, indices, axis=axis), indices
+
+
+_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
+
+
+def orderable(g: Builder, x: Value, side: int = 1) -> Value:
+    """A key with NaN beyond infinity (below, where `side` is −1), as torch orders them; ONNX leaves its order open.
+
+    Wider floating point has a number between the largest and infinity, which stands for infinity. Not for doubles.
+    """
     dtype = g.dtype(x)
     if not dtype.is_floating_point:
         return x
-    finite = g.node("Min" if side > 0 else "Max", [x, g.scalar(side * torch.finfo(dtype).max, dtype)])
-    return g.Where(g.IsNaN(x), g.scalar(side * float("inf"), dtype), finite)
+    wide = g.cast(x, _WIDER[dtype])
+    beyond = g.scalar(side * torch.finfo(_WIDER[dtype]).max, _WIDER[dtype])
+    finite = g.node("Min" if side > 0 else "Max", [wide, beyond])
+    return g.Where(g.IsNaN(wide), g.scalar(side * float("inf"), _WIDER[dtype]), finite)
 
 
 @aten("sort", "sort.stable")

@@ -43,9 +43,12 @@ def cumprod(g: Builder, x: Value, dim: int, *, dtype: torch.dtype | None = None)
     x = g.cast(x, g.out.dtype)
     if not g.rank(x):
         return x
-    axis = g.axis(x, dim)
-    (x,) = _doubling(g, [x], axis, lambda given, by: [g.Mul(given[0], _shifted(g, given[0], axis, by, 1))])
-    return x
+    return running_product(g, x, g.axis(x, dim))
+
+
+def running_product(g: Builder, x: Value, axis: int) -> Value:
+    """The product of each element and all before it."""
+    return _doubling(g, [x], axis, lambda given, by: [g.Mul(given[0], _shifted(g, given[0], axis, by, 1))])[0]
 
 
 @aten("logcumsumexp")

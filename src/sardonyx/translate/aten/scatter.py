@@ -8,8 +8,8 @@ import onnx_ir as ir
 import torch
 
 from sardonyx.translate import dtypes
+from sardonyx.translate.aten.division import floor_divide
 from sardonyx.translate.aten.indexing import flat
-from sardonyx.translate.aten.pointwise import floor_divide
 from sardonyx.translate.builder import Builder, Operand
 from sardonyx.translate.sizes import Dim
 from sardonyx.translate.table import aten
@@ -54,7 +54,12 @@ def combined(g: Builder, x: Value, axis: int, index: Value, src: Value, reductio
         return g.cast(combined(g, x, axis, index, src, _OF_BOOLEANS[reduction]), torch.bool)
     wide = dtypes.summing(dtype)  # engines combine no half precision here, though their types say they do
     result = g.ScatterElements(g.cast(x, wide), index, g.cast(src, wide), axis=axis, reduction=reduction)
-    return g.cast(g.shaped(result, g.dims(x)), dtype)
+    result = g.cast(g.shaped(result, g.dims(x)), dtype)
+    if not dtype.is_floating_point or reduction not in ("max", "min"):
+        return result
+    # Engines skip NaN; torch passes it on.
+    broken = combined(g, g.IsNaN(x), axis, index, g.IsNaN(src), "max")
+    return g.Where(broken, g.scalar(float("nan"), dtype), result)
 
 
 def _scatter_flat(g: Builder, x: Value, index: Value, src: Operand, reduction: str | None) -> Value:

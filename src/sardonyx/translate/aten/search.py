@@ -22,9 +22,37 @@ def place_of(g: Builder, sequence: Value, values: Value, right: bool) -> Value:
     if not length:
         return g.expand(g.scalar(0, torch.int64), g.dims(values))
     sequence, values = g.promote(sequence, values)
+    values = g.unsqueeze(values, [-1])
     # Written so that NaN, which no comparison holds for, comes after everything.
-    behind = g.Not(g.node("Greater" if right else "GreaterOrEqual", [sequence, g.unsqueeze(values, [-1])]))
-    return g.ReduceSum(g.cast(behind, torch.int64), g.ints([-1]), keepdims=0)
+    behind = g.Not(g.node("Greater" if right else "GreaterOrEqual", [sequence, values]))
+    if not g.dtype(sequence).is_floating_point:
+        return _count(g, behind)
+    broken = g.IsNaN(sequence)
+    place = _count(g, g.And(behind, g.Or(g.Not(broken), g.IsNaN(values))))
+    return _past_nan(g, place, _count(g, g.Not(broken)), length)
+
+
+def _count(g: Builder, condition: Value) -> Value:
+    """How often it holds along the last axis."""
+    return g.ReduceSum(g.cast(condition, torch.int64), g.ints([-1]), keepdims=0)
+
+
+def _past_nan(g: Builder, place: Value, numbers: Value, length: int) -> Value:
+    """torch searches by halves, and one that looks at a NaN, behind the numbers, ends at the end of the sequence."""
+    seen = g.ints([_farthest_seen(place, length) for place in range(length + 1)])
+    end = g.scalar(length, torch.int64)
+    return g.Where(g.GreaterOrEqual(g.Gather(seen, place), numbers), end, place)
+
+
+def _farthest_seen(place: int, length: int) -> int:
+    """The last position at or after the place found that a search by halves looks at; −1 if there is none."""
+    start, end = 0, length
+    while start < end:
+        middle = (start + end) // 2
+        if middle >= place:
+            return middle
+        start = middle + 1
+    return -1
 
 
 @aten("bucketize.Tensor", "bucketize.Scalar")
