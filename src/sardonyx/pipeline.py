@@ -140,9 +140,7 @@ class _GraphCompiler:
             raise unsupported(refusals, _HINT)
         for refusal in refusals:
             fallback = Fallback(str(refusal.node.target), refusal.reason, source_of(refusal.inside or refusal.node))
-            if fallback not in self._report.fallbacks:
-                self._report.fallbacks.append(fallback)
-                _warn_once(fallback, self._options.fallback)
+            self._report.note_fallback(fallback, warn=self._options.fallback == "warn")
         return {refusal.node for refusal in refusals}
 
     def _region(self, region: Region) -> CompiledRegion:
@@ -223,12 +221,3 @@ def unsupported(refusals: Sequence[Refusal], hint: str) -> UnsupportedOperator:
         where=source_of(first.inside or first.node) or None,
         hint=hint,
     )
-
-
-_warned: set[Fallback] = set()
-
-
-def _warn_once(fallback: Fallback, how: str) -> None:
-    if how == "warn" and fallback not in _warned:
-        _warned.add(fallback)
-        log.warning("in torch: %s", fallback)
