@@ -81,7 +81,7 @@ def test_triangular_equations_of_many_rows_are_solved_by_blocks(dtype: torch.dty
         found = [linalg.solve_triangular(a, right, upper=upper) for upper in (True, False)]
         found += [linalg.solve_triangular(a, right, upper=upper, unitriangular=True) for upper in (True, False)]
         found += [linalg.solve_triangular(a, beside, upper=upper, left=False) for upper in (True, False)]
-        return found + [torch.cholesky_solve(right, a.squeeze(1)[:1]), torch.cholesky_inverse(a, upper=True)]
+        return [*found, torch.cholesky_solve(right, a.squeeze(1)[:1]), torch.cholesky_inverse(a, upper=True)]
 
     agrees(solutions, a, right, beside)
 

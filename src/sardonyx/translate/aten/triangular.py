@@ -108,7 +108,7 @@ def _inverted_blocks(g: Builder, a: Value, upper: bool, unit: bool) -> Value:
     i, j = np.ogrid[:_BLOCK, :_BLOCK]
     elements = g.reshape(a, [*batch, size * size])
     blocks = g.Gather(elements, g.constant(corners + i * size + j), axis=len(batch))
-    dims = [*batch, size // _BLOCK, _BLOCK, _BLOCK]
+    dims = (*batch, size // _BLOCK, _BLOCK, _BLOCK)
     return _by_rows(g, g.shaped(blocks, dims), identity(g, dims[:-2], _BLOCK), upper, unit)
 
 
