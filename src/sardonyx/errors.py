@@ -43,6 +43,10 @@ class EngineError(SardonyxError, RuntimeError):
     """An engine refused a model, or failed while running it."""
 
 
+class MissingKernel(EngineError, UnsupportedOperator):
+    """An engine has no kernel for an operator of a model, in these dtypes or with these attributes."""
+
+
 class AutogradError(SardonyxError, RuntimeError):
     """A compiled graph cannot be differentiated in the way asked for."""
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sardonyx.capture.regions import Region, copied, device_of, partition, region_of, torchs_own
-from sardonyx.capture.views import views_of_inputs
+from sardonyx.capture.views import stride_bases, views_of_inputs
 from sardonyx.customop.registry import is_declared
 from sardonyx.diagnose import dump, html
 from sardonyx.diagnose.picture import Picture
@@ -47,6 +47,8 @@ def compile_graph(
         graph = hosted.graph(graph, device.type)
         return hosted.run(compile_graph(graph, kind, frozenset(), options), device.index or 0)
     graphs = [module for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]  # branches, loops
+    for module in graphs:
+        stride_bases(module.graph)
     calls = [node for module in graphs for node in module.graph.nodes if node.op == "call_function"]
     report = new_graph_report(kind, len(calls))
     html.follow(options, report)
@@ -140,9 +142,7 @@ class _GraphCompiler:
             raise unsupported(refusals, _HINT)
         for refusal in refusals:
             fallback = Fallback(str(refusal.node.target), refusal.reason, source_of(refusal.inside or refusal.node))
-            if fallback not in self._report.fallbacks:
-                self._report.fallbacks.append(fallback)
-                _warn_once(fallback, self._options.fallback)
+            self._report.note_fallback(fallback, warn=self._options.fallback == "warn")
         return {refusal.node for refusal in refusals}
 
     def _region(self, region: Region) -> CompiledRegion:
@@ -223,12 +223,3 @@ def unsupported(refusals: Sequence[Refusal], hint: str) -> UnsupportedOperator:
         where=source_of(first.inside or first.node) or None,
         hint=hint,
     )
-
-
-_warned: set[Fallback] = set()
-
-
-def _warn_once(fallback: Fallback, how: str) -> None:
-    if how == "warn" and fallback not in _warned:
-        _warned.add(fallback)
-        log.warning("in torch: %s", fallback)

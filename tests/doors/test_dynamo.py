@@ -17,6 +17,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import sardonyx
 from sardonyx.diagnose.report import collecting
+from sardonyx.doors.dynamo import modern
 from sardonyx.translate.translator import NotExpressible, Refusal, translate
 
 
@@ -406,6 +407,16 @@ class TestOldOptions:
         x = torch.randn(3)
         close(torch.compile(torch.sin, backend="onnxrt", options=options)(x), x.sin())
         assert seen
+
+    @pytest.mark.parametrize("settings", [{}, {"use_arena": "0"}])
+    def test_a_preferred_provider_may_come_with_settings(self, settings: dict[str, str]) -> None:
+        options = {
+            "preferred_execution_providers": [("CPUExecutionProvider", settings)],
+            "default_execution_providers": ["CPUExecutionProvider"],
+        }
+        assert modern(options) == {"providers": [("CPUExecutionProvider", settings)]}
+        x = torch.randn(3)
+        close(torch.compile(torch.sin, backend="onnxrt", options=options)(x), x.sin())
 
     def test_new_names_work_there_too(self) -> None:
         x = torch.randn(3)

@@ -6,6 +6,7 @@ import operator
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from sardonyx.errors import UnsupportedOperator
 
@@ -137,3 +138,14 @@ def test_convolution_of_integers_is_refused_with_the_reason() -> None:
     with pytest.raises(Exception, match="Conv does not take int64") as caught:
         function(some(torch.int64, 1, 2, 5), some(torch.int64, 3, 2, 2))
     assert isinstance(getattr(caught.value, "inner_exception", caught.value), UnsupportedOperator)
+
+
+def test_activations_in_double_precision() -> None:
+    x = torch.tensor([-800.0, -40, -5, -3, -1, -1e-9, -0.0, 0.0, 1e-20, 1e-9, 0.3, 2, 3, 40, 800])
+    x = torch.cat([x.double(), torch.linspace(-4, 4, 41, dtype=torch.float64), torch.tensor([torch.nan])])
+
+    def activations(x: torch.Tensor) -> list[torch.Tensor]:
+        same = (F.hardswish, F.hardsigmoid, F.leaky_relu, F.elu, F.selu, F.celu, torch.expm1)
+        return [*(f(x) for f in same), F.gelu(x, approximate="tanh")]
+
+    torch.testing.assert_close(onnx(activations)(x), activations(x), rtol=1e-14, atol=1e-14, equal_nan=True)

@@ -7,7 +7,7 @@ import torch
 from torch import linalg
 from torch.nn import functional as F
 
-from .agreement import agrees, onnx
+from .agreement import agrees, gradients, onnx
 
 
 def matrices(*shape: int) -> torch.Tensor:
@@ -70,6 +70,48 @@ def test_triangular_equations(upper: bool, unit: bool) -> None:
     agrees(lambda a, b: linalg.solve_triangular(a, b, upper=upper, unitriangular=unit), a, matrices(4, 2))
     agrees(lambda a, b: linalg.solve_triangular(a, b, upper=upper, left=False), a, matrices(2, 3, 5, 4))
     agrees(lambda a, b: torch.triangular_solve(b, a, upper=upper, transpose=unit), a, matrices(2, 3, 4, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_triangular_equations_of_many_rows_are_solved_by_blocks(dtype: torch.dtype) -> None:
+    a = (matrices(2, 1, 21, 21) / 5 + 2 * torch.eye(21)).to(dtype)
+    right, beside = matrices(3, 21, 2).to(dtype), matrices(2, 3, 2, 21).to(dtype)
+
+    def solutions(a: torch.Tensor, right: torch.Tensor, beside: torch.Tensor) -> list[torch.Tensor]:
+        found = [linalg.solve_triangular(a, right, upper=upper) for upper in (True, False)]
+        found += [linalg.solve_triangular(a, right, upper=upper, unitriangular=True) for upper in (True, False)]
+        found += [linalg.solve_triangular(a, beside, upper=upper, left=False) for upper in (True, False)]
+        return [*found, torch.cholesky_solve(right, a.squeeze(1)[:1]), torch.cholesky_inverse(a, upper=True)]
+
+    agrees(solutions, a, right, beside)
+
+
+def test_a_chunk_of_linear_attention() -> None:
+    keys = torch.nn.functional.normalize(matrices(2, 64, 16), dim=-1)
+
+    def chunk(keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        lower = (keys @ keys.mT).tril(-1) + torch.eye(64, dtype=keys.dtype)
+        return linalg.solve_triangular(lower, values, upper=False, unitriangular=True)
+
+    values = matrices(2, 64, 8)
+    agrees(chunk, keys, values)
+    expected = gradients(chunk, keys.double(), values.double())
+    for found, wanted in zip(gradients(onnx(chunk), keys, values), expected, strict=True):
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_equations_by_given_factors_of_many_rows() -> None:
+    factors, pivots = linalg.lu_factor(matrices(2, 20, 20))
+    agrees(
+        lambda lu, b: (linalg.lu_solve(lu, pivots, b), linalg.lu_solve(lu, pivots, b.mT, left=False, adjoint=True)),
+        factors,
+        matrices(2, 20, 3),
+    )
+
+
+def test_triangular_equations_without_elements() -> None:
+    agrees(lambda a, b: linalg.solve_triangular(a, b, upper=True), torch.empty(2, 0, 0), torch.empty(2, 0, 3))
+    agrees(lambda a, b: linalg.solve_triangular(a, b, upper=True), torch.eye(3), torch.empty(2, 3, 0))
 
 
 def test_cholesky_factors() -> None:

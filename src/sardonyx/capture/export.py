@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from sardonyx.capture.aot import decompositions
 from sardonyx.capture.surgery import drop_idle_dropout, edits, inline_wrappers, take_apart, without_simple_edits
+from sardonyx.capture.views import stride_bases
 from sardonyx.capture.whole import keeping_whole
 from sardonyx.errors import CaptureError
 from sardonyx.translate import table
@@ -65,6 +66,7 @@ def capture(
     graph = program.graph_module
     inline_wrappers(graph)
     take_apart(graph, whole)
+    stride_bases(graph.graph)
     return _described(program, graph)
 
 

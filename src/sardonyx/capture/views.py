@@ -44,6 +44,27 @@ def _tensors(results: Any) -> list[torch.fx.Node]:
     return [node for node in results if isinstance(node, torch.fx.Node)]
 
 
+def stride_bases(graph: torch.fx.Graph) -> None:
+    """Let as_strided take the tensor that owns the memory in the place of a view, which may not show all of it."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided.default):
+        view, size, stride, *given = node.args
+        base = _owner(view)
+        offset = given[0] if given and given[0] is not None else view.meta["val"].storage_offset()
+        if base is not view and base.op == "call_function" and isinstance(offset, (int, torch.fx.Node)):
+            node.args = (base, size, stride, offset)
+
+
+def _owner(node: torch.fx.Node) -> torch.fx.Node:
+    """The tensor that a node is a view of, all the way down; a reshape, which may copy, owns its memory."""
+    while (is_view(node) and not _is_composite(node.target)) or _is_item_of_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _is_composite(target: Any) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
+
+
 def layout_of(val: torch.Tensor) -> tuple[int, ...] | None:
     """The order in which the axes lie in memory, outermost first; None for the usual order.
 

@@ -76,6 +76,9 @@ class RegionReport:
         return sum(self.operators.values())
 
 
+_warned: set[Fallback] = set()
+
+
 @dataclass
 class GraphReport:
     """One graph that dynamo captured."""
@@ -87,6 +90,15 @@ class GraphReport:
     own: dict[str, str] = field(default_factory=dict)
     """With `translator="torchlib"`: operators that our own table translated all the same, and why."""
     seconds: dict[str, float] = field(default_factory=dict)
+
+    def note_fallback(self, fallback: Fallback, *, warn: bool) -> None:
+        """An operator runs in torch; a process warns of each once."""
+        if fallback in self.fallbacks:
+            return
+        self.fallbacks.append(fallback)
+        if warn and fallback not in _warned:
+            _warned.add(fallback)
+            log.warning("in torch: %s", fallback)
 
     def note_own(self, own: Mapping[str, str]) -> None:
         """Our own table translated these operators, though torchlib was to come first."""

@@ -14,7 +14,7 @@ from sardonyx.diagnose import html
 from sardonyx.diagnose.intercept import watched
 from sardonyx.diagnose.repro import reproducible
 from sardonyx.errors import OptionError
-from sardonyx.options import Options
+from sardonyx.options import Options, Provider
 from sardonyx.pipeline import compile_graph
 from sardonyx.run.autograd import Captured, with_all_of_autograd
 
@@ -90,7 +90,15 @@ def modern(options: Any) -> Options | dict[str, Any]:
     modern.pop("export_options", None)
     providers = [*(given.get("preferred_execution_providers") or ()), *(given.get("default_execution_providers") or ())]
     if providers:
-        modern["providers"] = list(dict.fromkeys(providers))
+        modern["providers"] = _first_of_each_name(providers)
     if modern.get("transforms") is None:
         modern.pop("transforms", None)
     return modern
+
+
+def _first_of_each_name(providers: Sequence[Provider]) -> list[Provider]:
+    """The providers without repetitions; their settings need not be hashable."""
+    named: dict[str, Provider] = {}
+    for provider in providers:
+        named.setdefault(provider if isinstance(provider, str) else provider[0], provider)
+    return list(named.values())

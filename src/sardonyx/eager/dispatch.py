@@ -188,7 +188,7 @@ def _run(variant: Variant, wanted: Mapping[str, Any], given: Mapping[str, Any]) 
 
 def _named(operator: Any, error: EngineError) -> EngineError:
     """What the engine has to say, with the operator's name."""
-    return EngineError(f"{operator.name()}: {error.what}")
+    return type(error)(f"{operator.name()}: {error.what}")
 
 
 def _offer(core: Core, variant: Variant, plan: Plan, call: Call, given: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ import torch
 from sardonyx.customop import registry as customop
 from sardonyx.engines import blocked
 from sardonyx.engines.engine import Availability, Engine, Job, Runner
-from sardonyx.errors import EngineError, MissingDependency, OptionError
+from sardonyx.errors import EngineError, MissingDependency, MissingKernel, OptionError
 from sardonyx.optimize.legalize import Kernels
 from sardonyx.run import ortvalue
 from sardonyx.run.ortvalue import from_torch, lies_in_order
@@ -302,11 +302,15 @@ def checked_provider(provider: Any) -> Any:
 
 
 def _session_error(error: Exception) -> EngineError:
-    return EngineError(f"onnxruntime refused the model: {_node_of(error)}", hint=_DUMP_HINT)
+    return _kind_of(error)(f"onnxruntime refused the model: {_node_of(error)}", hint=_DUMP_HINT)
 
 
 def _run_error(error: Exception) -> EngineError:
-    return EngineError(f"onnxruntime failed while running: {_node_of(error)}", hint=_DUMP_HINT)
+    return _kind_of(error)(f"onnxruntime failed while running: {_node_of(error)}", hint=_DUMP_HINT)
+
+
+def _kind_of(error: Exception) -> type[EngineError]:
+    return MissingKernel if "NOT_IMPLEMENTED" in str(error) else EngineError
 
 
 _DUMP_HINT = 'the option dump="folder" keeps the model, to load it in onnxruntime alone'

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
+from sardonyx.optimize.function_body import function_body
 from sardonyx.optimize.scopes import bodies_of, graphs_of
 from sardonyx.optimize.zeros import keep_zero_signs
 from sardonyx.translate.schemas import Signature, signature
@@ -48,8 +49,15 @@ class Kernels:
     def accepts(self, op_type: str, opset: int, types: Mapping[str, str]) -> bool:
         """Whether some kernel takes these types, by constraint; an operator without any kernel is the engine's own
         affair (it may expand it)."""
-        kernels = [allowed for versions, allowed in self.table.get(("", op_type), ()) if opset in versions]
+        kernels = self._of(op_type, opset)
         return not kernels or any(_fit(allowed, types) for allowed in kernels)
+
+    def expands(self, op_type: str, opset: int) -> bool:
+        """Whether the engine, for want of a kernel, runs the body of the operator's function."""
+        return bool(self.table) and not self._of(op_type, opset)
+
+    def _of(self, op_type: str, opset: int) -> list[Mapping[str, Sequence[str]]]:
+        return [allowed for versions, allowed in self.table.get(("", op_type), ()) if opset in versions]
 
 
 def _fit(allowed: Mapping[str, Sequence[str]], types: Mapping[str, str]) -> bool:
@@ -77,9 +85,9 @@ def _legalize_graph(graph: ir.Graph, opset: int, kernels: Kernels) -> Counter[st
         if formal is None:
             continue
         types = _types(node, formal)
-        if types is None or kernels.accepts(node.op_type, opset, _named(types)):
+        if types is None or _runs(node, opset, types, kernels, formal):
             continue
-        wider = _widening(node.op_type, opset, types, kernels, formal)
+        wider = _widening(node, opset, types, kernels, formal)
         if wider:
             _insert_casts(graph, node, formal, wider, casts)
             widened[node.op_type] += 1
@@ -133,17 +141,31 @@ def lack(node: ir.Node, opset: int, kernels: Kernels | None) -> str | None:
     for name, spelled in named.items():
         if name in formal.allowed and spelled not in formal.allowed[name]:
             return f"ONNX's {node.op_type} does not take {types[name].name.lower()}"
-    if kernels is None or kernels.accepts(node.op_type, opset, named):
+    if kernels is None or _runs(node, opset, types, kernels, formal):
         return None
-    if _widening(node.op_type, opset, types, kernels, formal):
+    if _widening(node, opset, types, kernels, formal):
         return None
     return f"the engine's {node.op_type} does not take " + " and ".join(
         d.name.lower() for d in dict.fromkeys(types.values())
     )
 
 
+def _runs(node: ir.Node, opset: int, types: Mapping[str, ir.DataType], kernels: Kernels, formal: Signature) -> bool:
+    """Whether the engine has a kernel for these dtypes, or one for each node of the operator's function."""
+    if not kernels.accepts(node.op_type, opset, _named(types)):
+        return False
+    body = function_body(node, opset, formal, types) if kernels.expands(node.op_type, opset) else ()
+    return all(_runs_in_body(inner, opset, kernels) for inner in body)
+
+
+def _runs_in_body(node: ir.Node, opset: int, kernels: Kernels) -> bool:
+    formal = signature(node.op_type, opset)
+    types = None if formal is None or bodies_of(node) else _types(node, formal)
+    return formal is None or types is None or _runs(node, opset, types, kernels, formal)
+
+
 def _widening(
-    op_type: str, opset: int, types: Mapping[str, ir.DataType], kernels: Kernels, formal: Signature
+    node: ir.Node, opset: int, types: Mapping[str, ir.DataType], kernels: Kernels, formal: Signature
 ) -> dict[str, ir.DataType] | None:
     """The dtypes to compute in instead: the same wider one for every operand that has the lacking one."""
     for narrow in dict.fromkeys(types.values()):
@@ -153,7 +175,7 @@ def _widening(
             changed = {
                 n: wide for n, dtype in types.items() if dtype == narrow and spelled in formal.allowed.get(n, ())
             }
-            if changed and kernels.accepts(op_type, opset, _named({**types, **changed})):
+            if changed and _runs(node, opset, {**types, **changed}, kernels, formal):
                 return changed
     return None
 

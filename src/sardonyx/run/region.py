@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,11 +20,13 @@ from sardonyx.cache.sessions import Held, shared_runner
 from sardonyx.capture.regions import Region, Result
 from sardonyx.diagnose import dump, html, repro
 from sardonyx.diagnose.picture import Picture
-from sardonyx.diagnose.report import GraphReport, RegionReport, is_observed, observed
+from sardonyx.diagnose.report import Fallback, GraphReport, RegionReport, is_observed, observed
+from sardonyx.diagnose.source import source_of
 from sardonyx.diagnose.verify import verify
 from sardonyx.engines import Engine, Job, Runner
 from sardonyx.engines.auto import Auto
 from sardonyx.engines.registry import find as find_engine
+from sardonyx.errors import MissingKernel
 from sardonyx.native import native, takes_none
 from sardonyx.optimize import optimize
 from sardonyx.optimize.legalize import legalize
@@ -134,15 +137,12 @@ class CompiledRegion(torch.nn.Module):
         self._edits = 0
         self._as_they_are = _are_outputs(region.results)
         self._chosen: CompiledRegion | None = None
+        self._missing: MissingKernel | None = None
 
     def run_boxed(self, args: list[Any]) -> Sequence[Any]:
         """Call with a list of arguments, which is cleared so that tensors nobody needs can go."""
         try:
-            session = self._current
-            if session is None or not session.fits(args, self._stream):
-                session = self._switch(args)
-            outputs = session.run(args)
-            results = outputs if self._as_they_are else self._finish(outputs, args)
+            results = self._run(args)
         except Exception as error:
             weights = self._region.weights
             repro.note(error, self._options, self._region.graph, args, kind=self._kind, weights=weights)
@@ -151,6 +151,29 @@ class CompiledRegion(torch.nn.Module):
         return results
 
     run_boxed._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's convention
+
+    def _run(self, args: list[Any]) -> Sequence[Any]:
+        try:
+            session = self._current
+            if session is None or not session.fits(args, self._stream):
+                session = self._switch(args)
+            outputs = session.run(args)
+        except MissingKernel as error:
+            if self._options.fallback == "error":
+                raise
+            return self._run_in_torch(error, args)
+        return outputs if self._as_they_are else self._finish(outputs, args)
+
+    def _run_in_torch(self, error: MissingKernel, args: Sequence[Any]) -> Sequence[Any]:
+        """The results of a region that passed every check of its dtypes, and yet the engine lacks a kernel for."""
+        if self._missing is None and self._options.fallback == "warn":
+            log.warning("in torch: a region of the %s graph: %s", self._kind, error.what)
+        self._missing, self._current = error, None
+        for node in self._region.graph.graph.nodes:
+            if node.op == "call_function" and node.target is not operator.getitem:
+                self._graph_report.note_fallback(Fallback(str(node.target), error.what, source_of(node)), warn=False)
+        results = self._region.graph(*args)
+        return (results,) if self._region.single else results
 
     def plain(self) -> Plain | None:
         """How to run the session of the last call alone, if a call is nothing but that."""
@@ -178,6 +201,8 @@ class CompiledRegion(torch.nn.Module):
         return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
 
     def _switch(self, args: Sequence[Any]) -> _Session:
+        if self._missing is not None:
+            raise self._missing.with_traceback(None)
         with self._lock:
             if isinstance(self._engine, Auto):
                 self._chosen = self._chosen or self._choose(self._engine, args)

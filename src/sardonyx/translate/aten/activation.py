@@ -21,7 +21,7 @@ def relu(g: Builder, x: Value) -> Value:
 
 @aten("gelu")
 def gelu(g: Builder, x: Value, *, approximate: str = "none") -> Value:
-    if g.opset >= 20:
+    if g.opset >= 20 and (approximate == "none" or g.dtype(x) != torch.float64):
         return g.Gelu(x, approximate=approximate)
     dtype = dtypes.summing(g.dtype(x))
     x = g.cast(x, dtype)
@@ -71,6 +71,8 @@ def log_one_plus(g: Builder, x: Value) -> Value:
 @aten("expm1")
 def expm1(g: Builder, x: Value) -> Value:
     x = g.cast(x, g.out.dtype)
+    if g.out.dtype == torch.float64:
+        return _exp_minus_one(g, x)
     # expm1(x) = 2 · sinh(x/2) · exp(x/2), without the cancellation of exp(x) - 1.
     half = g.Mul(x, g.scalar(0.5, g.out.dtype))
     product = g.Mul(g.Mul(g.Sinh(half), g.scalar(2, g.out.dtype)), g.Exp(half))
@@ -78,8 +80,20 @@ def expm1(g: Builder, x: Value) -> Value:
     return g.Where(big, g.Sub(g.Exp(x), g.scalar(1, g.out.dtype)), product)
 
 
+def _exp_minus_one(g: Builder, x: Value) -> Value:
+    """(u - 1) · x / log(u) with u = exp(x), for want of a Sinh in double precision; u - 1 where that is exact."""
+    one = g.scalar(1, torch.float64)
+    u = g.Exp(x)
+    less = g.Sub(u, one)
+    plain = g.Greater(g.Abs(x), g.scalar(1, torch.float64))
+    return g.Where(plain, less, g.Where(g.Equal(u, one), x, g.Div(g.Mul(less, x), g.Log(u))))
+
+
 @aten("leaky_relu")
 def leaky_relu(g: Builder, x: Value, negative_slope: float = 0.01) -> Value:
+    if g.dtype(x) == torch.float64:
+        zero, slope = (g.scalar(number, torch.float64) for number in (0, negative_slope))
+        return g.Where(g.Greater(x, zero), x, g.Mul(x, slope))
     return g.LeakyRelu(x, alpha=float(negative_slope))
 
 
@@ -104,12 +118,20 @@ def relu6(g: Builder, x: Value) -> Value:
 
 @aten("hardsigmoid")
 def hardsigmoid(g: Builder, x: Value) -> Value:
+    if g.dtype(x) == torch.float64:  # ONNX's attributes are single precision
+        return g.Div(_clamped_ramp(g, x), g.scalar(6, torch.float64))
     return g.HardSigmoid(x, alpha=1 / 6, beta=0.5)
 
 
 @aten("hardswish")
 def hardswish(g: Builder, x: Value) -> Value:
+    if g.dtype(x) == torch.float64:
+        return g.Div(g.Mul(x, _clamped_ramp(g, x)), g.scalar(6, torch.float64))
     return g.HardSwish(x)
+
+
+def _clamped_ramp(g: Builder, x: Value) -> Value:
+    return relu6(g, g.Add(x, g.scalar(3, g.dtype(x))))
 
 
 @aten("threshold")

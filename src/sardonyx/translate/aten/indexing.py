@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -288,44 +287,3 @@ def diagonal_scatter(g: Builder, x: Value, src: Value, offset: int = 0, dim1: in
     front = g.transpose(x, order)
     placed = g.shaped(g.ScatterND(front, index, updates), g.dims(front))
     return g.transpose(placed, [order.index(axis) for axis in range(len(order))])
-
-
-def _places(g: Builder, size: Sequence[Dim], stride: Sequence[Dim], offset: Dim | None) -> np.ndarray:
-    """Where in memory each element of a strided view of the operator's first operand lies."""
-    viewed = g.operand(0)
-    known = all(isinstance(v, int) for v in (*size, *stride, offset or 0, *viewed.shape))
-    if not known or not viewed.is_contiguous() or viewed.storage_offset():
-        raise Unsupported("strides of symbolic sizes, or into memory that is not contiguous")
-    places = np.full(tuple(map(int, size)), int(offset or 0), dtype=np.int64)
-    for axis, step in enumerate(stride):
-        places += np.arange(int(size[axis])).reshape([-1 if i == axis else 1 for i in range(len(size))]) * int(step)
-    if places.size and places.max() >= viewed.numel():
-        raise Unsupported("strides that reach beyond the tensor")
-    return places
-
-
-def _is_in_order(size: Sequence[Dim], stride: Sequence[Dim]) -> bool:
-    """Whether elements lie one after the other."""
-    return all(n == 1 or stride[axis] == count_of(size[axis + 1 :]) for axis, n in enumerate(size))
-
-
-@aten("as_strided", "as_strided_copy")
-def as_strided(
-    g: Builder, x: Value, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None = None
-) -> Value:
-    viewed = g.operand(0)
-    in_order = _is_in_order(size, stride) and _is_in_order(g.like(viewed), [g.dim(step) for step in viewed.stride()])
-    if in_order and storage_offset in (None, 0) and count_of(size) == count_of(g.dims(x)):
-        return g.reshape(x, size)
-    return g.Gather(flat(g, x), g.constant(_places(g, size, stride, storage_offset)), axis=0)
-
-
-@aten("as_strided_scatter")
-def as_strided_scatter(
-    g: Builder, x: Value, src: Value, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None = None
-) -> Value:
-    places = _places(g, size, stride, storage_offset).reshape(-1)
-    if len(np.unique(places)) < len(places):
-        raise Unsupported("writing more than once to the same place")
-    placed = g.ScatterElements(flat(g, x), g.constant(places), flat(g, g.cast(src, g.dtype(x))), axis=0)
-    return g.reshape(placed, g.dims(x))

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import onnx_ir as ir
 import torch
 
-from sardonyx.translate.aten.factors import Lu, double, filled, identity, of_nothing, order_of, part, sizes, turned
+from sardonyx.translate.aten.factors import Lu, double, filled, identity, of_nothing, order_of, sizes, turned
+from sardonyx.translate.aten.triangular import of_one_batch, rows_of, substituted, wide
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.formula import Number, number, repeated
-from sardonyx.translate.inference import broadcast
 from sardonyx.translate.sizes import Dims
 from sardonyx.translate.table import aten
 
@@ -21,8 +21,8 @@ Value = ir.Value
 
 def _lu_for_determinant(g: Builder, a: Value) -> Lu:
     """Torch takes the transposed matrix where that is contiguous to LAPACK, which counts by columns."""
-    wide = double(g, a)
-    return Lu(g, turned(g, wide) if g.operand(0).is_contiguous() else wide)
+    matrix = double(g, a)
+    return Lu(g, turned(g, matrix) if g.operand(0).is_contiguous() else matrix)
 
 
 @aten("_linalg_det")
@@ -74,82 +74,22 @@ def solve_ex(g: Builder, a: Value, b: Value, *, left: bool = True, check_errors:
 def lu_solve(g: Builder, packed: Value, pivots: Value, b: Value, *, left: bool = True, adjoint: bool = False) -> Value:
     if 0 in g.like(g.out):
         return filled(g, g.out)
-    order = order_of(g, pivots, sizes(g, packed)[0])
-    return _solved(g, double(g, packed), order, double(g, b), left, adjoint)
+    order = order_of(g, pivots, rows_of(g, packed))
+    return _solved(g, wide(g, packed), order, wide(g, b), left, adjoint)
 
 
 def _solved(g: Builder, packed: Value, order: Value, b: Value, left: bool = True, adjoint: bool = False) -> Value:
     """(PLU)⁻¹B, or (PLU)⁻ᵀB; from the right, the transposed equations."""
     if not left:
         return turned(g, _solved(g, packed, order, turned(g, b), adjoint=not adjoint))
-    packed, b = _of_one_batch(g, packed, b)
+    packed, b = of_one_batch(g, packed, b)
     order, axis = g.expand(order, g.dims(b)), g.rank(b) - 2
     if adjoint:
         packed = turned(g, packed)
-        found = _substituted(g, packed, _substituted(g, packed, b, upper=False), upper=True, unit=True)
+        found = substituted(g, packed, substituted(g, packed, b, upper=False), upper=True, unit=True)
         return g.shaped(g.ScatterElements(found, order, found, axis=axis), g.dims(b))
     b = g.shaped(g.GatherElements(b, order, axis=axis), g.dims(b))
-    return _substituted(g, packed, _substituted(g, packed, b, upper=False, unit=True), upper=True)
-
-
-def _of_one_batch(g: Builder, a: Value, b: Value) -> tuple[Value, Value]:
-    batch = broadcast(g.dims(a)[:-2], g.dims(b)[:-2])
-    return g.expand(a, [*batch, *g.dims(a)[-2:]]), g.expand(b, [*batch, *g.dims(b)[-2:]])
-
-
-# Triangular matrices
-
-
-def _substituted(g: Builder, a: Value, b: Value, upper: bool, unit: bool = False) -> Value:
-    """A⁻¹B for a triangular matrix, `unit` if its diagonal is one, row by row from the corner that has one unknown."""
-    a, b = _of_one_batch(g, a, b)
-    size, _ = sizes(g, a)
-    rows: dict[int, Value] = {}
-    for i in reversed(range(size)) if upper else range(size):
-        row, right = part(g, a, -2, i, i + 1), part(g, b, -2, i, i + 1)
-        if rows:
-            known = g.Concat(*(rows[j] for j in sorted(rows)), axis=-2)
-            factors = part(g, row, -1, i + 1, size) if upper else part(g, row, -1, 0, i)
-            right = g.Sub(right, g.shaped(g.MatMul(factors, known), g.dims(right)))
-        rows[i] = right if unit else g.Div(right, part(g, row, -1, i, i + 1))
-    return g.shaped(g.Concat(*(rows[i] for i in range(size)), axis=-2), g.dims(b))
-
-
-@aten("linalg_solve_triangular")
-def solve_triangular(
-    g: Builder, a: Value, b: Value, *, upper: bool, left: bool = True, unitriangular: bool = False
-) -> Value:
-    a, b = double(g, a), double(g, b)
-    if left:
-        return _substituted(g, a, b, upper, unitriangular)
-    return turned(g, _substituted(g, turned(g, a), turned(g, b), not upper, unitriangular))
-
-
-@aten("triangular_solve")
-def triangular_solve(
-    g: Builder, b: Value, a: Value, upper: bool = True, transpose: bool = False, unitriangular: bool = False
-) -> tuple[Value, ...]:
-    if 0 in g.dims(a):
-        return of_nothing(g, 0, 0)
-    wide = turned(g, double(g, a)) if transpose else double(g, a)
-    found = _substituted(g, wide, double(g, b), upper != transpose, unitriangular)
-    return found, g.expand(a, g.like(g.out[1]))
-
-
-@aten("cholesky_solve")
-def cholesky_solve(g: Builder, b: Value, factor: Value, upper: bool = False) -> Value:
-    """(L·Lᵀ)⁻¹B, by L and then by Lᵀ."""
-    lower = double(g, factor)
-    lower = turned(g, lower) if upper else lower
-    return _substituted(g, turned(g, lower), _substituted(g, lower, double(g, b), upper=False), upper=True)
-
-
-@aten("cholesky_inverse")
-def cholesky_inverse(g: Builder, factor: Value, upper: bool = False) -> Value:
-    lower = double(g, factor)
-    lower = turned(g, lower) if upper else lower
-    half = _substituted(g, lower, identity(g, (), sizes(g, lower)[0]), upper=False)
-    return g.MatMul(turned(g, half), half)
+    return substituted(g, packed, substituted(g, packed, b, upper=False, unit=True), upper=True)
 
 
 # The exponential

@@ -1,0 +1,66 @@
+"""The nodes that ONNX defines an operator by, which an engine without a kernel for the operator runs in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from sardonyx.translate.schemas import Signature
+
+
+def function_body(node: ir.Node, opset: int, formal: Signature, types: Mapping[str, ir.DataType]) -> Sequence[ir.Node]:
+    """The body of the node's function for these dtypes by constraint, its values typed; nothing if it has none."""
+    schema = onnx.defs.get_schema(node.op_type, opset)
+    proto = ir.to_proto(node)
+    inputs = [types[formal.of_input(i)] if x is not None else None for i, x in enumerate(node.inputs)]
+    body = _function(schema, proto, inputs)
+    if body is None:
+        return ()
+    named = {name: dtype for name, dtype in zip(body.input, inputs, strict=False) if dtype is not None}
+    return tuple(_typed(body, proto, schema, named).graph)
+
+
+def _function(schema: Any, node: onnx.NodeProto, inputs: Sequence[ir.DataType | None]) -> onnx.FunctionProto | None:
+    if schema.has_function:
+        version = max(schema.function_opset_versions)
+        return _parsed(schema.get_function_with_opset_version(version))
+    if not schema.has_context_dependent_function:
+        return None
+    types = [onnx.helper.make_tensor_type_proto(int(dtype or 0), None).SerializeToString() for dtype in inputs]
+    return _parsed(schema.get_context_dependent_function(node.SerializeToString(), types))
+
+
+def _parsed(body: bytes) -> onnx.FunctionProto | None:
+    made = onnx.FunctionProto()
+    made.ParseFromString(body)
+    return made if made.node else None
+
+
+def _typed(body: onnx.FunctionProto, call: onnx.NodeProto, schema: Any, inputs: Mapping[str, ir.DataType]) -> ir.Model:
+    """The body as a graph of its own, the types of its values inferred."""
+    graph = onnx.helper.make_graph(
+        [_with_attributes(node, call, schema) for node in body.node],
+        schema.name,
+        [onnx.helper.make_tensor_value_info(name, int(dtype), None) for name, dtype in inputs.items()],
+        [onnx.ValueInfoProto(name=name) for name in body.output],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=body.opset_import)
+    return ir.from_proto(onnx.shape_inference.infer_shapes(model))
+
+
+def _with_attributes(node: onnx.NodeProto, call: onnx.NodeProto, schema: Any) -> onnx.NodeProto:
+    """A node of the body with the call's attributes, or their defaults, in the place of references to them."""
+    given = {attribute.name: attribute for attribute in call.attribute}
+    made = onnx.NodeProto()
+    made.CopyFrom(node)
+    del made.attribute[:]
+    for attribute in node.attribute:
+        name = attribute.ref_attr_name
+        value = (given.get(name) or schema.attributes[name].default_value) if name else attribute
+        if value.type:
+            made.attribute.add().CopyFrom(value)
+            made.attribute[-1].name = attribute.name
+    return made

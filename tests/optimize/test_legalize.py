@@ -1,0 +1,89 @@
+"""Kernels that an engine lacks: found before a session is built, or else the region runs in torch."""
+
+from __future__ import annotations
+
+import logging
+
+import onnx_ir as ir
+import pytest
+import torch
+
+import sardonyx
+from sardonyx.engines.registry import find
+from sardonyx.errors import MissingKernel
+from sardonyx.optimize.legalize import Kernels, lack, legalize
+
+OPSET = 23
+
+
+def kernels() -> Kernels:
+    found = find("onnxruntime").kernels(torch.device("cpu"))
+    assert found is not None
+    return found
+
+
+def node(op_type: str, dtype: ir.DataType, inputs: int = 1, **attributes: int) -> ir.Node:
+    values = [ir.Value(name=f"x{i}", type=ir.TensorType(dtype), shape=ir.Shape((2, 4, 3))) for i in range(inputs)]
+    made = ir.node(op_type, values, attributes)
+    made.outputs[0].name, made.outputs[0].type = "y", ir.TensorType(dtype)
+    return made
+
+
+def widened(made: ir.Node) -> ir.DataType | None:
+    """The dtype that a node computes in after legalization."""
+    inputs = [x for x in made.inputs if x is not None]
+    graph = ir.Graph(inputs, made.outputs, nodes=[made], opset_imports={"": OPSET}, name="g")
+    legalize(ir.Model(graph, ir_version=10), kernels())
+    assert made.inputs[0] is not None
+    return made.inputs[0].dtype
+
+
+class TestFunctions:
+    """Operators without a kernel, in whose place an engine runs the nodes that ONNX defines them by."""
+
+    @pytest.mark.parametrize("op_type", ["HardSwish", "Mish"])
+    def test_a_body_without_kernels_for_a_dtype_lacks_it(self, op_type: str) -> None:
+        assert lack(node(op_type, ir.DataType.DOUBLE), OPSET, kernels()) is not None
+        assert lack(node(op_type, ir.DataType.FLOAT), OPSET, kernels()) is None
+
+    @pytest.mark.parametrize("op_type", ["HardSwish", "Mish"])
+    def test_a_body_with_kernels_for_a_wider_dtype_is_computed_in_that(self, op_type: str) -> None:
+        assert lack(node(op_type, ir.DataType.BFLOAT16), OPSET, kernels()) is None
+        assert widened(node(op_type, ir.DataType.BFLOAT16)) == ir.DataType.FLOAT
+
+    def test_a_body_that_depends_on_attributes(self) -> None:
+        made = node("GroupNormalization", ir.DataType.BFLOAT16, inputs=3, num_groups=2)
+        assert widened(made) == ir.DataType.FLOAT
+
+
+class TestKernelsThatNoTableToldOf:
+    """Where the table of kernels promises too much, as here where it promises everything."""
+
+    @pytest.fixture(autouse=True)
+    def promised(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Kernels, "accepts", lambda *ignored: True)
+        monkeypatch.setattr(Kernels, "expands", lambda *ignored: False)
+        torch._dynamo.reset()
+
+    @staticmethod
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.erf(x) + 1
+        return y, y.argmax(0)
+
+    def test_the_region_runs_in_torch_and_warns_once(self, caplog: pytest.LogCaptureFixture) -> None:
+        compiled, x = torch.compile(self.model, backend="sardonyx"), torch.randn(3, 4, dtype=torch.float64)
+        with caplog.at_level(logging.WARNING):
+            for _ in range(2):
+                torch.testing.assert_close(compiled(x), self.model(x), rtol=0, atol=0)
+        assert sum("in torch: a region" in record.message for record in caplog.records) == 1
+
+    def test_the_report_names_its_operators(self) -> None:
+        report = sardonyx.explain(self.model, torch.randn(3, 4, dtype=torch.float64))
+        operators = [fallback.operator for fallback in report.fallbacks]
+        assert operators == ["aten.erf.default", "aten.add.Tensor", "aten.argmax.default"]
+        assert all("Erf" in fallback.reason for fallback in report.fallbacks)
+
+    def test_it_is_an_error_where_fallbacks_are(self) -> None:
+        compiled = torch.compile(self.model, backend="sardonyx", options={"fallback": "error"})
+        with pytest.raises(MissingKernel, match="Erf"):
+            compiled(torch.randn(3, 4, dtype=torch.float64))
