@@ -26,6 +26,7 @@ from sardonyx.engines.auto import Auto
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.native import native, takes_none
 from sardonyx.optimize import optimize
+from sardonyx.optimize.empty import guard_empty
 from sardonyx.optimize.legalize import legalize
 from sardonyx.optimize.selection import selected
 from sardonyx.options import Options
@@ -325,6 +326,7 @@ class CompiledRegion(torch.nn.Module):
         kernels = self._engine.kernels(self._region.device)
         if kernels is not None:
             legalize(model, kernels)
+        guard_empty(model)
         translation, shapes = _still_used(translation), _before_last_reshapes(model.graph)
         self._draw("rewritten", model)
         libraries = self._kernels(model)

@@ -12,7 +12,7 @@ from torch.utils._sympy.functions import FloorDiv, PythonMod
 from sardonyx.translate import dtypes
 from sardonyx.translate.aten.indexing import count_of
 from sardonyx.translate.builder import Builder, Operand
-from sardonyx.translate.sizes import Dim
+from sardonyx.translate.sizes import Dim, may_be_zero
 from sardonyx.translate.table import aten
 
 Value = ir.Value
@@ -37,6 +37,8 @@ _OF_NOTHING = {
     "ReduceMin": 1,
 }
 """What a reduction over no elements gives; engines do not agree."""
+_WRONG_OF_NOTHING = ("ReduceMean", "ReduceMax")
+"""Reductions of which ONNX Runtime gives something else, where the number of elements is not known before."""
 
 
 def _reduce(g: Builder, op_type: str, x: Value, dim: Axes, keepdim: bool) -> Value:
@@ -46,7 +48,32 @@ def _reduce(g: Builder, op_type: str, x: Value, dim: Axes, keepdim: bool) -> Val
     dims = [1 if i in axes else size for i, size in enumerate(g.dims(x)) if keepdim or i not in axes]
     if any(g.dims(x)[axis] == 0 for axis in axes):
         return g.expand(g.scalar(_OF_NOTHING[op_type], g.dtype(x)), dims)
-    return g.shaped(g.node(op_type, [x, g.ints(axes)], keepdims=int(keepdim)), dims)
+    found = g.shaped(g.node(op_type, [x, g.ints(axes)], keepdims=int(keepdim)), dims)
+    count = _count(g, x, axes)
+    if op_type not in _WRONG_OF_NOTHING or not may_be_zero(count):
+        return found
+    empty = g.reshape(g.sizes.condition(sympy.Eq(count, 0)), ())
+    return g.Where(empty, g.scalar(_OF_NOTHING[op_type], g.dtype(x)), found)
+
+
+def _reduce_some(g: Builder, op_type: str, x: Value, dim: Axes, keepdim: bool) -> Value:
+    """A reduction that torch refuses over no elements, as the division by their number does then."""
+    axes = _axes(g, x, dim)
+    if not axes or not may_be_zero(_count(g, x, axes)):
+        return _reduce(g, op_type, x, dim, keepdim)
+    dims = [1 if i in axes else size for i, size in enumerate(g.dims(x)) if keepdim or i not in axes]
+    checked = g.Add(g.ints(axes), _zero_if_any(g, _count(g, x, axes)))
+    return g.shaped(g.node(op_type, [x, checked], keepdims=int(keepdim)), dims)
+
+
+def _zero_if_any(g: Builder, count: Dim) -> Value:
+    """Zero, as a tensor of one element; an error of the engine where there is nothing to count."""
+    return g.Div(g.ints([0]), g.sizes.value(count))
+
+
+def _count(g: Builder, x: Value, axes: Sequence[int]) -> Dim:
+    """How many elements lie along the axes."""
+    return count_of([g.dims(x)[axis] for axis in axes])
 
 
 @aten("sum", "sum.dim_IntList")
@@ -94,7 +121,7 @@ def _extreme(g: Builder, op_type: str, x: Value, dim: Axes, keepdim: bool) -> Va
     if g.dtype(x) == torch.bool:
         wide = g.Cast(x, dtype=ir.DataType.INT32)
         return g.cast(_reduce(g, op_type, wide, dim, keepdim), torch.bool)
-    found = _reduce(g, op_type, x, dim, keepdim)
+    found = _reduce_some(g, op_type, x, dim, keepdim)
     if not g.dtype(x).is_floating_point or found is x:
         return found
     # Engines skip NaN; torch passes it on.
@@ -175,18 +202,13 @@ def _arg(g: Builder, op_type: str, x: Value, dim: int | None, keepdim: bool) -> 
     if not g.rank(x):
         return g.scalar(0, torch.int64)
     if dim is None:
-        x, dim = g.reshape(x, [_count(g, x)]), 0
+        x, dim = g.reshape(x, [count_of(g.dims(x))]), 0
     if g.dtype(x) == torch.bool:
         x = g.Cast(x, dtype=ir.DataType.INT32)
     x = _orderable(g, x) if op_type == "ArgMax" else _orderable(g, x, -1)
-    return g.node(op_type, [x], axis=g.axis(x, dim), keepdims=int(keepdim))
-
-
-def _count(g: Builder, x: Value) -> Operand:
-    total: Operand = 1
-    for dim in g.dims(x):
-        total = total * dim
-    return total
+    size = g.dims(x)[g.axis(x, dim)]
+    found = g.node(op_type, [x], axis=g.axis(x, dim), keepdims=int(keepdim))
+    return g.Add(found, g.reshape(_zero_if_any(g, size), ())) if may_be_zero(size) else found
 
 
 @aten("argmax")
