@@ -228,6 +228,8 @@ class SizeTable:
     def _compute(self, expr: sympy.Expr) -> ir.Value:
         if isinstance(expr, sympy.Symbol):
             return self._read(expr)
+        if isinstance(expr, sympy.floor):  # what Python's // makes of sympy's numbers
+            return self.value(dim_of(torch_sympy.FloorDiv(*expr.args[0].as_numer_denom())))
         if isinstance(expr, torch_sympy.TruncToInt):
             return self._g.reshape(self._g.cast(self.real(expr.args[0]), torch.int64), (1,))
         for kind, rule in _EXPRESSIONS.items():
