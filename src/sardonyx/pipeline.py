@@ -23,6 +23,7 @@ from sardonyx.engines import Engine
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import UnsupportedOperator
 from sardonyx.optimize import optimize
+from sardonyx.optimize.empty import guard_empty
 from sardonyx.optimize.legalize import lack
 from sardonyx.optimize.selection import selected
 from sardonyx.options import Options
@@ -202,6 +203,7 @@ def rewrite(model: ir.Model, options: Options, domains: Sequence[str] | None, re
             for function in model.functions.values():
                 body = ir.Model(function.graph, ir_version=model.ir_version)
                 region.rules += optimize(body, domains=allowed, names=names)
+    guard_empty(model)
     onnx_functions.finish(model)
     graphs = (model.graph, *(function.graph for function in model.functions.values()))
     region.operators = Counter(node.op_type for graph in graphs for node in graph.all_nodes())

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch._decomp import core_aten_decompositions
 from torch._guards import TracingContext
+from torch.fx.node import map_arg
 from torch.utils.checkpoint import CheckpointPolicy
 
 from sardonyx.capture import attention
@@ -50,8 +51,46 @@ def lower(graph: torch.fx.GraphModule, inputs: Sequence[Any], compile_graph: Gra
         decompositions=decompositions(training=_trains(inputs)),
         partition_fn=_split,
     )
+    clone_aliases_in_branches(graph)
     with keeping_whole():
         return backend(graph, inputs)
+
+
+def clone_aliases_in_branches(graph: torch.fx.GraphModule) -> None:
+    """Let the branches of a torch.cond return copies of what shares memory with an operand or another result.
+
+    Which of them is returned depends on a value, so that no graph can say what its result is a view of: AOTAutograd
+    refuses such branches, which torch runs.
+    """
+    for module in graph.modules():
+        for node in getattr(getattr(module, "graph", None), "nodes", ()):
+            if node.target is torch.ops.higher_order.cond:
+                for branch in (getattr(module, str(arg.target)) for arg in node.args[1:3]):
+                    _clone_aliases(branch)
+
+
+def _clone_aliases(branch: torch.fx.GraphModule) -> None:
+    output = branch.graph.output_node()
+    seen = {_storage(node) for node in branch.graph.find_nodes(op="placeholder")}
+
+    def fresh(node: torch.fx.Node) -> torch.fx.Node:
+        storage = _storage(node)
+        if storage is None or storage not in seen:
+            seen.add(storage)
+            return node
+        with branch.graph.inserting_before(output):
+            made = branch.graph.call_function(torch.clone, (node,))
+        made.meta = {**node.meta, "example_value": node.meta["example_value"].clone()}
+        return made
+
+    output.args = map_arg(output.args, fresh)
+    branch.recompile()
+
+
+def _storage(node: torch.fx.Node) -> int | None:
+    """The memory of the tensor that a node is, as dynamo traced it; None for all else."""
+    example = node.meta.get("example_value")
+    return example.untyped_storage()._cdata if isinstance(example, torch.Tensor) else None
 
 
 def _trains(inputs: Sequence[Any]) -> bool:

@@ -19,6 +19,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from sardonyx.capture.aot import decompositions
 from sardonyx.capture.surgery import drop_idle_dropout, edits, inline_wrappers, take_apart, without_simple_edits
@@ -52,10 +53,13 @@ def capture(
     kwargs: Mapping[str, Any],
     dynamic_shapes: Any = None,
     whole: Container[str] = (),
+    *,
+    empty: bool = False,
 ) -> Captured:
     """Trace the module with these arguments; what is dynamic is said as torch.export takes it.
 
-    Operators named in `whole` stay as they are, beside those of our table.
+    Operators named in `whole` stay as they are, beside those of our table. `empty` says that the graph is to work for
+    dynamic sizes of zero too, where `Dim(..., min=1)` does not exclude them.
     """
     program = _exported(model, tuple(args), dict(kwargs), dynamic_shapes)
     drop_idle_dropout(program.graph_module)
@@ -67,7 +71,20 @@ def capture(
     inline_wrappers(graph)
     take_apart(graph, whole)
     stride_bases(graph.graph)
+    if empty:
+        _allow_empty_sizes(program)
     return _described(program, graph)
+
+
+def _allow_empty_sizes(program: ExportedProgram) -> None:
+    """State as a range that a dynamic size may be zero: torch.export notes 2 where nothing else is declared."""
+    for node in program.graph.find_nodes(op="placeholder"):
+        for size in getattr(node.meta.get("val"), "shape", ()):
+            if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
+                ranges, symbol = size.node.shape_env.var_to_range, size.node.expr
+                declared = program.range_constraints.get(symbol, ranges[symbol])
+                lower = 0 if declared.lower == 2 else declared.lower
+                ranges[symbol] = ValueRanges(lower, declared.upper)
 
 
 def _exported(model: torch.nn.Module, args: Any, kwargs: Any, dynamic_shapes: Any) -> ExportedProgram:

@@ -12,6 +12,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from sardonyx.capture.views import is_view, layout_of, strides_to_restore
+from sardonyx.translate.sizes import Dims
 
 
 @dataclass(frozen=True)
@@ -19,14 +20,14 @@ class Result:
     """One thing a region returns: an ONNX output, an input handed back, or None.
 
     `order` is the layout in memory that the ONNX output has and torch is to see through a permutation; `strides`
-    those of the rare result that is no permutation of dense memory. `complex` says that the output's last axis is a
+    those of the rare result that is no permutation of dense memory, which may depend on sizes. `complex` says that the output's last axis is a
     pair, real and imaginary part; `number` that torch is to see the one integer it holds.
     """
 
     output: int | None = None
     passed: int | None = None
     order: tuple[int, ...] | None = None
-    strides: tuple[int, ...] | None = None
+    strides: Dims | None = None
     complex: bool = False
     number: bool = False
 

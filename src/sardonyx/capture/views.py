@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from sardonyx.translate.sizes import Dim, Dims, dim_of, dims_of
 
 
 def is_view(node: torch.fx.Node) -> bool:
@@ -80,14 +83,26 @@ def layout_of(val: torch.Tensor) -> tuple[int, ...] | None:
     return tuple(order) if _dense(sizes, strides, order) else None
 
 
-def strides_to_restore(val: torch.Tensor) -> tuple[int, ...] | None:
-    """The strides of a result that is no permutation of dense memory, where they are static; else None."""
-    if not all(isinstance(n, int) for n in (*val.shape, *val.stride())):
-        return None
-    sizes, strides = list(val.shape), list(val.stride())
-    order = sorted(range(len(sizes)), key=lambda axis: (-strides[axis], axis))
-    if _dense(sizes, strides, order) or _dense(sizes, strides, range(len(sizes))):
-        return None
+def strides_to_restore(val: torch.Tensor) -> Dims | None:
+    """The strides of a result, unless they are those of dense memory in the order that `layout_of` gives.
+
+    >>> strides_to_restore(torch.empty(2, 3).t()) is None
+    True
+    >>> strides_to_restore(torch.empty(2, 6)[:, ::2])
+    (6, 2)
+    """
+    strides = tuple(map(dim_of, val.stride()))
+    order = layout_of(val) or range(val.dim())
+    return None if strides == _dense_strides(dims_of(val), order) else strides
+
+
+def _dense_strides(sizes: Dims, order: Sequence[int]) -> Dims:
+    """Those that torch gives to memory without gaps."""
+    strides: list[Dim] = [1] * len(sizes)
+    step: Dim = 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step = dim_of(step * (1 if sizes[axis] == 0 else sizes[axis]))
     return tuple(strides)
 
 

@@ -145,7 +145,7 @@ def _capture(
         raise OptionError("both dynamic_shapes and examples are given", hint="either says what is dynamic")
     if examples:
         dynamic_shapes = capturing.shapes_of_examples(model, args, kwargs, examples)
-    captured = capturing.capture(model, args, kwargs, capturing.hints(dynamic_shapes), own)
+    captured = capturing.capture(model, args, kwargs, capturing.hints(dynamic_shapes), own, empty=True)
     return captured, capturing.names_of_sizes(model, captured, dynamic_shapes, args, kwargs)
 
 
@@ -276,7 +276,7 @@ def _paths(calling: Calling, count: int) -> list[str]:
 
 def _name_sizes(graph: ir.Graph, names: Mapping[sympy.Symbol, str]) -> None:
     """Write symbolic sizes with the user's names."""
-    symbols = {symbol: sympy.Symbol(name, integer=True, positive=True) for symbol, name in names.items()}
+    symbols = {symbol: sympy.Symbol(name, **symbol.assumptions0) for symbol, name in names.items()}
     values = [*graph.inputs, *(value for node in graph for value in node.outputs)]
     for value in values:
         dims = value.meta.get("dims")

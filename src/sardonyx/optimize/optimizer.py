@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import logging
 import pkgutil
-import re
 from collections import Counter, deque
 from collections.abc import Container, Iterable, Sequence
 from functools import cache
@@ -15,7 +14,7 @@ import onnx_ir as ir
 
 from sardonyx.optimize.fold import fold_constant
 from sardonyx.optimize.rule import RULES, Rule
-from sardonyx.optimize.scopes import bodies_of, graphs_of, is_read, nodes_of, remove_dead
+from sardonyx.optimize.scopes import bodies_of, free_tag, graphs_of, is_read, nodes_of, remove_dead
 from sardonyx.optimize.sharing import share_common
 from sardonyx.translate.builder import Builder
 
@@ -61,7 +60,7 @@ def optimize(model: ir.Model, *, domains: Iterable[str] = (), names: Container[s
 class _Rewriter:
     def __init__(self, model: ir.Model, *, fold: bool, share: bool) -> None:
         self._graph = model.graph
-        self._g = Builder(model.graph.opset_imports[""], tag=_free_tag(model.graph))
+        self._g = Builder(model.graph.opset_imports[""], tag=free_tag(model.graph))
         self._fold, self._share = fold, share
         for value in (*self._graph.inputs, *self._graph.initializers.values()):
             if "dims" in value.meta:
@@ -159,15 +158,6 @@ class _Rewriter:
         if not _is_ordered(self._graph):
             self._graph.sort()
         return self.hits
-
-
-def _free_tag(graph: ir.Graph) -> str:
-    """A mark for new names that no name in the graph has, as those of an earlier rewrite may."""
-    names = [str(value.name) for node in nodes_of(graph) for value in node.outputs] + list(graph.initializers)
-    tag = "r"
-    while any(re.search(rf"_{tag}\d", name) for name in names):
-        tag += "r"
-    return tag
 
 
 def _is_ordered(graph: ir.Graph) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import onnx_ir as ir
@@ -31,6 +32,15 @@ def graphs_of(graph: ir.Graph) -> Iterator[ir.Graph]:
 def nodes_of(graph: ir.Graph) -> list[ir.Node]:
     """The nodes of the graph and of every graph within it."""
     return [node for scope in graphs_of(graph) for node in scope]
+
+
+def free_tag(graph: ir.Graph) -> str:
+    """A mark for new names that no name in the graph has, as those of an earlier rewrite may."""
+    names = [str(value.name) for node in nodes_of(graph) for value in node.outputs] + list(graph.initializers)
+    tag = "r"
+    while any(re.search(rf"_{tag}\d", name) for name in names):
+        tag += "r"
+    return tag
 
 
 def is_random(node: ir.Node) -> bool:

@@ -29,10 +29,12 @@ from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import MissingKernel
 from sardonyx.native import native, takes_none
 from sardonyx.optimize import optimize
+from sardonyx.optimize.empty import guard_empty
 from sardonyx.optimize.legalize import legalize
 from sardonyx.optimize.selection import selected
 from sardonyx.options import Options
 from sardonyx.run.drawing import Drawer, drawer
+from sardonyx.run.layout import SizesOfCall, strides_of_results, with_strides
 from sardonyx.run.snapshot import Numbers, Snapshot
 from sardonyx.translate import dtypes
 from sardonyx.translate.translator import Translation
@@ -136,6 +138,7 @@ class CompiledRegion(torch.nn.Module):
         self._fixed = frozenset(_numbers(region)) if options.freeze else frozenset()
         self._edits = 0
         self._as_they_are = _are_outputs(region.results)
+        self._strides = strides_of_results(region.results, region.graph)
         self._chosen: CompiledRegion | None = None
         self._missing: MissingKernel | None = None
 
@@ -188,7 +191,8 @@ class CompiledRegion(torch.nn.Module):
 
     def _finish(self, outputs: Sequence[torch.Tensor], args: Sequence[Any]) -> list[Any]:
         """The region's results, from the engine's outputs and the arguments that are handed back."""
-        return [_result(result, outputs, args) for result in self._region.results]
+        pairs = zip(self._region.results, self._strides, strict=True)
+        return [_result(result, strides, outputs, args) for result, strides in pairs]
 
     def forward(self, *args: Any) -> Any:
         """Call as FX calls a module."""
@@ -350,6 +354,7 @@ class CompiledRegion(torch.nn.Module):
         kernels = self._engine.kernels(self._region.device)
         if kernels is not None:
             legalize(model, kernels)
+        guard_empty(model)
         translation, shapes = _still_used(translation), _before_last_reshapes(model.graph)
         self._draw("rewritten", model)
         libraries = self._kernels(model)
@@ -476,7 +481,9 @@ def _are_outputs(results: Sequence[Result]) -> bool:
     return all(result == Result(i) for i, result in enumerate(results))
 
 
-def _result(result: Result, outputs: Sequence[torch.Tensor], args: Sequence[Any]) -> Any:
+def _result(
+    result: Result, strides: SizesOfCall | None, outputs: Sequence[torch.Tensor], args: Sequence[Any]
+) -> Any:
     if result.passed is not None:
         return args[result.passed]
     if result.output is None:
@@ -487,21 +494,8 @@ def _result(result: Result, outputs: Sequence[torch.Tensor], args: Sequence[Any]
     if result.complex:
         value = torch.view_as_complex(value)
     if result.order is not None:
-        return value.permute([result.order.index(axis) for axis in range(value.dim())])
-    if result.strides is not None:
-        return _with_strides(value, result.strides)
-    return value
-
-
-def _with_strides(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    made = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
-    if not torch._debug_has_internal_overlap(made):
-        return made.copy_(value)
-    # Elements that share memory, as an expanded tensor's do, are equal: write them by position.
-    size = made.untyped_storage().nbytes() // made.element_size()
-    memory = torch.empty(size, dtype=value.dtype, device=value.device)
-    memory[torch.arange(size, device=value.device).as_strided(value.shape, strides)] = value
-    return memory.as_strided(value.shape, strides)
+        value = value.permute([result.order.index(axis) for axis in range(value.dim())])
+    return value if strides is None else with_strides(value, strides(args))
 
 
 def _dtype(value: ir.Value) -> ir.DataType:

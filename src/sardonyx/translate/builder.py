@@ -79,12 +79,22 @@ class Builder:
     ) -> tuple[ir.Value, ...]:
         while inputs and inputs[-1] is None:
             inputs = inputs[:-1]
+        if op_type.startswith("Reduce"):
+            inputs = self._axes_from_front(inputs)
         if dtype is not None and op_type == "Cast":
             attributes["to"], dtype = int(dtype), None
         attrs = [ir.convenience.convert_attribute(k, v) for k, v in attributes.items() if v is not None]
         node = ir.Node(domain, op_type, inputs, attrs, num_outputs=outputs)
         inference.annotate(node, dtype)
         return self._add(node)
+
+    def _axes_from_front(self, inputs: Sequence[ir.Value | None]) -> Sequence[ir.Value | None]:
+        """A reduction's inputs, its axes counted from the front: ONNX Runtime ignores others of an empty tensor."""
+        x, axes = (*inputs, None)[:2]
+        known = axes.const_value.numpy().tolist() if axes is not None and axes.const_value is not None else []
+        if x is None or x.meta.get("dims") is None or not any(axis < 0 for axis in known):
+            return inputs
+        return [x, self.ints([axis % self.rank(x) for axis in known])]
 
     def foreign(
         self,
@@ -276,8 +286,8 @@ class Builder:
         dims = tuple(dims)
         if x.meta.get("dims") == dims:
             return x
-        allowzero = 1 if 0 in dims else None  # else a zero would stand for "as it was"
-        return self.shaped(self.Reshape(x, self.sizes.target(x, dims), allowzero=allowzero), dims)
+        target, allowzero = self.sizes.target(x, dims)
+        return self.shaped(self.Reshape(x, target, allowzero=1 if allowzero else None), dims)
 
     def transpose(self, x: ir.Value, perm: Sequence[int]) -> ir.Value:
         """Axes in another order; no node for the order they have."""

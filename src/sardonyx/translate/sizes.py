@@ -21,10 +21,36 @@ Dim: TypeAlias = "int | sympy.Expr"
 Dims: TypeAlias = tuple[Dim, ...]
 
 
+def expression_of(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> sympy.Expr:
+    """The expression that a symbolic number is, whose symbols are positive only if torch's ranges exclude zero.
+
+    torch makes every symbol of a size positive, also where an exported graph is promised to work for a size of zero.
+    """
+    expression, environment = number.node.expr, number.node.shape_env
+    ranges = environment.var_to_range if environment is not None else {}
+    zeros = {s: _nonnegative(s) for s in expression.free_symbols if s.is_positive and s in ranges and ranges[s].lower <= 0}
+    made: sympy.Expr = expression.xreplace(zeros)
+    return made
+
+
+def _nonnegative(symbol: sympy.Symbol) -> sympy.Symbol:
+    return sympy.Symbol(symbol.name, integer=True, nonnegative=True)
+
+
+def may_be_zero(dim: Dim) -> bool:
+    """Whether a size can be zero, as far as is known of its symbols.
+
+    >>> n = sympy.Symbol("n", integer=True, nonnegative=True)
+    >>> may_be_zero(2 * n), may_be_zero(n + 1), may_be_zero(3)
+    (True, False, False)
+    """
+    return dim == 0 if isinstance(dim, int) else not dim.is_positive
+
+
 def dim_of(size: Any) -> Dim:
     """An int, SymInt or expression as an int where it is one, else as an expression."""
     if isinstance(size, torch.SymInt):
-        size = size.node.expr
+        size = expression_of(size)
     if isinstance(size, sympy.Expr):
         return int(size) if size.is_number else size
     return int(size)
@@ -184,21 +210,26 @@ class SizeTable:
             run += 1
         return run
 
-    def target(self, x: ir.Value, dims: Dims) -> ir.Value:
-        """Sizes for a Reshape of `x`, without arithmetic where 0 (keep) and −1 (the rest) can say it."""
+    def target(self, x: ir.Value, dims: Dims) -> tuple[ir.Value, bool]:
+        """Sizes for a Reshape of `x`, and whether a zero among them is a size instead of "as it was".
+
+        0 (keep) and −1 (the rest) save arithmetic. The rest cannot be told where another size is zero.
+        """
         symbolic = [axis for axis, dim in enumerate(dims) if not isinstance(dim, int)]
-        if not symbolic or 0 in dims:
-            return self.vector(dims)
         old: Dims = x.meta.get("dims") or ()
         kept = [axis for axis in symbolic if axis < len(old) and old[axis] == dims[axis]]
-        if len(symbolic) - len(kept) > 1:
-            return self.vector(dims)
-        short = [0 if axis in kept else -1 if axis in symbolic else int(dims[axis]) for axis in range(len(dims))]
-        return self._g.ints(short)
+        rest = [axis for axis in symbolic if axis not in kept]
+        others = [dim for axis, dim in enumerate(dims) if axis not in rest]
+        if not symbolic or 0 in dims or len(rest) > 1 or (rest and any(map(may_be_zero, others))):
+            return self.vector(dims), any(map(may_be_zero, dims))
+        short = [0 if axis in kept else -1 if axis in rest else int(dims[axis]) for axis in range(len(dims))]
+        return self._g.ints(short), False
 
     def _compute(self, expr: sympy.Expr) -> ir.Value:
         if isinstance(expr, sympy.Symbol):
             return self._read(expr)
+        if isinstance(expr, sympy.floor):  # what Python's // makes of sympy's numbers
+            return self.value(dim_of(torch_sympy.FloorDiv(*expr.args[0].as_numer_denom())))
         if isinstance(expr, torch_sympy.TruncToInt):
             return self._g.reshape(self._g.cast(self.real(expr.args[0]), torch.int64), (1,))
         for kind, rule in _EXPRESSIONS.items():
@@ -229,9 +260,19 @@ def _fold(op_type: str) -> Callable[[Builder, list[ir.Value], sympy.Expr], ir.Va
 def _floor_div(g: Builder, args: list[ir.Value], expr: sympy.Expr) -> ir.Value:
     # ONNX's integer Div truncates; floor(a/b) = (a - mod(a, b)) / b, whose Mod takes the divisor's sign.
     base, divisor = expr.args
-    if base.is_nonnegative and divisor.is_positive:
-        return g.Div(*args)
-    return g.Div(g.Sub(args[0], g.Mod(*args)), args[1])
+    by = _divisor(g, args[1], divisor)
+    if base.is_nonnegative and divisor.is_nonnegative:
+        return g.Div(args[0], by)
+    return g.Div(g.Sub(args[0], g.Mod(args[0], by)), by)
+
+
+def _mod(g: Builder, args: list[ir.Value], expr: sympy.Expr) -> ir.Value:
+    return g.Mod(args[0], _divisor(g, args[1], expr.args[1]))
+
+
+def _divisor(g: Builder, value: ir.Value, expr: sympy.Expr) -> ir.Value:
+    """A size to divide by: of no elements any other size will do, and engines refuse to divide by zero."""
+    return g.Max(value, g.ints([1])) if expr.is_nonnegative and may_be_zero(dim_of(expr)) else value
 
 
 def _power(g: Builder, args: list[ir.Value], expr: sympy.Expr) -> ir.Value:
@@ -267,9 +308,9 @@ _EXPRESSIONS: dict[Any, Callable[[Builder, list[ir.Value], sympy.Expr], ir.Value
     torch_sympy.Max: _fold("Max"),
     torch_sympy.Min: _fold("Min"),
     torch_sympy.FloorDiv: _floor_div,
-    torch_sympy.Mod: _fold("Mod"),
-    torch_sympy.PythonMod: _fold("Mod"),
-    sympy.Mod: _fold("Mod"),
+    torch_sympy.Mod: _mod,
+    torch_sympy.PythonMod: _mod,
+    sympy.Mod: _mod,
     sympy.Pow: _power,
     torch_sympy.PowByNatural: _power,
 }

@@ -16,7 +16,7 @@ from sardonyx.translate import control, dtypes, inference, pairs, table, torchli
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.noise import Draw, Source
-from sardonyx.translate.sizes import dim_of, dims_of
+from sardonyx.translate.sizes import dim_of, dims_of, expression_of
 
 WEIGHTS_LOCATION = "torch"
 """The external-data location that marks an initializer whose bytes live in a torch tensor."""
@@ -192,12 +192,13 @@ def _read_number(run: _Run, node: torch.fx.Node) -> None:
     val, x = node.meta.get("val"), run.values.get(node.all_input_nodes[0])
     if isinstance(val, torch.SymFloat) and isinstance(x, ir.Value):
         with run.g.translating(node):
-            run.g.sizes.learn_real(val.node.expr, run.g.reshape(run.g.cast(x, torch.float64), ()))
+            run.g.sizes.learn_real(expression_of(val), run.g.reshape(run.g.cast(x, torch.float64), ()))
         return
     if not isinstance(val, (torch.SymInt, torch.SymBool)) or not isinstance(x, ir.Value):
         return
-    number = val.node.expr.args[0] if isinstance(val, torch.SymBool) and val.node.expr.args else val.node.expr
-    if val.node.expr in (number, sympy.Eq(number, 1)):
+    expression = expression_of(val)
+    number = expression.args[0] if isinstance(val, torch.SymBool) and expression.args else expression
+    if expression in (number, sympy.Eq(number, 1)):
         with run.g.translating(node):
             run.g.sizes.learn_input(number, run.g.reshape(run.g.cast(x, torch.int64), (1,)))
 
@@ -265,7 +266,7 @@ def _translate_control(run: _Run, node: torch.fx.Node) -> Any:
 def _condition(arg: Any) -> Any:
     """The relation that a symbolic condition is; None for all else."""
     val = arg.meta.get("val") if isinstance(arg, torch.fx.Node) else None
-    return val.node.expr if isinstance(val, torch.SymBool) else None
+    return expression_of(val) if isinstance(val, torch.SymBool) else None
 
 
 class _Inside(Unsupported):
@@ -297,7 +298,7 @@ def _returned(run: _Run, x: Any) -> ir.Value | None:
         value: ir.Value = run.values[x]
         return value
     if isinstance(val, (bool, torch.SymBool)):
-        return run.g.sizes.condition(val.node.expr if isinstance(val, torch.SymBool) else val)
+        return run.g.sizes.condition(expression_of(val) if isinstance(val, torch.SymBool) else val)
     if isinstance(val, (int, torch.SymInt)):
         return run.g.sizes.value(dim_of(val))
     if val is None:
@@ -317,7 +318,7 @@ def _argument(run: _Run, arg: Any, numbers: bool = False) -> Any:
         if isinstance(val, (torch.SymInt, int)) and not isinstance(val, bool):
             return dim_of(val)
         if numbers and isinstance(val, torch.SymFloat):
-            return run.g.sizes.real(val.node.expr)
+            return run.g.sizes.real(expression_of(val))
         if isinstance(val, (torch.SymFloat, torch.SymBool)):
             raise Unsupported(f"{node.name} is a symbolic number, {val}")
         return run.values[node]
@@ -347,18 +348,22 @@ def _state_item(run: _Run, value: Any, expected: Any) -> Any:
 
 def _is_empty(expected: Any) -> bool:
     """Whether a result has no elements, whatever the inputs hold: ONNX leaves many operators undefined there."""
-    return (
-        isinstance(expected, torch.Tensor)
-        and 0 in (dims := dims_of(expected))
-        and all(isinstance(d, int) for d in dims)
-    )
+    return isinstance(expected, torch.Tensor) and 0 in dims_of(expected)
+
+
+def _nothing(g: Builder, expected: torch.Tensor) -> ir.Value:
+    """A tensor without elements, of sizes that may be symbolic."""
+    dims = dims_of(expected)
+    sizes = [dim if isinstance(dim, int) else 1 for dim in dims]
+    constant = g.constant(dtypes.to_array(torch.empty(sizes, dtype=expected.dtype)), dtypes.to_onnx(expected.dtype))
+    tail = (2,) if pairs.are_pairs(constant) else ()
+    value = g.expand(constant, (*dims, *tail))
+    return pairs.mark(value) if tail else value
 
 
 def _state_type(run: _Run, value: ir.Value, expected: torch.Tensor) -> ir.Value:
     if _is_empty(expected):
-        dtype = dtypes.to_onnx(expected.dtype)
-        nothing = torch.empty(tuple(map(int, expected.shape)), dtype=expected.dtype)
-        return run.g.constant(dtypes.to_array(nothing), dtype)
+        return _nothing(run.g, expected)
     if not isinstance(value, ir.Value):
         raise Unsupported(f"its translation gave {value!r} instead of a tensor")
     if value.dtype is None:

@@ -13,7 +13,7 @@ from sardonyx.translate import dtypes
 from sardonyx.translate.aten.indexing import count_of, positions
 from sardonyx.translate.aten.totals import integer_product, integer_sum
 from sardonyx.translate.builder import Builder, Operand
-from sardonyx.translate.sizes import Dim
+from sardonyx.translate.sizes import Dim, may_be_zero
 from sardonyx.translate.table import aten
 
 Value = ir.Value
@@ -38,6 +38,8 @@ _OF_NOTHING = {
     "ReduceMin": 1,
 }
 """What a reduction over no elements gives; engines do not agree."""
+_WRONG_OF_NOTHING = ("ReduceMean", "ReduceMax")
+"""Reductions of which ONNX Runtime gives something else, where the number of elements is not known before."""
 
 
 def _reduce(g: Builder, op_type: str, x: Value, dim: Axes, keepdim: bool) -> Value:
@@ -47,7 +49,32 @@ def _reduce(g: Builder, op_type: str, x: Value, dim: Axes, keepdim: bool) -> Val
     dims = [1 if i in axes else size for i, size in enumerate(g.dims(x)) if keepdim or i not in axes]
     if any(g.dims(x)[axis] == 0 for axis in axes):
         return g.expand(g.scalar(_OF_NOTHING[op_type], g.dtype(x)), dims)
-    return g.shaped(g.node(op_type, [x, g.ints(axes)], keepdims=int(keepdim)), dims)
+    found = g.shaped(g.node(op_type, [x, g.ints(axes)], keepdims=int(keepdim)), dims)
+    count = _count(g, x, axes)
+    if op_type not in _WRONG_OF_NOTHING or not may_be_zero(count):
+        return found
+    empty = g.reshape(g.sizes.condition(sympy.Eq(count, 0)), ())
+    return g.Where(empty, g.scalar(_OF_NOTHING[op_type], g.dtype(x)), found)
+
+
+def _reduce_some(g: Builder, op_type: str, x: Value, dim: Axes, keepdim: bool) -> Value:
+    """A reduction that torch refuses over no elements, as the division by their number does then."""
+    axes = _axes(g, x, dim)
+    if not axes or not may_be_zero(_count(g, x, axes)):
+        return _reduce(g, op_type, x, dim, keepdim)
+    dims = [1 if i in axes else size for i, size in enumerate(g.dims(x)) if keepdim or i not in axes]
+    checked = g.Add(g.ints(axes), _zero_if_any(g, _count(g, x, axes)))
+    return g.shaped(g.node(op_type, [x, checked], keepdims=int(keepdim)), dims)
+
+
+def _zero_if_any(g: Builder, count: Dim) -> Value:
+    """Zero, as a tensor of one element; an error of the engine where there is nothing to count."""
+    return g.Div(g.ints([0]), g.sizes.value(count))
+
+
+def _count(g: Builder, x: Value, axes: Sequence[int]) -> Dim:
+    """How many elements lie along the axes."""
+    return count_of([g.dims(x)[axis] for axis in axes])
 
 
 @aten("sum", "sum.dim_IntList")
@@ -117,7 +144,7 @@ def _extreme(g: Builder, op_type: str, x: Value, dim: Axes, keepdim: bool) -> Va
     if g.dtype(x) == torch.bool:
         wide = g.Cast(x, dtype=ir.DataType.INT32)
         return g.cast(_reduce(g, op_type, wide, dim, keepdim), torch.bool)
-    found = _reduce(g, op_type, x, dim, keepdim)
+    found = _reduce_some(g, op_type, x, dim, keepdim)
     if not g.dtype(x).is_floating_point or found is x:
         return found
     # Engines skip NaN; torch passes it on.
@@ -198,10 +225,16 @@ def _arg(g: Builder, op_type: str, x: Value, dim: int | None, keepdim: bool) -> 
     if not g.rank(x):
         return g.scalar(0, torch.int64)
     if dim is None:
-        x, dim = g.reshape(x, [_count(g, x)]), 0
+        x, dim = g.reshape(x, [count_of(g.dims(x))]), 0
     if g.dtype(x) == torch.bool:
         x = g.Cast(x, dtype=ir.DataType.INT32)
     axis = g.axis(x, dim)
+    found = _place(g, op_type, x, axis, keepdim)
+    size = g.dims(x)[axis]
+    return g.Add(found, g.reshape(_zero_if_any(g, size), ())) if may_be_zero(size) else found
+
+
+def _place(g: Builder, op_type: str, x: Value, axis: int, keepdim: bool) -> Value:
     if not g.dtype(x).is_floating_point:
         return g.node(op_type, [x], axis=axis, keepdims=int(keepdim))
     if g.dtype(x) in _WIDER:
@@ -218,13 +251,6 @@ def _arg_of_doubles(g: Builder, op_type: str, x: Value, axis: int, keepdim: bool
         for kind, v in ((op_type, g.Where(g.IsNaN(x), worst, x)), ("ArgMax", broken))
     )
     return g.Where(g.cast(_reduce(g, "ReduceMax", broken, axis, keepdim), torch.bool), first, place)
-
-
-def _count(g: Builder, x: Value) -> Operand:
-    total: Operand = 1
-    for dim in g.dims(x):
-        total = total * dim
-    return total
 
 
 @aten("argmax")
