@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Container, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch._C import DispatchKey
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch.fx.experimental.proxy_tensor import make_fx, py_sym_types
 from torch.fx.node import map_arg
 
 from sardonyx.capture.aot import decompositions
@@ -130,9 +132,15 @@ def _decomposed(node: torch.fx.Node, inputs: Sequence[torch.fx.Node]) -> torch.f
         result = node.target(*args, **kwargs)  # type: ignore[operator]  # an operator, by _is_composite
         return result if isinstance(result, (tuple, list)) else (result,)
 
-    return make_fx(call, decomposition_table=decompositions(), _allow_non_fake_inputs=True)(
-        *(n.meta["val"] for n in inputs)
-    )
+    values = [n.meta["val"] for n in inputs]
+    # Composite kernels written in C++ take symbolic sizes for constants; those in Python do not.
+    in_python = enable_python_dispatcher() if any(map(_is_symbolic, values)) else nullcontext()
+    with in_python:
+        return make_fx(call, decomposition_table=decompositions(), _allow_non_fake_inputs=True)(*values)
+
+
+def _is_symbolic(value: Any) -> bool:
+    return isinstance(value, py_sym_types) or any(isinstance(s, torch.SymInt) for s in getattr(value, "shape", ()))
 
 
 def _splice(graph: torch.fx.GraphModule, node: torch.fx.Node, inner: torch.fx.GraphModule, args: Sequence[Any]) -> None:
