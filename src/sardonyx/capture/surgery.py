@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Container, Sequence
-from contextlib import nullcontext
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch._C import DispatchKey
 from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import detect_fake_mode
 from torch.fx.experimental.proxy_tensor import make_fx, py_sym_types
 from torch.fx.node import map_arg
 
@@ -133,10 +134,22 @@ def _decomposed(node: torch.fx.Node, inputs: Sequence[torch.fx.Node]) -> torch.f
         return result if isinstance(result, (tuple, list)) else (result,)
 
     values = [n.meta["val"] for n in inputs]
-    # Composite kernels written in C++ take symbolic sizes for constants; those in Python do not.
-    in_python = enable_python_dispatcher() if any(map(_is_symbolic, values)) else nullcontext()
-    with in_python:
+    with _keeping_symbols(values):
         return make_fx(call, decomposition_table=decompositions(), _allow_non_fake_inputs=True)(*values)
+
+
+@contextmanager
+def _keeping_symbols(values: Sequence[Any]) -> Iterator[None]:
+    """While active, symbolic sizes are not taken for constants.
+
+    As composite kernels in C++ do, to which torch has others in Python, and functions that make real tensors.
+    """
+    mode = detect_fake_mode(values) if any(map(_is_symbolic, values)) else None
+    if mode is None:
+        yield
+    else:
+        with enable_python_dispatcher(), mode:
+            yield
 
 
 def _is_symbolic(value: Any) -> bool:
