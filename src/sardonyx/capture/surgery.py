@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
+import sympy
 import torch
 from torch._C import DispatchKey
 from torch._dispatch.python import enable_python_dispatcher
@@ -15,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx, py_sym_types
 from torch.fx.node import map_arg
 
 from sardonyx.capture.aot import decompositions
+from sardonyx.capture.conditions import environment_of
 from sardonyx.errors import CaptureError
 from sardonyx.translate import table
 
@@ -109,19 +111,34 @@ def _is_body(arg: Any) -> bool:
     return isinstance(arg, torch.fx.Node) and arg.op == "get_attr"
 
 
-def take_apart(graph: torch.fx.GraphModule, whole: Container[str]) -> None:
-    """Replace operators that only torch's decompositions can express by what those make of them."""
+def take_apart(graph: torch.fx.GraphModule, whole: Container[str]) -> dict[sympy.Symbol, torch.fx.Node]:
+    """Replace operators that only torch's decompositions can express by what those make of them.
+
+    Returns the symbolic sizes that became constants meanwhile, each with the operator whose decomposition did it.
+    """
+    specialized: dict[sympy.Symbol, torch.fx.Node] = {}
+    environment = environment_of(node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder"))
     for node in list(graph.graph.nodes):
         if node.op == "call_function" and _is_composite(node.target) and table.name_of(node.target) not in whole:
             inputs = node.all_input_nodes
+            before = _constants_of(environment)
             _splice(graph, node, _decomposed(node, inputs), inputs)
+            specialized |= dict.fromkeys(_constants_of(environment) - before, node)
     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten._linalg_check_errors.default):
         graph.graph.erase_node(node)  # it only raises, which ONNX cannot
     graph.graph.eliminate_dead_code()
+    return specialized
+
+
+def _constants_of(environment: Any) -> Set[sympy.Symbol]:
+    """The symbolic sizes that turned out to be constants."""
+    return {s for s, size in environment.replacements.items() if size.is_number} if environment is not None else set()
 
 
 def _is_composite(target: Any) -> bool:
     if not isinstance(target, torch._ops.OpOverload) or table.find(target) is not None:
+        return False
+    if target._opname.startswith("sym_"):  # sym_size and its kin, which translation reads off tensors
         return False
     return target in decompositions() or _is_composed(target)
 

@@ -185,6 +185,16 @@ def _add_call(run: _Run, node: torch.fx.Node) -> None:
     except Unsupported as refusal:
         run.refusals.append(Refusal(node, str(refusal), refusal.node if isinstance(refusal, _Inside) else None))
         _add_input(run, node, frozen=False)
+    except TypeError as error:
+        if not _has_symbols(node):
+            raise
+        run.refusals.append(Refusal(node, f"its translation takes no symbolic number: {error}"))
+        _add_input(run, node, frozen=False)
+
+
+def _has_symbols(node: torch.fx.Node) -> bool:
+    """Whether an operand is a symbolic number, which translations that compare it cannot take."""
+    return any(isinstance(source.meta.get("val"), (torch.SymInt, torch.SymFloat)) for source in node.all_input_nodes)
 
 
 def _read_number(run: _Run, node: torch.fx.Node) -> None:
@@ -409,6 +419,8 @@ def _value(run: _Run, node: torch.fx.Node) -> ir.Value:
     if node in run.values:
         value: ir.Value = run.values[node]
         return value
+    if isinstance(node.meta["val"], torch.SymFloat):
+        return run.g.sizes.real(node.meta["val"].node.expr)
     return run.g.scalar(dim_of(node.meta["val"]), torch.int64)
 
 
