@@ -98,10 +98,9 @@ class TracedCall:
         """The symbols of numbers that are inputs, and the places of those among the flattened arguments."""
         nodes = self.captured.graph.graph.find_nodes(op="placeholder")
         places = {node: self.captured.given.get(index) for index, node in enumerate(nodes)}
-        read = torch.ops.aten._local_scalar_dense.default
         return {
             node.meta["val"].node.expr: place
-            for node in self.captured.graph.graph.find_nodes(op="call_function", target=read)
+            for node in self.captured.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.item.default)
             if (place := places.get(node.args[0])) in self.call.numbers and place is not None
         }
 

@@ -138,8 +138,8 @@ def _constants_of(environment: Any) -> Set[sympy.Symbol]:
 def _is_composite(target: Any) -> bool:
     if not isinstance(target, torch._ops.OpOverload) or table.find(target) is not None:
         return False
-    if target._opname.startswith("sym_"):  # sym_size and its kin, which translation reads off tensors
-        return False
+    if target._opname.startswith("sym_") or target is torch.ops.aten.item.default:
+        return False  # numbers, which would get another symbol than the one that nodes after it have
     return target in decompositions() or _is_composed(target)
 
 

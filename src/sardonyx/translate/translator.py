@@ -163,7 +163,7 @@ _WITHOUT_EFFECT = ("_assert_scalar", "_assert_async", "_assert_tensor_metadata",
 
 
 def _add_call(run: _Run, node: torch.fx.Node) -> None:
-    if node.target is torch.ops.aten._local_scalar_dense.default:
+    if node.target in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default):
         _read_number(run, node)
     if _is_size_arithmetic(node):
         return
