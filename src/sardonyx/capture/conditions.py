@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from traceback import FrameSummary
 from typing import Any
@@ -60,6 +60,29 @@ class Condition:
 
     def _at(self) -> str:
         return f", which was decided at {self.where}" if self.where else ""
+
+
+def assumptions(graph: torch.fx.GraphModule) -> Iterator[tuple[sympy.Expr, str]]:
+    """What was assumed while a graph was traced, and where in the code; then what its nodes assert of numbers."""
+    environment = environment_of(node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder"))
+    for guard in environment.guards if environment is not None else ():
+        yield environment.replace(guard.expr), location_text(guard.sloc)
+    asserts = graph.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default)
+    for node in asserts:
+        value = node.args[0].meta.get("val")
+        if isinstance(value, torch.SymBool):
+            yield value.node.expr, ""
+
+
+def function_of(expr: sympy.Expr, places: Mapping[sympy.Symbol, int]) -> Callable[[Sequence[int]], bool] | None:
+    """A condition as a function of the sizes at these places; None if it is none of them alone, or always holds."""
+    if expr in (sympy.true, sympy.false) or not expr.free_symbols or expr.free_symbols - set(places):
+        return None
+    read = {symbol: sympy.Symbol(f"sizes[{place}]", integer=True) for symbol, place in places.items()}
+    try:
+        return function_of_sizes(PythonPrinter().doprint(expr.xreplace(read)))
+    except ValueError:  # it computes with more than integers
+        return None
 
 
 def sizes_of(value: Any) -> Sequence[Any]:

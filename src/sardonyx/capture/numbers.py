@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import py_sym_types
 from torch.utils import _pytree as pytree
 
-from sardonyx.capture.conditions import Condition
+from sardonyx.capture.conditions import Condition, assumptions, function_of, sizes_of
 from sardonyx.capture.dynamic import call_of, hints, leaf_specs, names_of_sizes
 from sardonyx.capture.example import ExampleCall, is_number
 from sardonyx.capture.export import Captured, capture
@@ -110,7 +111,35 @@ class TracedCall:
 
     def conditions(self) -> list[Condition]:
         """What the graph assumes of sizes and numbers of the call."""
-        return []
+        read = self._read_at()
+        names = {symbol: sympy.Symbol(self._names()[at]) for symbol, at in read.items()} | {
+            symbol: sympy.Symbol(name) for symbol, name in self.names_of_sizes().items()
+        }
+        return [
+            Condition(str(expr.xreplace(names)), holds, where)
+            for expr, where in assumptions(self.captured.graph)
+            if (holds := function_of(expr, read)) is not None
+        ]
+
+    def _read_at(self) -> dict[sympy.Symbol, int]:
+        """Where each symbol is found among the sizes and numbers of all arguments."""
+        values = [node.meta.get("val") for node in self.captured.graph.graph.find_nodes(op="placeholder")]
+        starts = list(itertools.accumulate((len(sizes_of(leaf)) for _, leaf in self.call.leaves), initial=0))
+        read = {symbol: starts[place] for symbol, place in self.symbols().items()}
+        for index, place in self.captured.given.items():
+            if place not in self.call.numbers:
+                sizes = sizes_of(values[index])
+                found = {dim_of(x): starts[place] + i for i, x in enumerate(sizes) if isinstance(x, torch.SymInt)}
+                read |= {symbol: at for symbol, at in found.items() if symbol not in read}
+        return {symbol: at for symbol, at in read.items() if isinstance(symbol, sympy.Symbol)}
+
+    def _names(self) -> list[str]:
+        """What the sizes and numbers of all arguments are called."""
+        names: list[str] = []
+        for path, leaf in self.call.leaves:
+            is_tensor = isinstance(leaf, torch.Tensor)
+            names += [f"{path}.shape[{axis}]" for axis in range(leaf.dim())] if is_tensor else [path]
+        return names
 
 
 def refuse_constant_floats(traced: TracedCall, examples: Sequence[Any]) -> None:

@@ -49,10 +49,10 @@ class Argument:
     def _number(self, value: Any) -> Any:
         is_float = isinstance(self.example, float)
         wanted: Any = Real if is_float else Integral
-        if not isinstance(value, wanted) or isinstance(value, bool):
+        if not isinstance(value, wanted) or isinstance(value, bool) or (is_float and isinstance(value, Integral)):
             raise TypeError(
                 f"{self.path} is {_short(value)}, where the model was exported with {self.example!r}: give "
-                + ("a number" if is_float else "an integer")
+                + ("a float" if is_float else "an integer")
             )
         if self.kind == "size":
             return int(value)

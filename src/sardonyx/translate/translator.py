@@ -233,7 +233,7 @@ def _translate_call(run: _Run, node: torch.fx.Node) -> Any:
         return run.values[node.all_input_nodes[0]][node.args[1]]
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return _translate_control(run, node)
-    numbers = getattr(node.target, "_opname", "") in _TAKE_NUMBERS
+    numbers = _dtype_of_numbers(node)
     args = [_argument(run, arg, numbers) for arg in node.args]
     kwargs = {key: _argument(run, arg, numbers) for key, arg in node.kwargs.items()}
     own = run.translations.get(table.name_of(node.target))
@@ -315,19 +315,33 @@ def _returned(run: _Run, x: Any) -> ir.Value | None:
     raise Unsupported(f"it returns {x}, which ONNX has no tensor for")
 
 
-_TAKE_NUMBERS = frozenset({"add", "sub", "rsub", "mul", "div", "full", "scalar_tensor"})
-"""Operators whose translations take a tensor without dimensions for a number."""
+_TAKE_NUMBERS = frozenset(
+    {"add", "sub", "rsub", "mul", "div", "floor_divide", "remainder", "fmod", "pow", "lerp"}
+    | {"clamp", "clamp_min", "clamp_max", "where", "masked_fill", "full", "scalar_tensor"}
+)
+"""Operators whose translations take a tensor without dimensions for a number, in the dtype of the result."""
+_COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+"""Operators whose translations do so in the dtype that torch has for the tensor and a number."""
 
 
-def _argument(run: _Run, arg: Any, numbers: bool = False) -> Any:
+def _dtype_of_numbers(node: torch.fx.Node) -> torch.dtype | None:
+    """The dtype in which the translation takes symbolic floats; None if it takes none."""
+    name = getattr(node.target, "_opname", "")
+    if name in _COMPARISONS:
+        tensor = node.args[0].meta["val"] if isinstance(node.args[0], torch.fx.Node) else None
+        return torch.result_type(tensor, 1.0) if isinstance(tensor, torch.Tensor) else None
+    return torch.float64 if name in _TAKE_NUMBERS else None
+
+
+def _argument(run: _Run, arg: Any, numbers: torch.dtype | None = None) -> Any:
     """FX arguments as translations see them: ONNX values, expressions, Python values."""
 
     def one(node: torch.fx.Node) -> Any:
         val = node.meta.get("val")
         if isinstance(val, (torch.SymInt, int)) and not isinstance(val, bool):
             return dim_of(val)
-        if numbers and isinstance(val, torch.SymFloat):
-            return run.g.sizes.real(val.node.expr)
+        if numbers is not None and isinstance(val, torch.SymFloat):
+            return run.g.cast(run.g.sizes.real(val.node.expr), numbers)
         if isinstance(val, (torch.SymFloat, torch.SymBool)):
             raise Unsupported(f"{node.name} is a symbolic number, {val}")
         return run.values[node]
