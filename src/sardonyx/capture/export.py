@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from sardonyx.capture.aot import decompositions
 from sardonyx.capture.conditions import frame_text, line_of_constant
-from sardonyx.capture.surgery import drop_idle_dropout, edits, inline_wrappers, take_apart, without_simple_edits
+from sardonyx.capture.surgery import drop_idle_dropout, edits, inline_wrappers, take_apart, transforms, without_simple_edits
 from sardonyx.capture.whole import keeping_whole
 from sardonyx.errors import CaptureError
 from sardonyx.translate import table
@@ -62,7 +62,7 @@ def capture(
     program = _exported(model, tuple(args), dict(kwargs), dynamic_shapes)
     drop_idle_dropout(program.graph_module)
     without_simple_edits(program.graph_module)
-    if any(edits(node) for node in program.graph.nodes):
+    if any(edits(node) or transforms(node) for node in program.graph.nodes):
         rules = {target: rule for target, rule in decompositions().items() if table.name_of(target) not in whole}
         program = program.run_decompositions(rules)
     graph = program.graph_module

@@ -27,6 +27,11 @@ def edits(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and schema is not None and bool(schema.is_mutable)
 
 
+def transforms(node: torch.fx.Node) -> bool:
+    """Whether a node is a step of `torch.vmap` or another transform, which torch resolves when it traces again."""
+    return node.op == "call_function" and getattr(node.target, "__module__", "") == "torch._functorch.predispatch"
+
+
 def drop_idle_dropout(graph: torch.fx.GraphModule) -> None:
     """Take out dropout that is not at work. It hands back its operand, of which torch loses track when edits follow."""
     for node in list(graph.graph.nodes):
