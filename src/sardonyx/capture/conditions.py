@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from traceback import FrameSummary
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import sympy
 import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.printers import PythonPrinter
 
 from sardonyx.errors import CaptureError
@@ -25,21 +29,42 @@ def environment_of(values: Iterable[Any]) -> Any:
     return None
 
 
-def line_of_constant(environment: Any, symbols: Iterable[sympy.Symbol]) -> str | None:
-    """The line that made a constant of the first of these symbols that is one."""
-    locations = environment.replacements_slocs
-    constant = (s for s in symbols if s in locations and environment.replacements[s].is_number)
-    found = next((locations[symbol] for symbol in constant), None)
-    return None if found is None else location_text(found)
+@contextmanager
+def recording_constants() -> Iterator[dict[sympy.Symbol, str]]:
+    """While active, the user's line is recorded for each symbolic size that becomes a constant.
+
+    torch remembers the innermost line alone, which often is its own.
+    """
+    lines: dict[sympy.Symbol, str] = {}
+    own = ShapeEnv._set_replacement
+
+    def record(self: ShapeEnv, symbol: sympy.Symbol, value: sympy.Expr, message: str) -> None:
+        if value.is_number:
+            lines.setdefault(symbol, innermost_line(traceback.extract_stack()) or "")
+        own(self, symbol, value, message)
+
+    with mock.patch.object(ShapeEnv, "_set_replacement", record):
+        yield lines
+
+
+_NOT_THE_USERS = tuple(str(Path(module).parent) for module in (torch.__file__, __file__))
+
+
+def innermost_line(frames: Sequence[traceback.FrameSummary]) -> str | None:
+    """The innermost line that is neither torch's nor ours."""
+    for frame in reversed(frames):
+        if not frame.filename.startswith((*_NOT_THE_USERS, "<")):
+            return frame_text(frame)
+    return None
 
 
 def location_text(location: Any) -> str:
     """A place in the code that torch remembers."""
     found = location.maybe_user_loc or location.framework_loc
-    return frame_text(found) if isinstance(found, FrameSummary) else str(found or "")
+    return frame_text(found) if isinstance(found, traceback.FrameSummary) else str(found or "")
 
 
-def frame_text(frame: FrameSummary) -> str:
+def frame_text(frame: traceback.FrameSummary) -> str:
     """A line of code, as errors show it."""
     return f"{frame.filename}:{frame.lineno} in {frame.name}, code: {frame.line}"
 

@@ -11,7 +11,6 @@ import torch
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
-from sardonyx.capture.conditions import environment_of, line_of_constant
 from sardonyx.capture.example import Call, ExampleCall
 from sardonyx.capture.export import Captured
 from sardonyx.errors import CaptureError
@@ -201,7 +200,5 @@ def _where(captured: Captured, size: torch.SymInt | int, line_of: Callable[[torc
     """The line that made a constant of a size."""
     if not isinstance(size, torch.SymInt):
         return None
-    symbol = size.node._expr
-    if symbol in captured.specialized:
-        return line_of(captured.specialized[symbol]) or None
-    return line_of_constant(environment_of([size]), [symbol])
+    found = captured.specialized.get(size.node._expr, "")
+    return (found if isinstance(found, str) else line_of(found)) or None

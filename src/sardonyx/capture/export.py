@@ -9,7 +9,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import sympy
@@ -20,8 +19,15 @@ from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, Shap
 from torch.utils import _pytree as pytree
 
 from sardonyx.capture.aot import decompositions
-from sardonyx.capture.conditions import frame_text, line_of_constant
-from sardonyx.capture.surgery import drop_idle_dropout, edits, inline_wrappers, take_apart, transforms, without_simple_edits
+from sardonyx.capture.conditions import innermost_line, recording_constants
+from sardonyx.capture.surgery import (
+    drop_idle_dropout,
+    edits,
+    inline_wrappers,
+    take_apart,
+    transforms,
+    without_simple_edits,
+)
 from sardonyx.capture.whole import keeping_whole
 from sardonyx.errors import CaptureError
 from sardonyx.translate import table
@@ -42,8 +48,8 @@ class Captured:
     """What the call leaves in arguments that it edits in place, by their places among the flattened arguments."""
     buffers: Sequence[str]
     """Buffers that the call updates."""
-    specialized: Mapping[sympy.Symbol, torch.fx.Node]
-    """Sizes that became constants when an operator was decomposed, and that operator."""
+    specialized: Mapping[sympy.Symbol, torch.fx.Node | str]
+    """Sizes that became constants: the line that did it, or the operator whose decomposition did."""
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
 
@@ -59,7 +65,8 @@ def capture(
 
     Operators named in `whole` stay as they are, beside those of our table.
     """
-    program = _exported(model, tuple(args), dict(kwargs), dynamic_shapes)
+    with recording_constants() as lines:
+        program = _exported(model, tuple(args), dict(kwargs), dynamic_shapes, lines)
     drop_idle_dropout(program.graph_module)
     without_simple_edits(program.graph_module)
     if any(edits(node) or transforms(node) for node in program.graph.nodes):
@@ -67,25 +74,27 @@ def capture(
         program = program.run_decompositions(rules)
     graph = program.graph_module
     inline_wrappers(graph)
-    return _described(program, graph, take_apart(graph, whole))
+    return _described(program, graph, {**lines, **take_apart(graph, whole)})
 
 
-def _exported(model: torch.nn.Module, args: Any, kwargs: Any, dynamic_shapes: Any) -> ExportedProgram:
+def _exported(
+    model: torch.nn.Module, args: Any, kwargs: Any, dynamic_shapes: Any, lines: Mapping[sympy.Symbol, str]
+) -> ExportedProgram:
     try:
         with torch.no_grad(), keeping_whole():
             return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as error:
-        raise _capture_error(error) from error
+        raise _capture_error(error, lines) from error
 
 
 # Errors
 
 
-def _capture_error(error: Exception) -> CaptureError:
+def _capture_error(error: Exception, constants: Mapping[sympy.Symbol, str]) -> CaptureError:
     text = str(error).strip()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     what = next((line for line in lines if line.startswith(_TELLING)), lines[0] if lines else type(error).__name__)
-    where = _specializing_line(error) or _user_line(error)
+    where = _specializing_line(error, constants) or _user_line(error)
     return CaptureError(f"torch.export cannot capture the model: {what}", where=where, hint=_fix(text))
 
 
@@ -109,16 +118,10 @@ def _fix(text: str) -> str:
 
 
 def _user_line(error: BaseException) -> str | None:
-    """The innermost line that is neither torch's nor ours."""
-    ours = tuple(str(Path(module).parent) for module in (torch.__file__, __file__))
-    frames = traceback.extract_tb(error.__traceback__)
-    for frame in reversed(frames):
-        if not frame.filename.startswith((*ours, "<")):
-            return frame_text(frame)
-    return None
+    return innermost_line(traceback.extract_tb(error.__traceback__))
 
 
-def _specializing_line(error: BaseException) -> str | None:
+def _specializing_line(error: BaseException, lines: Mapping[sympy.Symbol, str]) -> str | None:
     """The line that made a constant of a size, which torch finds out at the end of the trace, and does not tell."""
     violation = error.__context__
     if not isinstance(violation, ConstraintViolationError):
@@ -128,14 +131,14 @@ def _specializing_line(error: BaseException) -> str | None:
     if environment is None:
         return None
     named = [symbol for source, symbol in environment.source_to_var.items() if source in str(violation)]
-    return line_of_constant(environment, [*named, *environment.replacements])
+    return next((lines[symbol] for symbol in (*named, *lines) if symbol in lines), None)
 
 
 # What the graph's inputs and outputs are
 
 
 def _described(
-    program: ExportedProgram, graph: torch.fx.GraphModule, specialized: Mapping[sympy.Symbol, torch.fx.Node]
+    program: ExportedProgram, graph: torch.fx.GraphModule, specialized: Mapping[sympy.Symbol, torch.fx.Node | str]
 ) -> Captured:
     held: dict[int, tuple[str, torch.Tensor]] = {}
     given: dict[int, int] = {}

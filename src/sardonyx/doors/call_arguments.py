@@ -77,26 +77,28 @@ def _short(value: Any) -> str:
 # How arguments are arranged
 
 
-def arrangement_difference(call: tuple[tuple[Any, ...], dict[str, Any]], spec: pytree.TreeSpec) -> str:
+def arrangement_difference(
+    names: Sequence[str], call: tuple[tuple[Any, ...], dict[str, Any]], spec: pytree.TreeSpec
+) -> str:
     """What is arranged in another way than it was: `xs is a list of 3, and the model was exported with a list of 2`."""
-    positional, keywords = spec.children()
-    given = [(f"argument {i}", v, s) for i, (v, s) in enumerate(zip(call[0], positional.children(), strict=True))]
-    given += [(name, call[1][name], s) for name, s in zip(keywords.context, keywords.children(), strict=True)]
-    found = (difference for path, value, wanted in given for difference in _differences(path, value, wanted))
+    values = [*call[0], *call[1].values()]
+    wanted = [part for group in spec.children() for part in group.children()]
+    given = zip(names, values, wanted, strict=True)
+    found = (difference for path, value, part in given for difference in _differences(path, value, part))
     return next(found, f"the arguments are arranged in another way than {spec}")
 
 
 def _differences(path: str, value: Any, wanted: pytree.TreeSpec) -> Iterator[str]:
     parts, spec = pytree.tree_flatten(value, is_leaf=lambda x: x is not value)
-    if _outline(spec, value) != _outline(wanted):
-        yield f"{path} is {_outline(spec, value)}, and the model was exported with {_outline(wanted)}"
+    if _outline(spec) != _outline(wanted):
+        yield f"{path} is {_outline(spec)}, and the model was exported with {_outline(wanted)}"
     elif not spec.is_leaf():
         keys: Sequence[Any] = spec.context if spec.type is dict else range(len(parts))
         for key, part, inner in zip(keys, parts, wanted.children(), strict=True):
             yield from _differences(f"{path}[{key!r}]", part, inner)
 
 
-def _outline(spec: pytree.TreeSpec, value: Any = None) -> str:
+def _outline(spec: pytree.TreeSpec) -> str:
     if spec.is_leaf():
         return "one value"
     if spec.type is dict:

@@ -103,7 +103,7 @@ def export(
             device = device_of(captured.graph)
             library = add_kernels(translation.model, device, chosen, graph_report)
     program = Program(translation.model, calling, device, chosen, report, library, captured)
-    _warn_of_edits(program, captured)
+    _warn(program, captured)
     if chosen.verify:
         _verify(program, model, args, kwargs)
     if chosen.report:
@@ -209,6 +209,7 @@ def _calling(translation: Translation, traced: TracedCall) -> Calling:
     return Calling(
         in_spec=captured.in_spec,
         out_spec=captured.out_spec,
+        names=list(traced.call.arguments),
         arguments=_arguments(traced),
         inputs=_keep_inputs(translation, captured),
         results=[_result(value, outputs) for value in captured.returned],
@@ -384,8 +385,11 @@ def _results(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
     return pytree.tree_leaves((run(*args, **kwargs), args, kwargs))
 
 
-def _warn_of_edits(program: Program, captured: Captured) -> None:
-    """Tell what a file cannot do: edit what it is called with, or what it holds."""
+def _warn(program: Program, captured: Captured) -> None:
+    """Tell what a file cannot do: edit what it is called with or what it holds, or check its sizes."""
+    for condition in program.calling.conditions:
+        if condition.where:
+            log.warning("the exported model is for calls with %s alone, decided at %s", condition.text, condition.where)
     for name in captured.buffers:
         log.warning("the exported model does not update the buffer %s", name)
     for place, output in program.calling.mutated.items():

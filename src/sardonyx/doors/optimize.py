@@ -104,4 +104,5 @@ def _calling(model: ir.Model) -> Calling:
     in_spec = pytree.tree_structure(((0,) * inputs, {}))
     out_spec = pytree.tree_structure(0 if outputs == 1 else (0,) * outputs)
     arguments = [Argument(str(value.name), "tensor") for value in model.graph.inputs]
-    return Calling(in_spec, out_spec, arguments, range(inputs), [Output(i) for i in range(outputs)])
+    names = [argument.path for argument in arguments]
+    return Calling(in_spec, out_spec, names, arguments, range(inputs), [Output(i) for i in range(outputs)])

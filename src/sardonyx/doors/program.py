@@ -54,6 +54,8 @@ class Calling:
 
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
+    names: Sequence[str]
+    """The names of the arguments."""
     arguments: Sequence[Argument]
     """The flattened arguments."""
     inputs: Sequence[int]
@@ -80,7 +82,7 @@ class Calling:
         call = tuple(args), {name: kwargs[name] for name in named}
         leaves, spec = pytree.tree_flatten(call)
         if spec != self.in_spec:
-            raise TypeError(f"{arrangement_difference(call, self.in_spec)}; export it again for that")
+            raise TypeError(f"{arrangement_difference(self.names, call, self.in_spec)}; export it again for that")
         return leaves
 
     def feeds(self, leaves: Sequence[Any]) -> list[Any]:
