@@ -201,4 +201,6 @@ def _where(captured: Captured, size: torch.SymInt | int, line_of: Callable[[torc
     if not isinstance(size, torch.SymInt):
         return None
     found = captured.specialized.get(size.node._expr, "")
-    return (found if isinstance(found, str) else line_of(found)) or None
+    if isinstance(found, str):
+        return found or None
+    return line_of(found) or f"the decomposition of {found.target}"
