@@ -481,25 +481,38 @@ class TestWords:
     @pytest.mark.parametrize(
         ("tensor", "words"),
         [
-            (torch.tensor([1.0, -2.5]), "float32[2] cpu, -2.5 to 1, mean -0.75"),
-            (torch.tensor([1.0, torch.nan, torch.inf, -torch.inf]), "float32[4] cpu, 1 to 1, mean 1, 1 NaN, 2 Inf"),
-            (torch.full((2,), torch.nan), "float32[2] cpu, none finite, 2 NaN"),
-            (torch.tensor(2**62 + 1), f"int64[] cpu, {2**62 + 1} to {2**62 + 1}, mean 4.612e+18"),
-            (torch.tensor([True, False]), "bool[2] cpu, 1 true"),
-            (torch.tensor([3 + 4j]), "complex64[1] cpu, magnitude 5 to 5, mean 5"),
-            (torch.tensor([1.5], dtype=torch.bfloat16), "bfloat16[1] cpu, 1.5 to 1.5, mean 1.5"),
-            (torch.tensor([1.5]).to(torch.float8_e5m2), "float8_e5m2[1] cpu, 1.5 to 1.5, mean 1.5"),
-            (torch.tensor([65535], dtype=torch.uint16), "uint16[1] cpu, 65535 to 65535, mean 6.554e+04"),
-            (torch.tensor([2**64 - 1], dtype=torch.uint64), "uint64[1] cpu, 1.845e+19 to 1.845e+19, mean 1.845e+19"),
+            (torch.tensor([1.0, -2.5]), "float32[2] cpu, -2.5 to 1, mean -0.75: [1, -2.5]"),
+            (
+                torch.tensor([1.0, torch.nan, torch.inf, -torch.inf]),
+                "float32[4] cpu, 1 to 1, mean 1, 1 NaN, 2 Inf: [1, nan, inf, -inf]",
+            ),
+            (torch.full((2,), torch.nan), "float32[2] cpu, none finite, 2 NaN: [nan, nan]"),
+            (torch.tensor(2**62 + 1), f"int64[] cpu, {2**62 + 1} to {2**62 + 1}, mean 4.612e+18: {2**62 + 1}"),
+            (torch.tensor([True, False]), "bool[2] cpu, 1 true: [True, False]"),
+            (torch.tensor([3 + 4j]), "complex64[1] cpu, magnitude 5 to 5, mean 5: [3+4j]"),
+            (torch.tensor([1.5], dtype=torch.bfloat16), "bfloat16[1] cpu, 1.5 to 1.5, mean 1.5: [1.5]"),
+            (torch.tensor([1.5]).to(torch.float8_e5m2), "float8_e5m2[1] cpu, 1.5 to 1.5, mean 1.5: [1.5]"),
+            (torch.tensor([65535], dtype=torch.uint16), "uint16[1] cpu, 65535 to 65535, mean 6.554e+04: [65535]"),
+            (
+                torch.tensor([2**64 - 1], dtype=torch.uint64),
+                f"uint64[1] cpu, 1.845e+19 to 1.845e+19, mean 1.845e+19: [{2**64 - 1}]",
+            ),
             (torch.empty(0, 3), "float32[0, 3] cpu, empty"),
             (torch.empty(2, device="meta"), "float32[2] meta, without values"),
             (torch.eye(2).to_sparse(), "float32[2, 2] cpu, values in a layout of their own"),
             (RAGGED, "NestedTensor float32[…] cpu, values in a layout of their own"),
-            (torch.ones(1, requires_grad=True), "float32[1] cpu, requires grad, 1 to 1, mean 1"),
+            (torch.ones(1, requires_grad=True), "float32[1] cpu, requires grad, 1 to 1, mean 1: [1]"),
         ],
     )
     def test_a_tensor(self, tensor: torch.Tensor, words: str) -> None:
         assert tensor_in_words(tensor) == words
+
+    def test_of_many_integers_the_first_are_shown(self) -> None:
+        ids = torch.arange(100, 124).view(2, 12)
+        head = "100, 101, 102, 103, 104, 105, 106, 107, …"
+        assert tensor_in_words(ids) == f"int64[2, 12] cpu, 100 to 123, mean 111.5: {head}"
+        assert tensor_in_words(ids.T.int()[:, :1].expand(12, 4)).endswith(": 100, 100, 100, 100, …")
+        assert tensor_in_words(ids.float()) == "float32[2, 12] cpu, 100 to 123, mean 111.5"
 
     def test_of_a_large_tensor_some_elements_are_looked_at(self) -> None:
         words = tensor_in_words(torch.ones(1).expand(2**12, 2**12, 2**12))

@@ -282,7 +282,7 @@ class TestOnnxMlir:
             assert run(X, Y).equal(X + Y)
         assert capsys.readouterr().out == (
             "call 0 of graph 0/0 (GraphModule)\n"
-            "  x: float32[2] cpu, 1 to 2, mean 1.5\n  y: float32[2] cpu, 3 to 5, mean 4\n"
+            "  x: float32[2] cpu, 1 to 2, mean 1.5: [1, 2]\n  y: float32[2] cpu, 3 to 5, mean 4: [3, 5]\n"
         )
         assert not report.graphs
 

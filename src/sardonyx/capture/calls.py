@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import sympy
 import torch
-from torch.utils._sympy.printers import PythonPrinter
 
 from sardonyx.capture.arguments import Arguments, Maker, Results, copy_of, held_by
 from sardonyx.capture.attributes import first_difference
+from sardonyx.capture.conditions import Sizes, environment_of, function_of_sizes
 from sardonyx.capture.export import Captured, capture
 from sardonyx.errors import CaptureError
 from sardonyx.translate.sizes import Dim, dim_of, dims_of
@@ -123,15 +121,15 @@ def trace(
     inputs = (*arguments.dense(), *(arguments.integers[index] for index in dynamic))
     with torch.inference_mode(False):
         captured = capture(flat, inputs, {}, ((*specs, *(auto for _ in dynamic)),))
-    _refuse_edits(captured, flat.results)
+    _refuse_edits(captured)
     return _traced(captured, flat, arguments, dynamic)
 
 
-def _refuse_edits(captured: Captured, results: Results) -> None:
-    returned: Any = captured.graph.graph.output_node().args[0]
-    if len(returned) != results.count:
+def _refuse_edits(captured: Captured) -> None:
+    edited = "an argument in place" if captured.mutated else "a buffer" if captured.buffers else None
+    if edited:
         raise CaptureError(
-            "forward edits a buffer, which a compiled module cannot",
+            f"forward edits {edited}, which a compiled module cannot",
             hint='fallback="warn" lets torch.compile(model, backend="sardonyx") do it, which can',
         )
 
@@ -147,7 +145,7 @@ def _traced(captured: Captured, flat: Flat, arguments: Arguments, dynamic: tuple
     for at, index in enumerate(dynamic):
         value = by_place.get(len(arguments.tensors) + at)
         integers[index] = dim_of(value) if isinstance(value, (int, torch.SymInt)) else integers[index]
-    sizes = _Sizes([*dims, *integers], _environment(values))
+    sizes = Sizes([*dims, *integers], environment_of(values))
     held = {index: _weight(flat, name, tensor) for index, (name, tensor) in captured.held.items()}
     numbers = [dim_of(size) for size in flat.symbolic]
     return Traced(
@@ -176,83 +174,3 @@ def tensor_of(module: torch.nn.Module, name: str) -> torch.Tensor | None:
     for part in name.split("."):
         found = getattr(found, part, None)
     return found if isinstance(found, torch.Tensor) else None
-
-
-def _environment(values: Sequence[Any]) -> Any:
-    """Torch's record of what was assumed of symbolic sizes; None if nothing is symbolic."""
-    for value in values:
-        for size in (value,) if isinstance(value, torch.SymInt) else getattr(value, "shape", ()):
-            if isinstance(size, torch.SymInt):
-                return size.node.shape_env
-    return None
-
-
-class _Sizes:
-    """The sizes of a trace as Python functions of a call's sizes."""
-
-    def __init__(self, dims: Sequence[Dim], environment: Any) -> None:
-        self._dims, self._environment = dims, environment
-        self._read: dict[sympy.Symbol, sympy.Symbol] = {}
-        for place, dim in enumerate(dims):
-            if isinstance(dim, sympy.Symbol):
-                self._read.setdefault(dim, sympy.Symbol(f"sizes[{place}]", integer=True))
-        self.is_dynamic = bool(self._read)
-
-    def condition(self) -> str:
-        """That every size is what was assumed of it."""
-        terms = [f"sizes[{place}] == {self._text(dim)}" for place, dim in enumerate(self._dims)]
-        return " and ".join([*terms, *self._ranges(), *self._guards()]) or "True"
-
-    def tuple_of(self, wanted: Sequence[Dim]) -> str:
-        """These expressions."""
-        return "(" + "".join(f"{self._text(dim)}, " for dim in wanted) + ")"
-
-    def _text(self, dim: Any) -> str:
-        if isinstance(dim, int):
-            return str(dim)
-        unknown = dim.free_symbols - set(self._read)
-        if unknown:
-            raise CaptureError(f"a size of the model, {dim}, cannot be told from the sizes of its arguments")
-        return f"({PythonPrinter().doprint(dim.xreplace(self._read))})"
-
-    def _ranges(self) -> list[str]:
-        terms = []
-        for symbol, read in self._read.items():
-            bounds = self._environment.var_to_range[symbol]
-            terms += [f"{read} >= {int(bounds.lower)}"] if bounds.lower.is_Integer else []
-            terms += [f"{read} <= {int(bounds.upper)}"] if bounds.upper.is_Integer else []
-        return terms
-
-    def _guards(self) -> list[str]:
-        """What tracing decided by, with every size that turned out to be another written as that other."""
-        if self._environment is None:
-            return []
-        exprs = (self._environment.replace(guard.expr) for guard in self._environment.guards)
-        return [self._text(expr) for expr in exprs if expr is not sympy.true and expr != True]  # noqa: E712  # sympy's
-
-
-def function_of_sizes(expression: str) -> Callable[[Sequence[int]], Any]:
-    """A Python expression of a call's `sizes` as a function; it may compute with integers, and nothing else.
-
-    >>> function_of_sizes("sizes[0] == 2*sizes[1] and max(sizes[1], 3) < 9")((8, 4))
-    True
-    >>> function_of_sizes("open('file')")
-    Traceback (most recent call last):
-    ValueError: open is no function of sizes
-    """
-    for node in ast.walk(ast.parse(expression, mode="eval")):
-        if not isinstance(node, _ARITHMETIC):
-            raise ValueError(f"{type(node).__name__} is no arithmetic")
-        if isinstance(node, ast.Name) and node.id not in ("sizes", *_FUNCTIONS):
-            raise ValueError(f"{node.id} is no function of sizes")
-        if isinstance(node, ast.Constant) and not isinstance(node.value, int):
-            raise ValueError(f"{node.value!r} is no integer")
-    made: Callable[[Sequence[int]], Any] = eval(f"lambda sizes: {expression}", {"__builtins__": {}, **_FUNCTIONS})
-    return made
-
-
-_FUNCTIONS = {"max": max, "min": min, "abs": abs}
-_ARITHMETIC = (
-    *(ast.Expression, ast.Constant, ast.Name, ast.Load, ast.Subscript, ast.Tuple, ast.Call),
-    *(ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Compare, ast.boolop, ast.operator, ast.unaryop, ast.cmpop),
-)

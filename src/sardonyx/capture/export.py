@@ -6,30 +6,33 @@ does, costs more than all the rest. Only operators without a translation are tak
 
 from __future__ import annotations
 
-import inspect
-import logging
 import traceback
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import sympy
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, OutputSpec
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, ShapeEnv
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from sardonyx.capture.aot import decompositions
-from sardonyx.capture.surgery import drop_idle_dropout, edits, inline_wrappers, take_apart, without_simple_edits
+from sardonyx.capture.conditions import innermost_line, recording_constants
+from sardonyx.capture.surgery import (
+    drop_idle_dropout,
+    edits,
+    inline_wrappers,
+    take_apart,
+    transforms,
+    without_simple_edits,
+)
 from sardonyx.capture.views import stride_bases
 from sardonyx.capture.whole import keeping_whole
 from sardonyx.errors import CaptureError
 from sardonyx.translate import table
-from sardonyx.translate.sizes import dim_of
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,12 @@ class Captured:
     """Placeholders that the caller gives: each one's place among the flattened arguments."""
     returned: tuple[torch.fx.Node | Any, ...]
     """The flattened results: nodes, and values that are the same on every call."""
+    mutated: Mapping[int, torch.fx.Node]
+    """What the call leaves in arguments that it edits in place, by their places among the flattened arguments."""
+    buffers: Sequence[str]
+    """Buffers that the call updates."""
+    specialized: Mapping[sympy.Symbol, torch.fx.Node | str]
+    """Sizes that became constants: the line that did it, or the operator whose decomposition did."""
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
 
@@ -61,19 +70,20 @@ def capture(
     Operators named in `whole` stay as they are, beside those of our table. `empty` says that the graph is to work for
     dynamic sizes of zero too, where `Dim(..., min=1)` does not exclude them.
     """
-    program = _exported(model, tuple(args), dict(kwargs), dynamic_shapes)
+    with recording_constants() as lines:
+        program = _exported(model, tuple(args), dict(kwargs), dynamic_shapes, lines)
     drop_idle_dropout(program.graph_module)
     without_simple_edits(program.graph_module)
-    if any(edits(node) for node in program.graph.nodes):
+    if any(edits(node) or transforms(node) for node in program.graph.nodes):
         rules = {target: rule for target, rule in decompositions().items() if table.name_of(target) not in whole}
         program = program.run_decompositions(rules)
     graph = program.graph_module
     inline_wrappers(graph)
-    take_apart(graph, whole)
+    constants = {**lines, **take_apart(graph, whole)}
     stride_bases(graph.graph)
     if empty:
         _allow_empty_sizes(program)
-    return _described(program, graph)
+    return _described(program, graph, constants)
 
 
 def _allow_empty_sizes(program: ExportedProgram) -> None:
@@ -87,22 +97,25 @@ def _allow_empty_sizes(program: ExportedProgram) -> None:
                 ranges[symbol] = ValueRanges(lower, declared.upper)
 
 
-def _exported(model: torch.nn.Module, args: Any, kwargs: Any, dynamic_shapes: Any) -> ExportedProgram:
+def _exported(
+    model: torch.nn.Module, args: Any, kwargs: Any, dynamic_shapes: Any, lines: Mapping[sympy.Symbol, str]
+) -> ExportedProgram:
     try:
         with torch.no_grad(), keeping_whole():
             return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as error:
-        raise _capture_error(error) from error
+        raise _capture_error(error, lines) from error
 
 
 # Errors
 
 
-def _capture_error(error: Exception) -> CaptureError:
+def _capture_error(error: Exception, constants: Mapping[sympy.Symbol, str]) -> CaptureError:
     text = str(error).strip()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     what = next((line for line in lines if line.startswith(_TELLING)), lines[0] if lines else type(error).__name__)
-    return CaptureError(f"torch.export cannot capture the model: {what}", where=_user_line(error), hint=_fix(text))
+    where = _specializing_line(error, constants) or _user_line(error)
+    return CaptureError(f"torch.export cannot capture the model: {what}", where=where, hint=_fix(text))
 
 
 _TELLING = "- You marked"
@@ -125,19 +138,28 @@ def _fix(text: str) -> str:
 
 
 def _user_line(error: BaseException) -> str | None:
-    """The innermost line that is neither torch's nor ours."""
-    ours = tuple(str(Path(module).parent) for module in (torch.__file__, __file__))
-    frames = traceback.extract_tb(error.__traceback__)
-    for frame in reversed(frames):
-        if not frame.filename.startswith((*ours, "<")):
-            return f"{frame.filename}:{frame.lineno} in {frame.name}, code: {frame.line}"
-    return None
+    return innermost_line(traceback.extract_tb(error.__traceback__))
+
+
+def _specializing_line(error: BaseException, lines: Mapping[sympy.Symbol, str]) -> str | None:
+    """The line that made a constant of a size, which torch finds out at the end of the trace, and does not tell."""
+    violation = error.__context__
+    if not isinstance(violation, ConstraintViolationError):
+        return None
+    frames = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(violation.__traceback__)]
+    environment = next((found for found in frames if isinstance(found, ShapeEnv)), None)
+    if environment is None:
+        return None
+    named = [symbol for source, symbol in environment.source_to_var.items() if source in str(violation)]
+    return next((lines[symbol] for symbol in (*named, *lines) if symbol in lines), None)
 
 
 # What the graph's inputs and outputs are
 
 
-def _described(program: ExportedProgram, graph: torch.fx.GraphModule) -> Captured:
+def _described(
+    program: ExportedProgram, graph: torch.fx.GraphModule, specialized: Mapping[sympy.Symbol, torch.fx.Node | str]
+) -> Captured:
     held: dict[int, tuple[str, torch.Tensor]] = {}
     given: dict[int, int] = {}
     for index, spec in enumerate(program.graph_signature.input_specs):
@@ -151,7 +173,17 @@ def _described(program: ExportedProgram, graph: torch.fx.GraphModule) -> Capture
     in_spec, out_spec = program.call_spec.in_spec, program.call_spec.out_spec
     assert in_spec is not None
     assert out_spec is not None
-    return Captured(graph, held, given, _returned(program, graph), in_spec, out_spec)
+    return Captured(
+        graph=graph,
+        held=held,
+        given=given,
+        returned=_returned(program, graph),
+        mutated=_mutated(program, graph, given),
+        buffers=[str(spec.target) for spec, _ in _outputs(program, graph, OutputKind.BUFFER_MUTATION)],
+        specialized=specialized,
+        in_spec=in_spec,
+        out_spec=out_spec,
+    )
 
 
 def _tensor(program: ExportedProgram, name: str) -> torch.Tensor:
@@ -160,100 +192,19 @@ def _tensor(program: ExportedProgram, name: str) -> torch.Tensor:
     return found
 
 
-def _returned(program: ExportedProgram, graph: torch.fx.GraphModule) -> tuple[Any, ...]:
+def _outputs(program: ExportedProgram, graph: torch.fx.GraphModule, kind: OutputKind) -> list[tuple[OutputSpec, Any]]:
     nodes: Any = graph.graph.output_node().args[0]
-    returned = []
-    for spec, node in zip(program.graph_signature.output_specs, nodes, strict=True):
-        if spec.kind == OutputKind.USER_OUTPUT:
-            returned.append(spec.arg.value if isinstance(spec.arg, ConstantArgument) else node)
-        elif spec.kind == OutputKind.BUFFER_MUTATION:
-            log.warning("the exported model does not update the buffer %s", spec.target)
-        else:
-            raise CaptureError(
-                f"the model edits its input {spec.target} in place, which an ONNX model cannot",
-                hint="return the edited tensor instead, or clone it first",
-            )
-    return tuple(returned)
+    specs = program.graph_signature.output_specs
+    return [(spec, node) for spec, node in zip(specs, nodes, strict=True) if spec.kind == kind]
 
 
-# Dynamic sizes
+def _returned(program: ExportedProgram, graph: torch.fx.GraphModule) -> tuple[Any, ...]:
+    found = _outputs(program, graph, OutputKind.USER_OUTPUT)
+    return tuple(spec.arg.value if isinstance(spec.arg, ConstantArgument) else node for spec, node in found)
 
 
-def shapes_of_examples(
-    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], examples: Sequence[Any]
-) -> Any:
-    """What is dynamic: every size and number that differs between the example calls."""
-    calls: Any = torch.export.AdditionalInputs()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    for example in examples:
-        calls.add(*_call(example, args, kwargs))
-    try:
-        return calls.dynamic_shapes(model, tuple(args), dict(kwargs))
-    except Exception as error:
-        raise CaptureError(
-            f"the example calls do not fit each other: {str(error).splitlines()[0]}",
-            hint="each must have the same structure as the first: only sizes and numbers may differ",
-        ) from error
-
-
-def _call(example: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(example, Mapping):
-        return tuple(args), {**kwargs, **example}
-    if isinstance(example, torch.Tensor):
-        return (example,), dict(kwargs)
-    if len(example) == 2 and isinstance(example[0], tuple) and isinstance(example[1], Mapping):
-        return example[0], dict(example[1])
-    return tuple(example), dict(kwargs)
-
-
-def hints(dynamic_shapes: Any) -> Any:
-    """Names written as text, which torch.export does not take, as the hint that a size is dynamic."""
-    if isinstance(dynamic_shapes, str):
-        return torch.export.Dim.DYNAMIC
-    if isinstance(dynamic_shapes, Mapping):
-        return {key: hints(value) for key, value in dynamic_shapes.items()}
-    if isinstance(dynamic_shapes, (tuple, list)):
-        return type(dynamic_shapes)(map(hints, dynamic_shapes))
-    return dynamic_shapes
-
-
-def names_of_sizes(
-    model: torch.nn.Module, captured: Captured, dynamic_shapes: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[sympy.Symbol, str]:
-    """The user's names of symbolic sizes: that of `Dim("batch")`, or a text, at an axis names the size found there."""
-    specs = list(_leaf_specs([*args, dict(kwargs)], _by_position(model, dynamic_shapes, args, kwargs)))
-    placeholders = list(captured.graph.graph.find_nodes(op="placeholder"))
-    names: dict[sympy.Symbol, str] = {}
-    for index, place in captured.given.items():
-        val, spec = placeholders[index].meta.get("val"), specs[place]
-        if isinstance(val, torch.Tensor) and spec is not None:
-            for axis, dim in spec.items() if isinstance(spec, Mapping) else enumerate(spec):
-                symbol, name = dim_of(val.shape[axis]), dim if isinstance(dim, str) else getattr(dim, "__name__", None)
-                if isinstance(symbol, sympy.Symbol) and name:
-                    names.setdefault(symbol, name)
-    return names
-
-
-def _by_position(model: torch.nn.Module, dynamic_shapes: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What is said of sizes, in the order of the positional arguments, then by the name of the others."""
-    if not isinstance(dynamic_shapes, Mapping):
-        given = list(dynamic_shapes or ())
-        return [*given[: len(args)], dict(zip(kwargs, given[len(args) :], strict=False))]
-    positional: list[Any] = []
-    for name, parameter in inspect.signature(model.forward).parameters.items():
-        several = parameter.kind is inspect.Parameter.VAR_POSITIONAL
-        positional += (dynamic_shapes.get(name) or ()) if several else [dynamic_shapes.get(name)]
-    return [*positional[: len(args)], dynamic_shapes]
-
-
-def _leaf_specs(value: Any, spec: Any) -> Iterator[Any]:
-    """For each leaf of a tree of arguments what is said of its sizes; None where nothing is."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _leaf_specs(item, spec.get(key) if isinstance(spec, Mapping) else None)
-    elif isinstance(value, (tuple, list)):
-        for index, item in enumerate(value):
-            yield from _leaf_specs(item, spec[index] if isinstance(spec, (tuple, list)) and index < len(spec) else None)
-    elif isinstance(value, torch.Tensor):
-        yield spec
-    else:
-        yield from (None for _ in pytree.tree_leaves(value))
+def _mutated(
+    program: ExportedProgram, graph: torch.fx.GraphModule, given: Mapping[int, int]
+) -> dict[int, torch.fx.Node]:
+    names = {spec.arg.name: given[i] for i, spec in enumerate(program.graph_signature.input_specs) if i in given}
+    return {names[str(spec.target)]: node for spec, node in _outputs(program, graph, OutputKind.USER_INPUT_MUTATION)}

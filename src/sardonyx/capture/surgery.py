@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence, Set
+from contextlib import contextmanager
 from typing import Any
 
+import sympy
 import torch
 from torch._C import DispatchKey
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import detect_fake_mode
+from torch.fx.experimental.proxy_tensor import make_fx, py_sym_types
 from torch.fx.node import map_arg
 
 from sardonyx.capture.aot import decompositions
+from sardonyx.capture.conditions import environment_of
 from sardonyx.errors import CaptureError
 from sardonyx.translate import table
 
@@ -20,6 +25,11 @@ def edits(node: torch.fx.Node) -> bool:
     """Whether a node writes into one of its operands."""
     schema = getattr(node.target, "_schema", None)
     return node.op == "call_function" and schema is not None and bool(schema.is_mutable)
+
+
+def transforms(node: torch.fx.Node) -> bool:
+    """Whether a node is a step of `torch.vmap` or another transform, which torch resolves when it traces again."""
+    return node.op == "call_function" and getattr(node.target, "__module__", "") == "torch._functorch.predispatch"
 
 
 def drop_idle_dropout(graph: torch.fx.GraphModule) -> None:
@@ -106,20 +116,35 @@ def _is_body(arg: Any) -> bool:
     return isinstance(arg, torch.fx.Node) and arg.op == "get_attr"
 
 
-def take_apart(graph: torch.fx.GraphModule, whole: Container[str]) -> None:
-    """Replace operators that only torch's decompositions can express by what those make of them."""
+def take_apart(graph: torch.fx.GraphModule, whole: Container[str]) -> dict[sympy.Symbol, torch.fx.Node]:
+    """Replace operators that only torch's decompositions can express by what those make of them.
+
+    Returns the symbolic sizes that became constants meanwhile, each with the operator whose decomposition did it.
+    """
+    specialized: dict[sympy.Symbol, torch.fx.Node] = {}
+    environment = environment_of(node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder"))
     for node in list(graph.graph.nodes):
         if node.op == "call_function" and _is_composite(node.target) and table.name_of(node.target) not in whole:
             inputs = node.all_input_nodes
+            before = _constants_of(environment)
             _splice(graph, node, _decomposed(node, inputs), inputs)
+            specialized |= dict.fromkeys(_constants_of(environment) - before, node)
     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten._linalg_check_errors.default):
         graph.graph.erase_node(node)  # it only raises, which ONNX cannot
     graph.graph.eliminate_dead_code()
+    return specialized
+
+
+def _constants_of(environment: Any) -> Set[sympy.Symbol]:
+    """The symbolic sizes that turned out to be constants."""
+    return {s for s, size in environment.replacements.items() if size.is_number} if environment is not None else set()
 
 
 def _is_composite(target: Any) -> bool:
     if not isinstance(target, torch._ops.OpOverload) or table.find(target) is not None:
         return False
+    if target._opname.startswith("sym_") or target is torch.ops.aten.item.default:
+        return False  # numbers, which would get another symbol than the one that nodes after it have
     return target in decompositions() or _is_composed(target)
 
 
@@ -130,9 +155,27 @@ def _decomposed(node: torch.fx.Node, inputs: Sequence[torch.fx.Node]) -> torch.f
         result = node.target(*args, **kwargs)  # type: ignore[operator]  # an operator, by _is_composite
         return result if isinstance(result, (tuple, list)) else (result,)
 
-    return make_fx(call, decomposition_table=decompositions(), _allow_non_fake_inputs=True)(
-        *(n.meta["val"] for n in inputs)
-    )
+    values = [n.meta["val"] for n in inputs]
+    with _keeping_symbols(values):
+        return make_fx(call, decomposition_table=decompositions(), _allow_non_fake_inputs=True)(*values)
+
+
+@contextmanager
+def _keeping_symbols(values: Sequence[Any]) -> Iterator[None]:
+    """While active, symbolic sizes are not taken for constants.
+
+    As composite kernels in C++ do, to which torch has others in Python, and functions that make real tensors.
+    """
+    mode = detect_fake_mode(values) if any(map(_is_symbolic, values)) else None
+    if mode is None:
+        yield
+    else:
+        with enable_python_dispatcher(), mode:
+            yield
+
+
+def _is_symbolic(value: Any) -> bool:
+    return isinstance(value, py_sym_types) or any(isinstance(s, torch.SymInt) for s in getattr(value, "shape", ()))
 
 
 def _splice(graph: torch.fx.GraphModule, node: torch.fx.Node, inner: torch.fx.GraphModule, args: Sequence[Any]) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from sardonyx.capture.example import fresh
 from sardonyx.diagnose.picture import Picture, Seen
 from sardonyx.diagnose.report import GraphReport, RegionReport, Report
 from sardonyx.diagnose.verify import difference
@@ -115,8 +116,13 @@ def tell_program(
 
 def _error(program: Any, model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
     with torch.no_grad():
-        got, want = (pytree.tree_leaves(run(*args, **kwargs)) for run in (program, model))
+        got, want = (pytree.tree_leaves(_fresh_call(run, args, kwargs)) for run in (program, model))
     return max((difference(a, b) for a, b in zip(got, want, strict=True) if isinstance(b, torch.Tensor)), default=0.0)
+
+
+def _fresh_call(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    args, kwargs = fresh(args, kwargs)
+    return run(*args, **kwargs)
 
 
 def _path(options: Options) -> Path:

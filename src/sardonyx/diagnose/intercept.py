@@ -41,7 +41,7 @@ def intercept(model: M, hook: Hook | None = None, *, results: bool = False, subm
     >>> model = intercept(nn.Linear(2, 1))
     >>> _ = model(torch.tensor([[0.0, 1.0]]))
     call 0 of Linear
-      input: float32[1, 2] cpu, 0 to 1, mean 0.5
+      input: float32[1, 2] cpu, 0 to 1, mean 0.5: [[0, 1]]
     >>> model.restore()
     """
     _watch(model, hook, results, submodules)

@@ -18,6 +18,8 @@ Entries: TypeAlias = Iterator[tuple[str, Any]]
 
 _LOOKED_AT = 2**20
 """Elements of a tensor whose values are looked at; of a larger one they are spread over it."""
+_SMALL = 8
+"""Elements of a tensor that are shown: all of a smaller one, of a larger one of integers the first."""
 _ENTRIES = 16
 """Entries of a container that are shown."""
 _DEPTH = 6
@@ -40,22 +42,24 @@ def lines(name: str, value: Any) -> list[str]:
 
     >>> print("\\n".join(lines("x", {"mask": torch.ones(2, 3), "scale": 0.5})))
     x: dict
-      ['mask']: float32[2, 3] cpu, 1 to 1, mean 1
+      ['mask']: float32[2, 3] cpu, 1 to 1, mean 1: [[1, 1, 1], [1, 1, 1]]
       ['scale']: 0.5
     """
     return _Walk().lines(name, value, ())[0]
 
 
 def tensor_in_words(tensor: torch.Tensor) -> str:
-    """Dtype, sizes, device and range.
+    """Dtype, sizes, device and range; the values of a small tensor, and the first of integers.
 
     >>> tensor_in_words(torch.tensor([1.0, 3.0, float("nan")]))
-    'float32[3] cpu, 1 to 3, mean 2, 1 NaN'
+    'float32[3] cpu, 1 to 3, mean 2, 1 NaN: [1, 3, nan]'
+    >>> tensor_in_words(torch.arange(100, 120))
+    'int64[20] cpu, 100 to 119, mean 109.5: 100, 101, 102, 103, 104, 105, 106, 107, …'
     """
     words = [f"{_kind(tensor)} {tensor.device}"]
     if tensor.requires_grad:
         words.append("requires grad")
-    return ", ".join([*words, *_values(tensor)])
+    return ", ".join([*words, *_values(tensor)]) + _shown_elements(tensor)
 
 
 class _Walk:
@@ -146,6 +150,33 @@ def _values(tensor: torch.Tensor) -> list[str]:
     if looked_at.numel() < tensor.numel():
         words.append(f"{looked_at.numel()} elements looked at")
     return words
+
+
+def _shown_elements(tensor: torch.Tensor) -> str:
+    """All values of a small tensor; of a large one of integers the first row's first, as of token ids."""
+    if _unreadable(tensor) or not tensor.numel():
+        return ""
+    with torch.no_grad(), _disable_current_modes():
+        held = tensor.detach()
+        if held.numel() <= _SMALL:
+            return f": {_nested(_wide(held).tolist())}"
+        if held.dtype == torch.bool or held.dtype.is_floating_point or held.is_complex():
+            return ""
+        row = held[(0,) * (held.dim() - 1)]
+        return f": {', '.join(map(str, row[:_SMALL].tolist()))}, …"
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    """Values that Python can have."""
+    if tensor.is_complex():
+        return tensor.resolve_conj().to(torch.complex128)
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _nested(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_nested, value))}]"
+    return f"{value:.4g}" if isinstance(value, (float, complex)) else str(value)
 
 
 def _unreadable(tensor: torch.Tensor) -> str | None:

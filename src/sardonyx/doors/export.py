@@ -15,14 +15,18 @@ import torch
 from onnx_ir.tensor_adapters import TorchTensor
 from torch.utils import _pytree as pytree
 
-from sardonyx.capture import export as capturing
+from sardonyx.capture.dynamic import refuse_constants, shapes_of_examples, specs_by_name
+from sardonyx.capture.example import ExampleCall, fresh
 from sardonyx.capture.export import Captured
+from sardonyx.capture.numbers import TracedCall, refuse_constant_floats
 from sardonyx.capture.regions import device_of
 from sardonyx.diagnose import html
 from sardonyx.diagnose.report import GraphReport, collecting, new_graph_report
 from sardonyx.diagnose.repro import reproducible
 from sardonyx.diagnose.repro_capture import reproducible_capture
+from sardonyx.diagnose.source import source_of
 from sardonyx.diagnose.verify import close, difference
+from sardonyx.doors.call_arguments import Argument, Kind
 from sardonyx.doors.program import Calling, Output, Program
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import OptionError, VerificationError
@@ -32,6 +36,7 @@ from sardonyx.options import Options
 from sardonyx.pipeline import rewrite, unsupported
 from sardonyx.translate import functions as onnx_functions
 from sardonyx.translate import inference, table
+from sardonyx.translate.sizes import dim_of
 from sardonyx.translate.translator import NotExpressible, Translation, described, translate
 
 log = logging.getLogger(__name__)
@@ -81,18 +86,24 @@ def export(
         graph_report = new_graph_report("exported", 0)
         call = args, kwargs, dynamic_shapes, examples
         with graph_report.stage("capture"), reproducible_capture(chosen, model, *call):
-            captured, names = _capture(model, *call, own)
+            traced = _trace(model, *call, own)
+        with graph_report.stage("translate"):
+            traced, translation = _with_numbers(traced, chosen, own)
+            refuse_constant_floats(traced, examples)
+        captured = traced.captured
         graph_report.operators = sum(node.op == "call_function" for node in captured.graph.graph.nodes)
         with reproducible(chosen, captured.graph, door="export", kind="exported"):
             with graph_report.stage("translate"):
-                translation, calling = _translate(captured, chosen, own)
+                translation = translation or _translate(captured, chosen, own)
+                calling = _calling(translation, traced)
                 graph_report.note_own(translation.own)
                 onnx_functions.make_functions(translation.model, functions)
             rewrite(translation.model, chosen, domains, graph_report)
-            _name(translation.model.graph, calling, input_names, output_names, names)
+            _name(translation.model.graph, calling, input_names, output_names, traced.names_of_sizes())
             device = device_of(captured.graph)
             library = add_kernels(translation.model, device, chosen, graph_report)
-    program = Program(translation.model, calling, device, chosen, report, library)
+    program = Program(translation.model, calling, device, chosen, report, library, captured)
+    _warn(program, captured)
     if chosen.verify:
         _verify(program, model, args, kwargs)
     if chosen.report:
@@ -133,52 +144,97 @@ def _name_of(target: Any) -> str:
     return name
 
 
-def _capture(
+def _trace(
     model: torch.nn.Module,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     dynamic_shapes: Any,
     examples: Sequence[Any],
     own: Mapping[str, Any],
-) -> tuple[Captured, dict[sympy.Symbol, str]]:
+) -> TracedCall:
     if examples and dynamic_shapes is not None:
         raise OptionError("both dynamic_shapes and examples are given", hint="either says what is dynamic")
     if examples:
-        dynamic_shapes = capturing.shapes_of_examples(model, args, kwargs, examples)
-    captured = capturing.capture(model, args, kwargs, capturing.hints(dynamic_shapes), own, empty=True)
-    return captured, capturing.names_of_sizes(model, captured, dynamic_shapes, args, kwargs)
+        dynamic_shapes = shapes_of_examples(model, args, kwargs, examples)
+    call = ExampleCall.of(model, args, kwargs)
+    traced = TracedCall.of(call, specs_by_name(call, dynamic_shapes), own)
+    refuse_constants(call, traced.captured, traced.specs, source_of)
+    return traced
 
 
 # From the graph to a model that holds its weights
 
 
-def _translate(
-    captured: Captured, options: Options, translations: Mapping[str, Callable[..., Any]]
-) -> tuple[Translation, Calling]:
-    outputs = _outputs(captured)
+def _with_numbers(
+    traced: TracedCall, options: Options, translations: Mapping[str, Callable[..., Any]]
+) -> tuple[TracedCall, Translation | None]:
+    """The call with those numbers as inputs that ONNX can take, and its translation; None if there are none."""
+    traced = traced.with_numbers(traced.candidates())
+    while traced.call.numbers:
+        try:
+            return traced, _translation(traced.captured, options, translations)
+        except NotExpressible as error:
+            refused = traced.numbers_of([refusal.node for refusal in error.refusals]) or traced.call.numbers
+            traced = traced.with_numbers(sorted(traced.call.numbers - refused))
+    return traced, None
+
+
+def _translate(captured: Captured, options: Options, translations: Mapping[str, Callable[..., Any]]) -> Translation:
     try:
-        translation = translate(
-            captured.graph,
-            opset=options.opset or _OPSET,
-            outputs=list(outputs),
-            orders=[None] * len(outputs),
-            weights=captured.held,
-            lack=lambda node: lack(node, options.opset or _OPSET, None),
-            noise="nodes",
-            translations=translations,
-            translator=options.translator,
-        )
+        return _translation(captured, options, translations)
     except NotExpressible as error:
         raise unsupported(error.refusals, hint="export(..., translations={operator: function}) adds one") from error
+
+
+def _translation(captured: Captured, options: Options, translations: Mapping[str, Callable[..., Any]]) -> Translation:
+    outputs = _outputs(captured)
+    return translate(
+        captured.graph,
+        opset=options.opset or _OPSET,
+        outputs=list(outputs),
+        orders=[None] * len(outputs),
+        weights=captured.held,
+        lack=lambda node: lack(node, options.opset or _OPSET, None),
+        noise="nodes",
+        translations=translations,
+        translator=options.translator,
+    )
+
+
+def _calling(translation: Translation, traced: TracedCall) -> Calling:
+    """Give the model its weights and inputs; how it is called."""
+    captured = traced.captured
     _hold(translation, captured)
-    results = [_result(value, outputs) for value in captured.returned]
-    places = _keep_inputs(translation, captured)
-    return translation, Calling(captured.in_spec, captured.out_spec, places, results)
+    outputs = _outputs(captured)
+    return Calling(
+        in_spec=captured.in_spec,
+        out_spec=captured.out_spec,
+        names=list(traced.call.arguments),
+        arguments=_arguments(traced),
+        inputs=_keep_inputs(translation, captured),
+        results=[_result(value, outputs) for value in captured.returned],
+        mutated={place: _result(node, outputs) for place, node in captured.mutated.items()},
+        conditions=traced.conditions(),
+    )
+
+
+def _arguments(traced: TracedCall) -> list[Argument]:
+    values = [node.meta.get("val") for node in traced.captured.graph.graph.find_nodes(op="placeholder")]
+    kinds: dict[int, Kind] = {place: _kind(values[index]) for index, place in traced.captured.given.items()}
+    kinds |= dict.fromkeys(traced.call.numbers, "number")
+    leaves = enumerate(traced.call.leaves)
+    return [Argument(path, kinds[at], None if kinds[at] == "tensor" else leaf) for at, (path, leaf) in leaves]
+
+
+def _kind(value: Any) -> Kind:
+    if isinstance(value, torch.Tensor):
+        return "tensor"
+    return "size" if isinstance(value, torch.SymInt) and not isinstance(dim_of(value), int) else "constant"
 
 
 def _outputs(captured: Captured) -> dict[torch.fx.Node, int]:
     outputs: dict[torch.fx.Node, int] = {}
-    for value in captured.returned:
+    for value in (*captured.returned, *captured.mutated.values()):
         if isinstance(value, torch.fx.Node):
             outputs.setdefault(value, len(outputs))
     return outputs
@@ -244,7 +300,7 @@ def _name(
     inner = (value for node in graph for value in node.outputs if id(value) not in ends)
     taken = {str(name) for name in graph.initializers} | {str(value.name) for value in inner}
     _rename(graph.inputs, input_names or [str(x.name) for x in graph.inputs], "input", taken)
-    _rename(graph.outputs, output_names or _paths(calling, len(graph.outputs)), "output", taken)
+    _rename(graph.outputs, _output_names(calling, output_names, graph), "output", taken)
     if sizes:
         _name_sizes(graph, sizes)
 
@@ -258,6 +314,18 @@ def _rename(values: Sequence[ir.Value], names: Sequence[str], what: str, taken: 
             unique, number = f"{name}_{number}", number + 1
         taken.add(unique)
         value.name = unique
+
+
+def _output_names(calling: Calling, given: Sequence[str], graph: ir.Graph) -> list[str]:
+    """The names that are given to results, or follow from where they are; those of edited arguments follow them."""
+    names = _paths(calling, len(graph.outputs))
+    unnamed = {place for place, name in enumerate(names) if not name}
+    for place, output in calling.mutated.items():
+        source = graph.inputs[list(calling.inputs).index(place)]
+        names[output.index] = names[output.index] or f"{source.name}_mutated"
+    if len(given) == len(names) - len(unnamed):
+        return [*given, *names[len(given) :]]
+    return list(given) or names
 
 
 def _paths(calling: Calling, count: int) -> list[str]:
@@ -302,10 +370,32 @@ def add_kernels(model: ir.Model, device: torch.device, options: Options, report:
 
 def _verify(program: Program, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     with torch.no_grad():
-        expected = pytree.tree_leaves(model(*args, **kwargs))
-    for index, (got, want) in enumerate(zip(pytree.tree_leaves(program(*args, **kwargs)), expected, strict=True)):
+        expected, results = (_results(run, args, kwargs) for run in (model, program))
+    for index, (got, want) in enumerate(zip(results, expected, strict=True)):
         if isinstance(want, torch.Tensor) and not close(got, want):
             raise VerificationError(
                 f"output {index} differs from PyTorch by {difference(got, want):.2e} of its magnitude",
                 hint="sardonyx.diagnose.bisect, or `sardonyx bisect`, says whether a rewrite rule is the cause",
             )
+
+
+def _results(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The flattened results of a call, and what it leaves in its arguments."""
+    args, kwargs = fresh(args, kwargs)
+    return pytree.tree_leaves((run(*args, **kwargs), args, kwargs))
+
+
+def _warn(program: Program, captured: Captured) -> None:
+    """Tell what a file cannot do: edit what it is called with or what it holds, or check its sizes."""
+    for condition in program.calling.conditions:
+        if condition.where:
+            log.warning("the exported model is for calls with %s alone, decided at %s", condition.text, condition.where)
+    for name in captured.buffers:
+        log.warning("the exported model does not update the buffer %s", name)
+    for place, output in program.calling.mutated.items():
+        log.warning(
+            "the model edits its argument %s in place, which a file cannot: its output %s is the new value. "
+            "The program copies that into the argument",
+            program.calling.arguments[place].path,
+            program.outputs[output.index],
+        )

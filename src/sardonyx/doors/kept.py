@@ -27,7 +27,8 @@ from sardonyx.cache.machine import key_of
 from sardonyx.cache.provenance import origin_of_module
 from sardonyx.cache.sessions import Held, shared_runner
 from sardonyx.capture.arguments import Arguments
-from sardonyx.capture.calls import Flat, Traced, function_of_sizes, tensor_of
+from sardonyx.capture.calls import Flat, Traced, tensor_of
+from sardonyx.capture.conditions import function_of_sizes
 from sardonyx.capture.regions import region_of
 from sardonyx.diagnose.report import RegionReport
 from sardonyx.diagnose.verify import close

@@ -15,6 +15,7 @@ from onnx_ir.passes.common import ShapeInferencePass
 from torch.utils import _pytree as pytree
 
 from sardonyx.diagnose.report import collecting, new_graph_report
+from sardonyx.doors.call_arguments import Argument
 from sardonyx.doors.export import add_kernels
 from sardonyx.doors.program import Calling, Output, Program, hold
 from sardonyx.errors import SardonyxError
@@ -102,4 +103,6 @@ def _calling(model: ir.Model) -> Calling:
     inputs, outputs = len(model.graph.inputs), len(model.graph.outputs)
     in_spec = pytree.tree_structure(((0,) * inputs, {}))
     out_spec = pytree.tree_structure(0 if outputs == 1 else (0,) * outputs)
-    return Calling(in_spec, out_spec, range(inputs), [Output(i) for i in range(outputs)])
+    arguments = [Argument(str(value.name), "tensor") for value in model.graph.inputs]
+    names = [argument.path for argument in arguments]
+    return Calling(in_spec, out_spec, names, arguments, range(inputs), [Output(i) for i in range(outputs)])

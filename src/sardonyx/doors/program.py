@@ -8,7 +8,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,10 @@ from onnx_ir.tensor_adapters import TorchTensor
 from torch.utils import _pytree as pytree
 
 from sardonyx.cache import artifacts
+from sardonyx.capture.conditions import Condition, sizes_of
+from sardonyx.capture.export import Captured
 from sardonyx.diagnose.report import Report, observed
+from sardonyx.doors.call_arguments import Argument, arrangement_difference
 from sardonyx.engines import Job, Runner
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import SardonyxError
@@ -34,30 +37,6 @@ _LARGEST_PROTOBUF = 2**31 - 2**24
 
 
 @dataclass(frozen=True)
-class Calling:
-    """How a module's arguments become the model's inputs, and the model's outputs the module's results."""
-
-    in_spec: pytree.TreeSpec
-    out_spec: pytree.TreeSpec
-    inputs: Sequence[int]
-    """For each input of the model its place among the flattened arguments."""
-    results: Sequence[int | Any]
-    """For each flattened result an output of the model, or what it is on every call."""
-
-    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The model's inputs, from arguments that are arranged as those it was exported with."""
-        named = self.in_spec.children()[1].context
-        if set(kwargs) == set(named):
-            leaves, spec = pytree.tree_flatten((tuple(args), {name: kwargs[name] for name in named}))
-            if spec == self.in_spec:
-                return [_pairs(leaves[place]) for place in self.inputs]
-        raise TypeError(
-            f"the model was exported for {self.in_spec.children()[0].num_children} positional arguments and the "
-            f"keywords {list(named)}, arranged as {self.in_spec}"
-        )
-
-
-@dataclass(frozen=True)
 class Output:
     """A result that the model computes.
 
@@ -67,6 +46,52 @@ class Output:
     index: int
     number: bool = False
     complex: bool = False
+
+
+@dataclass(frozen=True)
+class Calling:
+    """How a module's arguments become the model's inputs, and the model's outputs the module's results."""
+
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    names: Sequence[str]
+    """The names of the arguments."""
+    arguments: Sequence[Argument]
+    """The flattened arguments."""
+    inputs: Sequence[int]
+    """For each input of the model its place among the flattened arguments."""
+    results: Sequence[int | Any]
+    """For each flattened result an output of the model, or what it is on every call."""
+    mutated: Mapping[int, Output] = field(default_factory=dict)
+    """For each flattened argument that the module edits in place, the output that has the new value."""
+    conditions: Sequence[Condition] = ()
+    """What was assumed of sizes and numbers."""
+
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The model's inputs, from arguments that are arranged as those it was exported with."""
+        return self.feeds(self.leaves(args, kwargs))
+
+    def leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The flattened arguments, if they are arranged as those that the model was exported with."""
+        named = self.in_spec.children()[1].context
+        if set(kwargs) != set(named) or len(args) != self.in_spec.children()[0].num_children:
+            raise TypeError(
+                f"the model was exported for {self.in_spec.children()[0].num_children} positional arguments and the "
+                f"keywords {list(named)}, and is called with {len(args)} and {list(kwargs)}"
+            )
+        call = tuple(args), {name: kwargs[name] for name in named}
+        leaves, spec = pytree.tree_flatten(call)
+        if spec != self.in_spec:
+            raise TypeError(f"{arrangement_difference(self.names, call, self.in_spec)}; export it again for that")
+        return leaves
+
+    def feeds(self, leaves: Sequence[Any]) -> list[Any]:
+        """The model's inputs, from flattened arguments; an error names what differs from the example."""
+        fed = [argument.feed(leaf) for argument, leaf in zip(self.arguments, leaves, strict=True)]
+        numbers = [size for leaf in leaves for size in sizes_of(leaf)] if self.conditions else []
+        for condition in self.conditions:
+            condition.check(numbers)
+        return [fed[place] for place in self.inputs]
 
 
 class Program:
@@ -86,8 +111,11 @@ class Program:
         options: Options,
         report: Report,
         library: Path | None = None,
+        captured: Captured | None = None,
     ) -> None:
         self.model, self.report = model, report
+        self.captured = captured
+        """torch's graph that the model was made of, if it was."""
         self._library = library
         self.calling = calling
         """How its arguments become the model's inputs, and the model's outputs its results."""
@@ -112,11 +140,15 @@ class Program:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model in the engine, with arguments and results as the module has them."""
-        inputs = self.calling.flatten(args, kwargs)
+        leaves = self.calling.leaves(args, kwargs)
+        inputs = self.calling.feeds(leaves)
         with self._lock:
             if self._runner is None:
                 self._runner = self._load()
         outputs = self._runner(inputs)
+        for place, output in self.calling.mutated.items():
+            with torch.no_grad():
+                leaves[place].copy_(_result(output, outputs))
         results = [_result(result, outputs) for result in self.calling.results]
         return pytree.tree_unflatten(results, self.calling.out_spec)
 
@@ -187,13 +219,6 @@ class Program:
 
     def __repr__(self) -> str:
         return f"Program({', '.join(self.inputs)} → {', '.join(self.outputs)}; {self.report.nodes} nodes)"
-
-
-def _pairs(leaf: Any) -> Any:
-    """An argument as the model takes it: a tensor, a complex one as pairs, or a number."""
-    if not isinstance(leaf, (torch.Tensor, int)):
-        raise TypeError(f"an argument is {type(leaf).__name__}, where the model was exported with a tensor")
-    return torch.view_as_real(leaf.resolve_conj()) if isinstance(leaf, torch.Tensor) and leaf.is_complex() else leaf
 
 
 def _result(result: Any, outputs: Sequence[torch.Tensor]) -> Any:

@@ -203,12 +203,16 @@ class Signatures:
 
     def _arguments_and_session(self, given: Any) -> tuple[Arguments, _State, _Session] | None:
         """What a call needs; None if it has to go through torch.compile."""
+        training = False
         try:
             arguments = Arguments.of(given)
             state = self._state_now()
-            return None if state.training else (arguments, state, self._session(arguments, state, given))
+            training = state.training
+            if training and torch.is_grad_enabled() and self._wants_grad(arguments):
+                return None
+            return arguments, state, self._session(arguments, state, given)
         except CaptureError as error:
-            self._allow(error)
+            self._allow(error, training)
             return None
 
     @property
@@ -315,6 +319,8 @@ class Signatures:
                 self.report.graphs.append(GraphReport("module, from disk", 0, [restored.report]))
                 return _Session(key, sizes, traced, restored, random=False, first=(arguments, outputs))
         traced = self._trace(given, arguments, varying)
+        if traced.random and self._state_now().training:
+            raise CaptureError("forward draws random numbers, as dropout does")
         models: list[Any] = []
         transforms = (*self.options.transforms, *([models.append] if at is not None else []))
         with collecting() as report:
@@ -390,11 +396,12 @@ class Signatures:
 
     # What sessions cannot do
 
-    def _allow(self, error: CaptureError) -> None:
-        """Raise, or tell once that the module is not compiled as one graph."""
-        if self.options.fallback == "error":
+    def _allow(self, error: CaptureError, training: bool = False) -> None:
+        """Raise, or tell once that the module is not compiled as one graph; in training mode that is no error."""
+        if self.options.fallback == "error" and not training:
             raise error
-        fallback = Fallback(f"{type(self.module).__name__}.forward", error.what, error.where or "")
+        reason = f"{error.what}, in training mode: eval() is for inference" if training else error.what
+        fallback = Fallback(f"{type(self.module).__name__}.forward", reason, error.where or "")
         if fallback not in self.report.fallbacks:
             self.report.graphs.append(GraphReport("module", 0, fallbacks=[fallback]))
             if self.options.fallback == "warn":

@@ -163,7 +163,7 @@ _WITHOUT_EFFECT = ("_assert_scalar", "_assert_async", "_assert_tensor_metadata",
 
 
 def _add_call(run: _Run, node: torch.fx.Node) -> None:
-    if node.target is torch.ops.aten._local_scalar_dense.default:
+    if node.target in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default):
         _read_number(run, node)
     if _is_size_arithmetic(node):
         return
@@ -185,6 +185,16 @@ def _add_call(run: _Run, node: torch.fx.Node) -> None:
     except Unsupported as refusal:
         run.refusals.append(Refusal(node, str(refusal), refusal.node if isinstance(refusal, _Inside) else None))
         _add_input(run, node, frozen=False)
+    except TypeError as error:
+        if not _has_symbols(node):
+            raise
+        run.refusals.append(Refusal(node, f"its translation takes no symbolic number: {error}"))
+        _add_input(run, node, frozen=False)
+
+
+def _has_symbols(node: torch.fx.Node) -> bool:
+    """Whether an operand is a symbolic number, which translations that compare it cannot take."""
+    return any(isinstance(source.meta.get("val"), (torch.SymInt, torch.SymFloat)) for source in node.all_input_nodes)
 
 
 def _read_number(run: _Run, node: torch.fx.Node) -> None:
@@ -224,7 +234,7 @@ def _translate_call(run: _Run, node: torch.fx.Node) -> Any:
         return run.values[node.all_input_nodes[0]][node.args[1]]
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return _translate_control(run, node)
-    numbers = getattr(node.target, "_opname", "") in _TAKE_NUMBERS
+    numbers = _dtype_of_numbers(node)
     args = [_argument(run, arg, numbers) for arg in node.args]
     kwargs = {key: _argument(run, arg, numbers) for key, arg in node.kwargs.items()}
     own = run.translations.get(table.name_of(node.target))
@@ -306,19 +316,33 @@ def _returned(run: _Run, x: Any) -> ir.Value | None:
     raise Unsupported(f"it returns {x}, which ONNX has no tensor for")
 
 
-_TAKE_NUMBERS = frozenset({"add", "sub", "rsub", "mul", "div", "full", "scalar_tensor"})
-"""Operators whose translations take a tensor without dimensions for a number."""
+_TAKE_NUMBERS = frozenset(
+    {"add", "sub", "rsub", "mul", "div", "floor_divide", "remainder", "fmod", "pow", "lerp"}
+    | {"clamp", "clamp_min", "clamp_max", "where", "masked_fill", "full", "scalar_tensor"}
+)
+"""Operators whose translations take a tensor without dimensions for a number, in the dtype of the result."""
+_COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+"""Operators whose translations do so in the dtype that torch has for the tensor and a number."""
 
 
-def _argument(run: _Run, arg: Any, numbers: bool = False) -> Any:
+def _dtype_of_numbers(node: torch.fx.Node) -> torch.dtype | None:
+    """The dtype in which the translation takes symbolic floats; None if it takes none."""
+    name = getattr(node.target, "_opname", "")
+    if name in _COMPARISONS:
+        tensor = node.args[0].meta["val"] if isinstance(node.args[0], torch.fx.Node) else None
+        return torch.result_type(tensor, 1.0) if isinstance(tensor, torch.Tensor) else None
+    return torch.float64 if name in _TAKE_NUMBERS else None
+
+
+def _argument(run: _Run, arg: Any, numbers: torch.dtype | None = None) -> Any:
     """FX arguments as translations see them: ONNX values, expressions, Python values."""
 
     def one(node: torch.fx.Node) -> Any:
         val = node.meta.get("val")
         if isinstance(val, (torch.SymInt, int)) and not isinstance(val, bool):
             return dim_of(val)
-        if numbers and isinstance(val, torch.SymFloat):
-            return run.g.sizes.real(expression_of(val))
+        if numbers is not None and isinstance(val, torch.SymFloat):
+            return run.g.cast(run.g.sizes.real(expression_of(val)), numbers)
         if isinstance(val, (torch.SymFloat, torch.SymBool)):
             raise Unsupported(f"{node.name} is a symbolic number, {val}")
         return run.values[node]
@@ -414,6 +438,8 @@ def _value(run: _Run, node: torch.fx.Node) -> ir.Value:
     if node in run.values:
         value: ir.Value = run.values[node]
         return value
+    if isinstance(node.meta["val"], torch.SymFloat):
+        return run.g.sizes.real(node.meta["val"].node.expr)
     return run.g.scalar(dim_of(node.meta["val"]), torch.int64)
 
 

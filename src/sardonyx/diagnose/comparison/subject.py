@@ -16,7 +16,7 @@ import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
 
-from sardonyx.capture import export as capturing
+from sardonyx.capture.example import is_number, number_as_tensor
 from sardonyx.capture.export import Captured
 from sardonyx.diagnose.source import source_of
 from sardonyx.errors import OptionError
@@ -66,7 +66,8 @@ class Subject:
         self.places = _places(self.base)
         self.outputs = [str(x.name) for x in self.base.graph.outputs]
         if self.captured is not None:
-            returned = [x for x in dict.fromkeys(self.captured.returned) if isinstance(x, torch.fx.Node)]
+            results = (*self.captured.returned, *self.captured.mutated.values())
+            returned = [x for x in dict.fromkeys(results) if isinstance(x, torch.fx.Node)]
             self.fx = _fx_values(self.base, self.places, self.captured)
             self.fx |= {name: node.name for name, node in zip(self.outputs, returned, strict=True)}
 
@@ -88,11 +89,9 @@ def subject_of(
     calls: list[Call] = [(tuple(args), dict(kwargs)), *(_call(x, args, kwargs) for x in also)]
     program = export(model, args, kwargs, examples=also, opset=opset, optimize="none", translator=translator)
     module = as_module(model)
-    shapes = capturing.shapes_of_examples(module, args, kwargs, also) if also else None
-    captured = capturing.capture(module, args, kwargs, shapes)
     named = program.calling.flatten
     feeds = [dict(zip(program.inputs, map(tensor_of, named(*call)), strict=True)) for call in calls]
-    return Subject(program.model, feeds, captured, module, calls)
+    return Subject(program.model, feeds, program.captured, module, calls)
 
 
 def is_onnx(model: Model) -> bool:
@@ -225,4 +224,9 @@ def leaves_of(captured: Captured, call: Call) -> list[Any]:
     """The flattened arguments of a call, in the order that the graph was traced with."""
     args, kwargs = call
     named = captured.in_spec.children()[1].context
-    return pytree.tree_leaves((args, {name: kwargs[name] for name in named}))
+    leaves = pytree.tree_leaves((args, {name: kwargs[name] for name in named}))
+    values = [node.meta.get("val") for node in captured.graph.graph.find_nodes(op="placeholder")]
+    for index, place in captured.given.items():
+        if isinstance(values[index], torch.Tensor) and is_number(leaves[place]):
+            leaves[place] = number_as_tensor(leaves[place])
+    return leaves

@@ -41,14 +41,21 @@ def _resize(g: Builder, x: Value, mode: str, align_corners: bool | None, scales:
 
 def _factors(old: Dims, new: Dims, scales: Sequence[float | None]) -> np.ndarray:
     """The factor of each axis, if ONNX will make the sizes of them that torch has."""
-    if not all(isinstance(dim, int) for dim in (*old[2:], *new[2:])):
-        raise Unsupported("resizing by a scale over a symbolic size")
-    ratios = [int(n) / int(o) if s is None else float(s) for o, n, s in zip(old[2:], new[2:], scales, strict=True)]
-    factors = np.array([1.0, 1.0, *ratios], dtype=np.float32)
-    sizes = np.floor(factors[2:] * np.array(old[2:], dtype=np.float32))
-    if sizes.tolist() != list(new[2:]):
-        raise Unsupported("resizing by a scale that rounds to another size in single precision")
-    return factors
+    return np.array([1.0, 1.0, *map(_factor, old[2:], new[2:], scales)], dtype=np.float32)
+
+
+def _factor(old: Dim, new: Dim, scale: float | None) -> float:
+    if isinstance(old, int) and isinstance(new, int):
+        factor = new / old if scale is None else float(scale)
+        if np.floor(np.float32(factor) * np.float32(old)) != new:
+            raise Unsupported("resizing by a scale that rounds to another size in single precision")
+    elif scale is None or (factor := float(scale)) * _EXACT_FRACTION % 1:
+        raise Unsupported(f"resizing of a symbolic size by {scale}, whose multiples single precision may round")
+    return factor
+
+
+_EXACT_FRACTION = 64
+"""Products of sizes and of multiples of 1/64 are exact in single precision for all images there are."""
 
 
 @aten("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")
@@ -64,6 +71,27 @@ def upsample_linear(g: Builder, x: Value, size: Sequence[Dim], align_corners: bo
 @aten("upsample_bicubic2d")
 def upsample_bicubic(g: Builder, x: Value, size: Sequence[Dim], align_corners: bool, *scales: float | None) -> Value:
     return _resize(g, x, "cubic", align_corners, scales)
+
+
+@aten("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
+def upsample_nearest_vec(
+    g: Builder, x: Value, size: Sequence[Dim] | None, scale_factors: Sequence[float] | None
+) -> Value:
+    return _resize(g, x, "nearest", None, scale_factors or ())
+
+
+@aten("upsample_bilinear2d.vec", "upsample_linear1d.vec", "upsample_trilinear3d.vec")
+def upsample_linear_vec(
+    g: Builder, x: Value, size: Sequence[Dim] | None, align_corners: bool, scale_factors: Sequence[float] | None
+) -> Value:
+    return _resize(g, x, "linear", align_corners, scale_factors or ())
+
+
+@aten("upsample_bicubic2d.vec")
+def upsample_bicubic_vec(
+    g: Builder, x: Value, size: Sequence[Dim] | None, align_corners: bool, scale_factors: Sequence[float] | None
+) -> Value:
+    return _resize(g, x, "cubic", align_corners, scale_factors or ())
 
 
 def _smoothing(g: Builder, old: Dim, new: Dim, resize: Callable[[torch.Tensor, int], torch.Tensor]) -> Value:

@@ -1,0 +1,206 @@
+"""Dynamic sizes of an export: what is declared, as torch.export takes it, and what became of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch.export import Dim
+from torch.utils import _pytree as pytree
+
+from sardonyx.capture.example import Call, ExampleCall
+from sardonyx.capture.export import Captured
+from sardonyx.errors import CaptureError
+from sardonyx.translate.sizes import dim_of
+
+log = logging.getLogger(__name__)
+
+_FORM = "dynamic_shapes says of every argument, by position or by name, which sizes may change; None for no size"
+
+
+# What is declared
+
+
+def shapes_of_examples(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], examples: Sequence[Any]
+) -> Any:
+    """What is dynamic: every size and integer that differs between the example calls."""
+    calls: Any = torch.export.AdditionalInputs()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    for example in examples:
+        calls.add(*_without_floats(call_of(example, args, kwargs)))
+    try:
+        return calls.dynamic_shapes(model, *_without_floats((tuple(args), dict(kwargs))))
+    except Exception as error:
+        raise CaptureError(
+            f"the example calls do not fit each other: {str(error).splitlines()[0]}",
+            hint="each must have the same structure as the first: only sizes and numbers may differ",
+        ) from error
+
+
+def _without_floats(call: Call) -> Call:
+    """The call with one value for all floats, which torch wants to be equal."""
+    replaced: Call = pytree.tree_map_only(float, lambda _: 0.0, call)
+    return replaced
+
+
+def call_of(example: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    """A call, from a tuple of arguments, a dict of keywords, a pair of both, or a tensor."""
+    if isinstance(example, Mapping):
+        return tuple(args), {**kwargs, **example}
+    if isinstance(example, torch.Tensor):
+        return (example,), dict(kwargs)
+    if len(example) == 2 and isinstance(example[0], tuple) and isinstance(example[1], Mapping):
+        return example[0], dict(example[1])
+    return tuple(example), dict(kwargs)
+
+
+def specs_by_name(call: ExampleCall, dynamic_shapes: Any) -> dict[str, Any]:
+    """What is declared of each argument: in the order of the call, None where nothing is."""
+    if dynamic_shapes is None:
+        return dict.fromkeys(call.arguments)
+    declared = dynamic_shapes if isinstance(dynamic_shapes, Mapping) else _by_position(call, list(dynamic_shapes))
+    specs: dict[str, Any] = dict.fromkeys(call.arguments)
+    for name, spec in declared.items():
+        specs |= _by_argument(call, name, spec)
+    return specs
+
+
+def _by_position(call: ExampleCall, specs: list[Any]) -> Mapping[str, Any]:
+    """Declared for each parameter of `forward`, as torch.export takes it, or for each argument."""
+    if len(specs) == len(call.grouped) and all(map(_fits, call.grouped.items(), specs)):
+        return dict(zip(call.grouped, specs, strict=True))
+    if len(specs) == len(call.arguments):
+        return dict(zip(call.arguments, specs, strict=True))
+    raise CaptureError(
+        f"dynamic_shapes has {len(specs)} elements, and the call {len(call.arguments)} arguments: "
+        + ", ".join(call.arguments),
+        hint=_FORM,
+    )
+
+
+def _fits(group: tuple[str, Sequence[str]], spec: Any) -> bool:
+    name, names = group
+    return list(names) == [name] or spec is None or _is_grouped(names, spec)
+
+
+def _is_grouped(names: Sequence[str], spec: Any) -> bool:
+    """Whether a spec has one part for each argument of `*args` or `**kwargs`."""
+    if isinstance(spec, Mapping):
+        return set(spec) <= set(names)
+    return isinstance(spec, (tuple, list)) and len(spec) == len(names)
+
+
+def _by_argument(call: ExampleCall, name: str, spec: Any) -> dict[str, Any]:
+    names = call.grouped.get(name, [name] if name in call.arguments else None)
+    if names is None:
+        raise CaptureError(
+            f"dynamic_shapes names {name!r}, which the call does not have: it has {', '.join(call.arguments)}",
+            hint=_FORM,
+        )
+    if list(names) == [name]:
+        return {name: spec}
+    if spec is None:
+        return {}
+    if not _is_grouped(names, spec):
+        raise CaptureError(f"dynamic_shapes has {spec!r} for the {len(names)} arguments of {name!r}", hint=_FORM)
+    return dict(spec) if isinstance(spec, Mapping) else dict(zip(names, spec, strict=True))
+
+
+def hints(specs: Any) -> Any:
+    """Names written as text, which torch.export does not take, as the hint that a size is dynamic."""
+    if isinstance(specs, str):
+        return Dim.DYNAMIC
+    if isinstance(specs, Mapping):
+        return {key: hints(value) for key, value in specs.items()}
+    if isinstance(specs, (tuple, list)):
+        return type(specs)(map(hints, specs))
+    return specs
+
+
+def leaf_specs(call: ExampleCall, specs: Mapping[str, Any]) -> list[Any]:
+    """What is declared of each flattened argument; None where nothing is."""
+    return [spec for name, value in call.arguments.items() for spec in _leaves(value, specs[name])]
+
+
+def _leaves(value: Any, spec: Any) -> Iterator[Any]:
+    parts = _parts(value)
+    if parts is None:
+        yield spec
+        return
+    if isinstance(value, Mapping):
+        held = [spec.get(key) if isinstance(spec, Mapping) else None for key in value]
+    else:
+        held = list(spec) if isinstance(spec, (tuple, list)) and len(spec) == len(parts) else [None] * len(parts)
+    for part, inner in zip(parts, held, strict=True):
+        yield from _leaves(part, inner)
+
+
+def _parts(value: Any) -> list[Any] | None:
+    """What a container of the arguments holds; None for a leaf."""
+    parts, spec = pytree.tree_flatten(value, is_leaf=lambda x: x is not value)
+    return None if spec.is_leaf() else parts
+
+
+# What became of it
+
+
+def _declared(
+    call: ExampleCall, captured: Captured, specs: Mapping[str, Any]
+) -> Iterator[tuple[str, torch.SymInt | int, Any]]:
+    """Every size and integer of which something is declared: what it is called, what it became, and the declaration."""
+    values = [node.meta.get("val") for node in captured.graph.graph.find_nodes(op="placeholder")]
+    paths, declared = [path for path, _ in call.leaves], leaf_specs(call, specs)
+    for index, place in captured.given.items():
+        value, path, spec = values[index], paths[place], declared[place]
+        if not isinstance(value, torch.Tensor):
+            if spec is not None and isinstance(value, (int, torch.SymInt)):
+                yield path, value, spec
+        elif spec is not None:
+            for axis, dim in spec.items() if isinstance(spec, Mapping) else enumerate(spec):
+                yield f"{path}.shape[{axis}]", value.shape[axis], dim
+
+
+def names_of_sizes(call: ExampleCall, captured: Captured, specs: Mapping[str, Any]) -> dict[sympy.Symbol, str]:
+    """The user's names of symbolic sizes: that of `Dim("batch")`, or a text, at an axis names the size found there."""
+    names: dict[sympy.Symbol, str] = {}
+    for _, size, dim in _declared(call, captured, specs):
+        symbol, name = dim_of(size), dim if isinstance(dim, str) else getattr(dim, "__name__", None)
+        if isinstance(symbol, sympy.Symbol) and name:
+            names.setdefault(symbol, name)
+    return names
+
+
+def refuse_constants(
+    call: ExampleCall, captured: Captured, specs: Mapping[str, Any], line_of: Callable[[torch.fx.Node], str]
+) -> None:
+    """Raise for a size that was declared dynamic and became a constant; warn of one that is left to torch."""
+    for path, size, dim in _declared(call, captured, specs):
+        if dim is None or isinstance(dim, int) or _hint(dim) == "STATIC" or not isinstance(dim_of(size), int):
+            continue
+        where = _where(captured, size, line_of)
+        if _hint(dim) == "AUTO":
+            log.warning("%s is a constant of the exported model, %d%s", path, size, f", at {where}" if where else "")
+            continue
+        raise CaptureError(
+            f"{path} was declared dynamic, and became the constant {int(size)}",
+            where=where,
+            hint="change that line, or leave that size out of dynamic_shapes",
+        )
+
+
+def _hint(dim: Any) -> str:
+    """The name of a hint, as of `Dim.AUTO`; empty for a size that has a name."""
+    return str(getattr(getattr(dim, "type", None), "name", ""))
+
+
+def _where(captured: Captured, size: torch.SymInt | int, line_of: Callable[[torch.fx.Node], str]) -> str | None:
+    """The line that made a constant of a size."""
+    if not isinstance(size, torch.SymInt):
+        return None
+    found = captured.specialized.get(size.node._expr, "")
+    if isinstance(found, str):
+        return found or None
+    return line_of(found) or f"the decomposition of {found.target}"

@@ -1,0 +1,172 @@
+"""The call that a module is exported with: its arguments by name, and what of it becomes an input of the graph.
+
+Tensors of the call share no memory: torch.export takes two that do for one. A Python number may become an input, as a
+tensor without dimensions that `forward` reads by `.item()`: torch.export takes every other number for a constant.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from sardonyx.errors import CaptureError
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class ExampleCall:
+    """A call of a module, with its arguments by name: those of `*args` as `args_0`, `args_1`."""
+
+    model: torch.nn.Module
+    arguments: Mapping[str, Any]
+    positional: int
+    """How many of the arguments are positional."""
+    grouped: Mapping[str, Sequence[str]]
+    """For each parameter of `forward` that is given, the names of its arguments here."""
+    numbers: frozenset[int] = frozenset()
+    """Which of the flattened arguments are numbers that become inputs."""
+
+    @classmethod
+    def of(cls, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ExampleCall:
+        """Name the arguments of a call, and separate their memory."""
+        signature = inspect.signature(model.forward)
+        try:
+            bound = signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise CaptureError(f"forward cannot be called with the example's arguments: {error}") from error
+        arguments: dict[str, Any] = {}
+        grouped = {}
+        for name, value in bound.items():
+            group = _group(name, value, signature.parameters[name].kind)
+            grouped[name] = list(group)
+            arguments |= group
+        order = [*list(arguments)[: len(args)], *(name for name in arguments if name in kwargs)]
+        separate = _separate(model, [arguments[name] for name in order])
+        return cls(model, dict(zip(order, separate, strict=True)), len(args), grouped)
+
+    @property
+    def call(self) -> Call:
+        """The arguments as `forward` is called with them here: numbers that are inputs are tensors."""
+        leaves, spec = pytree.tree_flatten(dict(self.arguments))
+        for place in self.numbers:
+            leaves[place] = number_as_tensor(leaves[place])
+        values = pytree.tree_unflatten(leaves, spec)
+        names = list(values)
+        return (
+            tuple(values[name] for name in names[: self.positional]),
+            {name: values[name] for name in names[self.positional :]},
+        )
+
+    @property
+    def leaves(self) -> list[tuple[str, Any]]:
+        """Every flattened argument, with the path to it: `scale`, `xs[1]`, `options['factor']`."""
+        return [(path_to(path), leaf) for path, leaf in pytree.tree_flatten_with_path(dict(self.arguments))[0]]
+
+    def with_numbers(self, places: Collection[int]) -> ExampleCall:
+        """The same call, with these numbers as inputs."""
+        return replace(self, numbers=frozenset(places))
+
+    @contextmanager
+    def presented(self) -> Iterator[None]:
+        """While active, the module's `forward` takes each argument by name, and numbers as tensors."""
+        own, around = self.model.forward, vars(self.model).get("forward")
+
+        @functools.wraps(own)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return own(*_read_numbers(args, self.numbers), **self._keywords(args, kwargs))
+
+        forward.__dict__["__signature__"] = inspect.Signature(list(map(self._parameter, range(len(self.arguments)))))
+        vars(self.model)["forward"] = forward
+        try:
+            yield
+        finally:
+            del vars(self.model)["forward"]
+            if around is not None:
+                vars(self.model)["forward"] = around
+
+    def _parameter(self, index: int) -> inspect.Parameter:
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if index < self.positional else inspect.Parameter.KEYWORD_ONLY
+        return inspect.Parameter(list(self.arguments)[index], kind)
+
+    def _keywords(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        names = list(self.arguments)[self.positional :]
+        before = len(pytree.tree_leaves(args))
+        values = [kwargs[name] for name in names]
+        read = _read_numbers(values, {place - before for place in self.numbers})
+        return dict(zip(names, read, strict=True))
+
+
+def _group(name: str, value: Any, kind: Any) -> dict[str, Any]:
+    """The arguments that one parameter takes."""
+    if kind is inspect.Parameter.VAR_POSITIONAL:
+        return {f"{name}_{index}": item for index, item in enumerate(value)}
+    return dict(value) if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+
+
+def path_to(path: Sequence[Any]) -> str:
+    """The way to a leaf of the arguments, whose first step is an argument's name."""
+    return str(path[0].key) + pytree.keystr(tuple(path[1:]))
+
+
+# Numbers
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a Python number that can be an input: bools choose branches, as strings do."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def number_as_tensor(value: float) -> torch.Tensor:
+    """A Python number as the model takes it, as precise as it is in Python."""
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
+
+
+def _read_numbers(values: Sequence[Any], places: Collection[int]) -> list[Any]:
+    """The values, with the tensors at these flattened places read as numbers."""
+    leaves, spec = pytree.tree_flatten(list(values))
+    read = [leaf.item() if place in places else leaf for place, leaf in enumerate(leaves)]
+    found: list[Any] = pytree.tree_unflatten(read, spec)
+    return found
+
+
+# Memory
+
+
+def _separate(model: torch.nn.Module, values: list[Any]) -> list[Any]:
+    """The values, with a copy of every tensor that shares memory with another one or with a weight."""
+    leaves, spec = pytree.tree_flatten(values)
+    taken = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    copied = False
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            if _storage(leaf) in taken:
+                leaves[place], copied = _copy(leaf), True
+            taken.add(_storage(leaf))
+    return pytree.tree_unflatten(leaves, spec) if copied else values
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """Which memory a tensor has; the tensor itself for one that has no memory of its own."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):  # sparse tensors and wrapper subclasses
+        return id(tensor)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def fresh(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    """The arguments with copies of their tensors, which a call may edit in place."""
+    copied: Call = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.clone(), (tuple(args), dict(kwargs)))
+    return copied

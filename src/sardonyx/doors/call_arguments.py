@@ -1,0 +1,106 @@
+"""The arguments of a call of an exported model, checked against those that it was exported with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch.utils import _pytree as pytree
+
+from sardonyx.capture.example import number_as_tensor
+
+Kind: TypeAlias = Literal["tensor", "number", "size", "constant"]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One flattened argument: an input of the model, or a constant of it."""
+
+    path: str
+    """Where it is: `scale`, `xs[1]`."""
+    kind: Kind
+    """A `number` is fed as a tensor without dimensions, a `size` as the integer that it is."""
+    example: Any = None
+    """What a number or a constant was in the call that the model was exported with."""
+
+    def feed(self, value: Any) -> Any:
+        """What the model is fed with for a value; an error if it cannot be."""
+        if self.kind == "tensor":
+            return self._tensor(value)
+        if self.kind == "constant":
+            return self._constant(value)
+        return self._number(value)
+
+    def _tensor(self, value: Any) -> torch.Tensor:
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"{self.path} is {_short(value)}, where the model was exported with a tensor")
+        return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+
+    def _constant(self, value: Any) -> None:
+        if not _is_equal(value, self.example):
+            raise ValueError(
+                f"{self.path} is {_short(value)}, and the model was exported with {_short(self.example)}, which is a "
+                "constant of it: export it again with the other value"
+            )
+
+    def _number(self, value: Any) -> Any:
+        is_float = isinstance(self.example, float)
+        wanted: Any = Real if is_float else Integral
+        if not isinstance(value, wanted) or isinstance(value, bool) or (is_float and isinstance(value, Integral)):
+            raise TypeError(
+                f"{self.path} is {_short(value)}, where the model was exported with {self.example!r}: give "
+                + ("a float" if is_float else "an integer")
+            )
+        if self.kind == "size":
+            return int(value)
+        return number_as_tensor(float(value) if is_float else int(value))
+
+
+def _is_equal(value: Any, example: Any) -> bool:
+    if value is example:
+        return True
+    try:
+        return type(value) is type(example) and bool(value == example)
+    except Exception:  # objects that cannot be compared
+        return False
+
+
+def _short(value: Any) -> str:
+    """A value in an error: of anything that may be large, its type."""
+    is_plain = value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device))
+    return repr(value) if is_plain else f"a {type(value).__name__}"
+
+
+# How arguments are arranged
+
+
+def arrangement_difference(
+    names: Sequence[str], call: tuple[tuple[Any, ...], dict[str, Any]], spec: pytree.TreeSpec
+) -> str:
+    """What is arranged in another way than it was: `xs is a list of 3, and the model was exported with a list of 2`."""
+    values = [*call[0], *call[1].values()]
+    wanted = [part for group in spec.children() for part in group.children()]
+    given = zip(names, values, wanted, strict=True)
+    found = (difference for path, value, part in given for difference in _differences(path, value, part))
+    return next(found, f"the arguments are arranged in another way than {spec}")
+
+
+def _differences(path: str, value: Any, wanted: pytree.TreeSpec) -> Iterator[str]:
+    parts, spec = pytree.tree_flatten(value, is_leaf=lambda x: x is not value)
+    if _outline(spec) != _outline(wanted):
+        yield f"{path} is {_outline(spec)}, and the model was exported with {_outline(wanted)}"
+    elif not spec.is_leaf():
+        keys: Sequence[Any] = spec.context if spec.type is dict else range(len(parts))
+        for key, part, inner in zip(keys, parts, wanted.children(), strict=True):
+            yield from _differences(f"{path}[{key!r}]", part, inner)
+
+
+def _outline(spec: pytree.TreeSpec) -> str:
+    if spec.is_leaf():
+        return "one value"
+    if spec.type is dict:
+        return f"a dict of {', '.join(map(repr, spec.context))}"
+    return f"a {spec.type.__name__} of {spec.num_children}"
