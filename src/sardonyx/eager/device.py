@@ -17,7 +17,7 @@ from torch.utils.backend_registration import (
 )
 
 from sardonyx import onnx_ops
-from sardonyx.eager import autocast, storage
+from sardonyx.eager import autocast, inductor, storage
 from sardonyx.eager.bodies import cast as cast_body
 from sardonyx.eager.core import MOST_DEVICES, Core, CoreEngine, load
 from sardonyx.eager.dispatch import BODIES, Fallback, Kernel, State, called
@@ -94,9 +94,9 @@ def enable(*, fallback: Fallback = "warn", executor: Executor = "auto") -> None:
         generate_methods_for_privateuse1_backend()
         torch._register_device_module(DEVICE, _module)  # type: ignore[no-untyped-call]
     State.fallback, State.process = fallback, os.getpid()
-    torch.__future__.set_swap_module_params_on_conversion(True)  # or tied weights come apart in `module.to("ort")`
     hosted.DEVICES[DEVICE] = hosted.Hosted(on_host, on_device)
     _register(State.core)
+    inductor.install(DEVICE, _module)
     onnx_ops.register()
     _need_autograd()
 
@@ -181,6 +181,7 @@ def _register(core: Core | None) -> None:
                 own.impl(name, functools.partial(called, operator), "PrivateUse1")
         if core is not None:
             _register_rest(core, own)
+        own.impl("_has_compatible_shallow_copy_type", _can_replace_data, "PrivateUse1")
     _registered.extend((rest, own, *autocast.install()))
 
 
@@ -200,6 +201,19 @@ def _register_rest(core: Core, own: Any) -> None:
     own_cast.impl("cast", cast_body, "PrivateUse2")
     core.register(cast, "functional")
     _registered.append(own_cast)
+
+
+def _can_replace_data(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether `tensor.data = other` is allowed, by which `module.to("ort")` keeps parameters what they are.
+
+    torch allows it by itself only among its own devices, and makes new parameters otherwise: tied ones would come apart.
+    """
+    devices = {tensor.device.type, other.device.type}
+    return tensor.layout == other.layout == torch.strided and devices <= {*_DENSE, DEVICE}
+
+
+_DENSE = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia")
+"""Devices whose tensors torch lets replace each other's data."""
 
 
 def _is_computed(operator: Any) -> bool:
