@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,6 +34,7 @@ from sardonyx.engines import Job
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.native.carve import DOMAIN as NATIVE
 from sardonyx.options import Options
+from sardonyx.run import fork
 from sardonyx.run.region import CompiledRegion
 from sardonyx.run.snapshot import Snapshot
 from sardonyx.translate import dtypes
@@ -245,8 +245,15 @@ class Restored:
         self._weights = {name: weights[weight] for name, weight in calling.weights.items()}
         self._current: tuple[Snapshot, Held] | None = None
         self._edits = -1
-        self._lock = threading.Lock()
+        self._lock = fork.Lock()
         self._verdict: Future[bool] | None = None
+        fork.watch(self)
+
+    def forked(self) -> None:
+        """In a child process: what was still being compared with the module there never will be, and is not used."""
+        if self._verdict is not None and not self._verdict.done():
+            self._verdict = Future()
+            self._verdict.set_result(False)
 
     @property
     def worn(self) -> bool:

@@ -25,6 +25,7 @@ from sardonyx.doors.dynamo import sardonyx as backend
 from sardonyx.errors import CaptureError
 from sardonyx.options import Options
 from sardonyx.pipeline import compile_graph
+from sardonyx.run import fork
 from sardonyx.run.recompute import Recompute
 
 log = logging.getLogger(__name__)
@@ -117,6 +118,11 @@ class _Turn:
     """One thread at a time builds: torch.export changes things that all threads see, of modules and of torch."""
 
     def __init__(self) -> None:
+        self.forked()
+        fork.watch(self)
+
+    def forked(self) -> None:
+        """In a child process: nobody builds."""
         self._lock, self._depth, self._owner = threading.RLock(), 0, 0
 
     def __enter__(self) -> None:
@@ -163,7 +169,7 @@ class Signatures:
         self._distrusted: LRU[bool] = LRU(_REMEMBERED)
         self._state: _State | None = None
         self._hits = self._misses = self._built = 0
-        self._lock = threading.Lock()
+        self._lock = fork.Lock()
         self._by_dynamo: tuple[Any, Callable[..., Any]] | None = None
 
     # A call

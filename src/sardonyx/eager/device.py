@@ -86,14 +86,13 @@ def enable(*, fallback: Fallback = "warn", executor: Executor = "auto") -> None:
         raise SardonyxError(f"torch has room for one device of this kind, and it is {name!r} already")
     State.core = _core(executor)
     if State.core is None:
-        os.register_at_fork(after_in_child=_begin_anew)
         _setup_privateuseone_for_python_backend(DEVICE, backend_module=_module)
         storage.install()
     else:
         rename_privateuse1_backend(DEVICE)
         generate_methods_for_privateuse1_backend()
         torch._register_device_module(DEVICE, _module)  # type: ignore[no-untyped-call]
-    State.fallback, State.process = fallback, os.getpid()
+    State.fallback = fallback
     hosted.DEVICES[DEVICE] = hosted.Hosted(on_host, on_device)
     _register(State.core)
     inductor.install(DEVICE, _module)
@@ -127,12 +126,6 @@ def _is_known_to_autograd() -> bool:
         State.calls.clear()
         State.calls.update(calls)
     return True
-
-
-def _begin_anew() -> None:
-    PLANS.abandon()
-    for kernel in Kernel.every:
-        kernel.abandon()
 
 
 def _running() -> str:
@@ -358,7 +351,7 @@ class Module:
         return [torch.float16, torch.bfloat16]
 
     def _is_in_bad_fork(self) -> bool:
-        return State.core is not None and os.getpid() != State.process
+        return False
 
 
 _module = Module()

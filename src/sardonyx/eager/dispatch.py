@@ -37,8 +37,6 @@ class State:
     fallback: Fallback = "warn"
     core: Core | None = None
     """What has the calls of the executor in C++."""
-    process = 0
-    """In which the device was enabled."""
     calls: ClassVar[Counter[str]] = Counter()
     fallbacks: ClassVar[Counter[str]] = Counter()
 
@@ -81,19 +79,12 @@ def or_by_torch(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], r
 class Kernel:
     """A functional operator as it is registered: a call that looks like one before goes straight to its session."""
 
-    every: ClassVar[list[Kernel]] = []
-
     def __init__(self, operator: Any) -> None:
         self._operator, self._name = operator, operator.name()
         returns = operator._schema.returns
         self._single = len(returns) == 1 and str(returns[0].type) == "Tensor"
         self._parameters = tuple(a.name for a in operator._schema.arguments)
         self._known: dict[Hashable, Direct] = {}
-        self.every.append(self)
-
-    def abandon(self) -> None:
-        """In a process that was forked: begin anew."""
-        self._known = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from sardonyx.optimize import optimize
 from sardonyx.optimize.legalize import legalize
 from sardonyx.optimize.selection import selected
 from sardonyx.options import Options
+from sardonyx.run import fork
 from sardonyx.run.drawing import Drawer, drawer
 from sardonyx.run.snapshot import Numbers, Snapshot
 from sardonyx.translate import dtypes
@@ -128,7 +128,7 @@ class CompiledRegion(torch.nn.Module):
         self._sessions = LRU[_Session](options.cache_size)
         self._current: _Session | None = None
         self._built: _Built | None = None
-        self._lock = threading.Lock()
+        self._lock = fork.Lock()
         self._frozen = frozen
         self._fixed = frozenset(_numbers(region)) if options.freeze else frozenset()
         self._edits = 0
