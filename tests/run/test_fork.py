@@ -63,7 +63,8 @@ with torch.no_grad():
     for name, run in ways.items():
         print(name, in_child(run, run(x)), flush=True)
     print("eager", in_child(model, eager), flush=True)
-    loader = DataLoader(Rows(ways["wrapper"]), batch_size=2, num_workers=1, timeout=LIMIT, multiprocessing_context="fork")
+    how = {"num_workers": 1, "timeout": LIMIT, "multiprocessing_context": "fork"}
+    loader = DataLoader(Rows(ways["wrapper"]), batch_size=2, **how)
     print("DataLoader", float((next(iter(loader)) - eager[:2]).abs().max()) < 1e-4, flush=True)
     print("parent", all(torch.allclose(run(x), eager, atol=1e-4) for run in ways.values()))
 """.replace("LIMIT", str(_LIMIT))

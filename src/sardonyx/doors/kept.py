@@ -37,7 +37,7 @@ from sardonyx.options import Options
 from sardonyx.run import fork
 from sardonyx.run.region import CompiledRegion
 from sardonyx.run.snapshot import Snapshot
-from sardonyx.translate import dtypes
+from sardonyx.translate import dtypes, table
 from sardonyx.translate.translator import WEIGHTS_LOCATION
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,8 @@ def key(
     plain = all(tensor.device.type == "cpu" and not tensor.is_complex() for tensor in arguments.tensors)
     single = all(tensor.dim() or tensor.dtype != torch.float64 for tensor in arguments.tensors)  # taken for numbers
     looked_at = options.transforms or options.dump or options.verify or options.report
-    if told is None or not plain or not single or looked_at:
+    translated_otherwise = options.translations or not table.is_as_released()
+    if told is None or not plain or not single or looked_at or translated_otherwise:
         return None
     found = fingerprint(module) if default_cache(options) else None
     if found is None:

@@ -354,12 +354,13 @@ class Signatures:
     def _trace_once(
         self, given: Any, arguments: Arguments, varying: set[int], state: Callable[[], tuple[Any, ...]]
     ) -> Traced:
+        whole = self.options.translations or ()
         if varying:
             try:
-                return trace(self.module, self.forward, given, arguments, varying, state)
+                return trace(self.module, self.forward, given, arguments, varying, state, whole)
             except CaptureError as error:
                 log.info("sizes cannot be dynamic: %s", error.what)
-        return trace(self.module, self.forward, given, arguments, (), state)
+        return trace(self.module, self.forward, given, arguments, (), state, whole)
 
     def _reason(self, key: tuple[Any, ...], sizes: tuple[int, ...], arguments: Arguments) -> tuple[str, set[int]]:
         """Why a session is built, and which sizes are to be dynamic: those that were different before."""

@@ -199,7 +199,7 @@ def _register_rest(core: Core, own: Any) -> None:
 def _can_replace_data(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether `tensor.data = other` is allowed, by which `module.to("ort")` keeps parameters what they are.
 
-    torch allows it by itself only among its own devices, and makes new parameters otherwise: tied ones would come apart.
+    torch allows it only among its own devices: a move to another makes new parameters, and tied ones come apart.
     """
     devices = {tensor.device.type, other.device.type}
     return tensor.layout == other.layout == torch.strided and devices <= {*_DENSE, DEVICE}
@@ -238,6 +238,45 @@ def _operator(name: str) -> Any:
     return table.find_operator(name) if name.startswith("aten::") else None
 
 
+def forget() -> None:
+    """Forget how calls are run, which is found out again: what operators are, or who runs them, has changed."""
+    PLANS.clear()
+    variant_of.cache_clear()
+    for kernel in Kernel.every:
+        kernel.forget()
+    if State.core is not None:
+        State.core.have(len(PLANS.devices))
+
+
+def add(operator: Any) -> None:
+    """Let the device have an operator that was declared after it was enabled, and that torch has for every device."""
+    name = operator.name()
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(name, "PrivateUse1")
+    if not _registered or has_kernel or not _is_composed(operator):
+        return
+    space, _, rest = name.partition("::")
+    own: Any = torch.library.Library(space, "IMPL")  # type: ignore[no-untyped-call]
+    own.impl(rest, functools.partial(called, operator), "PrivateUse1")
+    _registered.append(own)
+
+
+def hindrance(operator: Any) -> str | None:
+    """Why the device never runs the translation of an operator; None if it does."""
+    name = operator.name()
+    plain = name.removeprefix("aten::")
+    if _is_implicit(operator):
+        return "torch composes it of other operators before the device sees it"
+    if is_view(operator):
+        return "views are torch's on the device"
+    if name in BODIES:
+        return "its body on the device is written by hand"
+    if plain.partition(".")[0] in _MEMORY or plain in _IN_CORE or plain in _AS_ON_CPU:
+        return "on the device it is a matter of memory"
+    if torch.Tag.nondeterministic_seeded in operator.tags:
+        return "random numbers are torch's on the device"
+    return None
+
+
 def _is_implicit(operator: Any) -> bool:
     """Whether autograd sees only what an operator is composed of."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd")
@@ -267,9 +306,7 @@ def set_device(index: int, provider: str = "CPUExecutionProvider", options: Mapp
         raise ValueError(f"the device is {index}, and there are {count} of at most {MOST_DEVICES}; the next is {count}")
     provided = checked_provider((provider, dict(options or {})))
     PLANS.devices[index] = Device(providers=[provided, *_BESIDE[provider != "CPUExecutionProvider"]])
-    PLANS.clear()
-    if State.core is not None:
-        State.core.have(len(PLANS.devices))
+    forget()
 
 
 _BESIDE = ((), ("CPUExecutionProvider",))

@@ -79,12 +79,19 @@ def or_by_torch(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], r
 class Kernel:
     """A functional operator as it is registered: a call that looks like one before goes straight to its session."""
 
+    every: ClassVar[list[Kernel]] = []
+
     def __init__(self, operator: Any) -> None:
         self._operator, self._name = operator, operator.name()
+        self.every.append(self)
         returns = operator._schema.returns
         self._single = len(returns) == 1 and str(returns[0].type) == "Tensor"
         self._parameters = tuple(a.name for a in operator._schema.arguments)
         self._known: dict[Hashable, Direct] = {}
+
+    def forget(self) -> None:
+        """Ask anew how each call is run."""
+        self._known = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run it."""

@@ -109,7 +109,7 @@ class OnnxRuntimeRunner(Runner):
     """One session, called with torch tensors and nothing copied."""
 
     def __init__(self, job: Job) -> None:
-        ort = _onnxruntime()
+        _onnxruntime()  # or an error that says what is missing
         if job.options.engine_options:
             raise OptionError(
                 f"onnxruntime has no engine_options, and was given {dict(job.options.engine_options)}",
