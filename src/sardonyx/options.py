@@ -103,6 +103,10 @@ class Options:
     transforms: Sequence[Callable[[Any], Any]] = _option(
         (), "callables on the onnx.ModelProto before the session; each edits in place or returns a model"
     )
+    translations: Mapping[Any, Callable[..., Any]] | None = _option(
+        None,
+        "functions, by operator (torch.ops.mylib.op, or 'mylib::op'), that translate it in place of the table's",
+    )
     translator: Translator = _option(
         "sardonyx",
         "whose translation of an operator comes first: 'sardonyx', or 'torchlib' to tell whether ours is at fault",
@@ -150,6 +154,8 @@ class Options:
         for name in ("transforms", "providers"):
             if isinstance(getattr(self, name), str) or callable(getattr(self, name)):
                 raise OptionError(f"{name} is {getattr(self, name)!r}", hint="use a list, also for a single one")
+        if self.translations is not None:
+            object.__setattr__(self, "translations", _by_name(self.translations))
         if self.opset is not None and not (isinstance(self.opset, int) and self.opset >= OLDEST_OPSET):
             raise OptionError(
                 f"opset is {self.opset!r}", hint=f"use an integer from {OLDEST_OPSET} on, or leave it out"
@@ -197,6 +203,23 @@ def defaults(**given: Any) -> Iterator[None]:
 def _one_of(name: str, value: object, allowed: Sequence[object]) -> None:
     if value not in allowed:
         raise OptionError(f"{name} is {value!r}", hint="use one of " + ", ".join(map(repr, allowed)))
+
+
+def _by_name(translations: Any) -> Mapping[str, Callable[..., Any]]:
+    """Translations by the qualified names of operators."""
+    if not isinstance(translations, Mapping):
+        raise OptionError(f"translations is {translations!r}", hint="use a dict: {torch.ops.mylib.op: function}")
+    found = {}
+    for target, function in translations.items():
+        overload = getattr(target, "default", target)
+        name = target if isinstance(target, str) else str(overload.name()) if hasattr(overload, "name") else ""
+        if "::" not in name or not callable(function):
+            raise OptionError(
+                f"translations has {target!r}: {function!r}",
+                hint='use torch.ops.mylib.op or "mylib::op", and a function',
+            )
+        found[name] = function
+    return found
 
 
 def _check_flags(text: object) -> None:

@@ -132,6 +132,7 @@ class _GraphCompiler:
                 outputs=(),
                 stays=stays,
                 lack=lambda node: _lack(node, self._engine, self._opset, self._kernels),
+                translations=self._options.translations,
                 translator=self._options.translator,
             )
         except NotExpressible as error:
@@ -174,6 +175,7 @@ class _GraphCompiler:
             outputs=region.outputs,
             orders=region.orders,
             lack=lambda node: _lack(node, engine, opset, kernels),
+            translations=self._options.translations,
             translator=self._options.translator,
         )
         self._report.note_own(translation.own)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterator
+
 import pytest
 import torch
 
+import sardonyx
 from sardonyx import eager
-from sardonyx.eager import nodes
+from sardonyx.eager import device, nodes
+from sardonyx.eager.dispatch import BODIES
+from sardonyx.errors import DeclarationError
 from sardonyx.translate import table
 
 table.names()  # which declares those of ours
@@ -44,3 +50,115 @@ def test_a_wrong_declaration_is_found() -> None:
     with pytest.raises(AssertionError, match=r"aten::igamma\("):
         eager.check("aten::igamma")
     table.remove("aten::igamma")
+
+
+@pytest.fixture
+def table_as_it_was() -> Iterator[None]:
+    """Whatever a test declares is taken back."""
+    before, bodies, declared = dict(table._TABLE), dict(BODIES), dict(nodes.DECLARED)
+    yield
+    for name in table._TABLE.keys() - before.keys():
+        table.remove(name)
+    table._TABLE.update(before)
+    table._of_torch.clear()
+    for held, was in ((BODIES, bodies), (nodes.DECLARED, declared)):
+        held.clear()
+        held.update(was)
+    device.forget()
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("aten::sin.out", "'aten::sin'"),
+        ("aten::sin_", "'aten::sin'"),
+        ("aten::add_.Tensor", "'aten::add.Tensor'"),
+        ("aten::max.dim_max", "'aten::max.dim'"),
+        ("aten::copy_", "'aten::copy'"),
+    ],
+)
+def test_a_variant_that_writes_is_refused_and_the_right_one_named(name: str, instead: str) -> None:
+    with pytest.raises(DeclarationError, match=f"{re.escape(name)} writes to (?s:.*)declare {instead}"):
+        eager.declare({name: nodes.Sin("self")}, replace=True)
+
+
+def test_a_translation_is_replaced_where_asked_for(table_as_it_was: None) -> None:
+    x = torch.tensor([0.5, 1.0], device="ort")
+    assert x.sin().tolist() == pytest.approx(torch.tensor([0.5, 1.0]).sin().tolist())
+    with pytest.raises(DeclarationError, match=r"has a translation already(?s:.*)replace=True"):
+        eager.declare({"aten::sin": nodes.Neg("self")})
+    eager.declare({"aten::sin": nodes.Neg("self")}, replace=True)
+    assert x.sin().tolist() == [-0.5, -1.0]
+    out = torch.empty(2, device="ort")
+    torch.sin(x, out=out)
+    assert out.tolist() == x.clone().sin_().tolist() == [-0.5, -1.0]
+    assert [node.op_type for node in sardonyx.export(lambda x: x.sin(), (x.cpu(),)).model.graph] == ["Neg"]
+
+
+def test_what_torch_composes_for_every_device_can_be_declared(table_as_it_was: None) -> None:
+    x = torch.tensor([0.5, 2.0])
+    moved = x.to("ort")
+    assert torch.special.entr(moved).shape == (2,)
+    eager.declare({"aten::narrow_copy": nodes.Neg("self"), "aten::special_entr": nodes.Abs("self")}, replace=True)
+    assert torch.narrow_copy(moved, 0, 0, 2).tolist() == [-0.5, -2.0]
+    assert torch.special.entr(moved).tolist() == [0.5, 2.0]
+    compiled = torch.compile(torch.special.entr, backend="sardonyx", options={"fallback": "error"})
+    assert compiled(x).tolist() == [0.5, 2.0]
+
+
+def test_a_declaration_that_the_device_never_runs_says_so(
+    table_as_it_was: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    eager.declare({"aten::t": nodes.Transpose("self")}, replace=True)
+    assert "compiled and exported graphs alone: views are torch's" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: nodes.Sinn("self"), AttributeError, "no operator 'Sinn'; did you mean 'Sin"),
+        (lambda: nodes.sin("self"), AttributeError, "no operator 'sin'; did you mean 'Sin'"),
+        (lambda: nodes.Node("Relux", "self"), DeclarationError, "did you mean 'Relu'"),
+        (
+            lambda: nodes.Softmax("self", axes=1),
+            DeclarationError,
+            "Softmax has no attribute 'axes'; did you mean 'axis'",
+        ),
+        (lambda: nodes.Add("self"), DeclarationError, "Add takes A, B, and is given 1"),
+        (lambda: eager.declare({"aten::igamma": nodes.Abs("slef")}), DeclarationError, "did you mean 'self'"),
+        (lambda: eager.declare({"aten::igamma": "Abs"}), DeclarationError, "use sardonyx.eager.nodes"),  # type: ignore[dict-item]
+    ],
+)
+def test_names_are_checked_when_they_are_written(make: Callable[[], object], error: type, text: str) -> None:
+    with pytest.raises(error, match=text):
+        make()
+
+
+def test_only_the_signature_is_declared_where_the_body_is_a_function(table_as_it_was: None) -> None:
+    x = torch.tensor([3.0, 4.0], device="ort")
+
+    def ones(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return torch.ones_like(self)
+
+    eager.declare({"aten::igamma": nodes.SignatureOnly(ones)})
+    assert torch.special.gammainc(x, x).tolist() == [1.0, 1.0]
+    with pytest.raises(DeclarationError, match="has a body"):
+        eager.declare({"aten::igamma": nodes.SignatureOnly(ones)})
+    with pytest.raises(DeclarationError, match="would never be called: views"):
+        eager.declare({"aten::t": nodes.SignatureOnly(ones)})
+
+
+def test_the_old_tables_lines_are_taken(table_as_it_was: None) -> None:
+    old = {
+        "aten::t": nodes.Transpose("self"),
+        "aten::zeros_like": nodes.ConstantOfShape(nodes.Shape("self")),
+        "aten::equal": nodes.SignatureOnly(),
+        "aten::mm.out": nodes.SignatureOnly(),
+        "aten::fill_.Scalar": nodes.SignatureOnly(),
+        "aten::as_strided": nodes.SignatureOnly(),
+    }
+    eager.declare(old, replace=True)
+    x = torch.ones(2, 3, device="ort")
+    assert torch.zeros_like(x).tolist() == [[0.0] * 3] * 2
+    with pytest.raises(DeclarationError, match=r"has no body for aten::igamma(?s:.*)SignatureOnly\(function\)"):
+        eager.declare({"aten::igamma": nodes.SignatureOnly()})

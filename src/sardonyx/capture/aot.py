@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import torch
@@ -24,17 +24,33 @@ _KEPT = frozenset({"aten::lift_fresh", "aten::lift_fresh_copy"})
 """Decompositions that break tensor constants, or hide them."""
 
 
-@cache
-def decompositions(training: bool = False) -> dict[Any, Callable[..., Any]]:
-    """What torch takes apart before we see it: its core table, less all that our own table translates whole."""
+def decompositions(training: bool = False, whole: frozenset[str] = frozenset()) -> dict[Any, Callable[..., Any]]:
+    """What torch takes apart before we see it: its core table, less all that our own table translates whole.
+
+    Operators named in `whole` stay as they are, too.
+    """
+    found = _decompositions(training, table.edits())
+    return {target: rule for target, rule in found.items() if target.name() not in whole} if whole else found
+
+
+@lru_cache(2)
+def _decompositions(training: bool, edits: int) -> dict[Any, Callable[..., Any]]:
     kept = table.names() | _KEPT
     rules: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions())
     made = {target: rule for target, rule in rules.items() if target.name() not in kept}
     return {**made, **attention.DECOMPOSITIONS} if training else made
 
 
-def lower(graph: torch.fx.GraphModule, inputs: Sequence[Any], compile_graph: GraphCompiler) -> Callable[..., Any]:
-    """Trace through AOTAutograd and hand each graph to `compile_graph` with its kind and its constant inputs."""
+def lower(
+    graph: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    compile_graph: GraphCompiler,
+    whole: frozenset[str] = frozenset(),
+) -> Callable[..., Any]:
+    """Trace through AOTAutograd and hand each graph to `compile_graph` with its kind and its constant inputs.
+
+    Operators named in `whole` are not decomposed, beside those of our table.
+    """
 
     def compiler(kind: str) -> Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
         def compile_one(fx: torch.fx.GraphModule, example: Sequence[Any]) -> Callable[..., Any]:
@@ -48,7 +64,7 @@ def lower(graph: torch.fx.GraphModule, inputs: Sequence[Any], compile_graph: Gra
         fw_compiler=compiler("forward"),
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
-        decompositions=decompositions(training=_trains(inputs)),
+        decompositions=decompositions(_trains(inputs), whole),
         partition_fn=_split,
     )
     clone_aliases_in_branches(graph)

@@ -103,11 +103,12 @@ def trace(
     arguments: Arguments,
     varying: Collection[int],
     state: Callable[[], tuple[Any, ...]],
+    whole: Collection[str] = (),
 ) -> Traced:
     """Trace a call. `varying` are the places, in `Arguments.sizes`, of what is to stay a symbol where it can.
 
     `state` tells all that the module's attributes are. Torch.export takes back what a forward does to them, and would
-    leave it out of the graph.
+    leave it out of the graph. Operators named in `whole` stay as they are.
     """
     first = sum(tensor.dim() for tensor in arguments.tensors)
     dynamic = tuple(place - first for place in sorted(varying) if place >= first)
@@ -120,7 +121,7 @@ def trace(
         at += tensor.dim()
     inputs = (*arguments.dense(), *(arguments.integers[index] for index in dynamic))
     with torch.inference_mode(False):
-        captured = capture(flat, inputs, {}, ((*specs, *(auto for _ in dynamic)),))
+        captured = capture(flat, inputs, {}, ((*specs, *(auto for _ in dynamic)),), whole)
     _refuse_edits(captured)
     return _traced(captured, flat, arguments, dynamic)
 

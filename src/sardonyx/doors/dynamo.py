@@ -56,7 +56,7 @@ def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Any], options: Option
         return compile_graph(fx, kind, weights, options)
 
     with reproducible(options, graph, lambda: inputs, door="dynamo", kind="captured"):
-        run = aot.lower(graph, inputs, compile_one)
+        run = aot.lower(graph, inputs, compile_one, frozenset(options.translations or ()))
     if trained:
         run = with_all_of_autograd(run, Captured.of(graph, trained[0], options.fallback))
     return watched(run, graph, options.intercept) if options.intercept else run

@@ -35,7 +35,7 @@ from sardonyx.optimize.legalize import lack
 from sardonyx.options import Options
 from sardonyx.pipeline import rewrite, unsupported
 from sardonyx.translate import functions as onnx_functions
-from sardonyx.translate import inference, table
+from sardonyx.translate import inference
 from sardonyx.translate.sizes import dim_of
 from sardonyx.translate.translator import NotExpressible, Translation, described, translate
 
@@ -81,7 +81,8 @@ def export(
     chosen = _chosen(options, opset)
     args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     kwargs = dict(kwargs or {})
-    own = {_name_of(target): function for target, function in (translations or {}).items()}
+    chosen = Options.of(chosen, translations=translations) if translations is not None else chosen
+    own = chosen.translations or {}
     with collecting() as report:
         graph_report = new_graph_report("exported", 0)
         call = args, kwargs, dynamic_shapes, examples
@@ -133,15 +134,6 @@ def _as_module(model: Any) -> torch.nn.Module:
     module = torch.nn.Module()
     module.forward = model
     return module
-
-
-def _name_of(target: Any) -> str:
-    """The qualified name of an operator given as `torch.ops.mylib.op`, with an overload or without, or by its name."""
-    target = target.default if isinstance(target, torch._ops.OpOverloadPacket) else target
-    name = target if isinstance(target, str) else table.name_of(target)
-    if "::" not in name:
-        raise OptionError(f"translations has the key {target!r}", hint='use torch.ops.mylib.op, or "mylib::op"')
-    return name
 
 
 def _trace(

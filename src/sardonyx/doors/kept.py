@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -36,9 +35,10 @@ from sardonyx.engines import Job
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.native.carve import DOMAIN as NATIVE
 from sardonyx.options import Options
+from sardonyx.run import fork
 from sardonyx.run.region import CompiledRegion
 from sardonyx.run.snapshot import Snapshot
-from sardonyx.translate import dtypes
+from sardonyx.translate import dtypes, table
 from sardonyx.translate.translator import WEIGHTS_LOCATION
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,8 @@ def key(
     plain = all(tensor.device.type == "cpu" and not tensor.is_complex() for tensor in arguments.tensors)
     single = all(tensor.dim() or tensor.dtype != torch.float64 for tensor in arguments.tensors)  # taken for numbers
     looked_at = options.transforms or options.dump or options.verify or options.report
-    if told is None or not plain or not single or looked_at:
+    translated_otherwise = options.translations or not table.is_as_released()
+    if told is None or not plain or not single or looked_at or translated_otherwise:
         return None
     found = fingerprint(module) if default_cache(options) else None
     if found is None:
@@ -246,8 +247,15 @@ class Restored:
         self._weights = {name: weights[weight] for name, weight in calling.weights.items()}
         self._current: tuple[Snapshot, Held] | None = None
         self._edits = -1
-        self._lock = threading.Lock()
+        self._lock = fork.Lock()
         self._verdict: Future[bool] | None = None
+        fork.watch(self)
+
+    def forked(self) -> None:
+        """In a child process: what was still being compared with the module there never will be, and is not used."""
+        if self._verdict is not None and not self._verdict.done():
+            self._verdict = Future()
+            self._verdict.set_result(False)
 
     @property
     def worn(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MethodType
@@ -17,6 +16,7 @@ from sardonyx.diagnose.report import Report
 from sardonyx.doors.signatures import Build, CacheInfo, Dynamic, Signatures
 from sardonyx.errors import OptionError
 from sardonyx.options import Options
+from sardonyx.run import fork
 
 
 def compile(module: torch.nn.Module, *, dynamic: Dynamic = "auto", **options: Any) -> CompiledModule:
@@ -162,7 +162,7 @@ class _Bridging:
     """Puts the compiled forward in the place of the original's while any thread needs it there."""
 
     def __init__(self, sessions: Signatures) -> None:
-        self._sessions, self._users, self._lock = sessions, 0, threading.Lock()
+        self._sessions, self._users, self._lock = sessions, 0, fork.Lock()
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import SardonyxError
 from sardonyx.optimize.legalize import legalize
 from sardonyx.options import Options
+from sardonyx.run import fork
 from sardonyx.translate import dtypes
 from sardonyx.translate.translator import in_torch
 
@@ -121,7 +121,7 @@ class Program:
         """How its arguments become the model's inputs, and the model's outputs its results."""
         self._device, self._options = device, options
         self._runner: Runner | None = None
-        self._lock = threading.Lock()
+        self._lock = fork.Lock()
 
     @property
     def inputs(self) -> list[str]:

@@ -25,6 +25,7 @@ from sardonyx.doors.dynamo import sardonyx as backend
 from sardonyx.errors import CaptureError
 from sardonyx.options import Options
 from sardonyx.pipeline import compile_graph
+from sardonyx.run import fork
 from sardonyx.run.recompute import Recompute
 
 log = logging.getLogger(__name__)
@@ -117,6 +118,11 @@ class _Turn:
     """One thread at a time builds: torch.export changes things that all threads see, of modules and of torch."""
 
     def __init__(self) -> None:
+        self.forked()
+        fork.watch(self)
+
+    def forked(self) -> None:
+        """In a child process: nobody builds."""
         self._lock, self._depth, self._owner = threading.RLock(), 0, 0
 
     def __enter__(self) -> None:
@@ -163,7 +169,7 @@ class Signatures:
         self._distrusted: LRU[bool] = LRU(_REMEMBERED)
         self._state: _State | None = None
         self._hits = self._misses = self._built = 0
-        self._lock = threading.Lock()
+        self._lock = fork.Lock()
         self._by_dynamo: tuple[Any, Callable[..., Any]] | None = None
 
     # A call
@@ -354,12 +360,13 @@ class Signatures:
     def _trace_once(
         self, given: Any, arguments: Arguments, varying: set[int], state: Callable[[], tuple[Any, ...]]
     ) -> Traced:
+        whole = self.options.translations or ()
         if varying:
             try:
-                return trace(self.module, self.forward, given, arguments, varying, state)
+                return trace(self.module, self.forward, given, arguments, varying, state, whole)
             except CaptureError as error:
                 log.info("sizes cannot be dynamic: %s", error.what)
-        return trace(self.module, self.forward, given, arguments, (), state)
+        return trace(self.module, self.forward, given, arguments, (), state, whole)
 
     def _reason(self, key: tuple[Any, ...], sizes: tuple[int, ...], arguments: Arguments) -> tuple[str, set[int]]:
         """Why a session is built, and which sizes are to be dynamic: those that were different before."""

@@ -6,10 +6,10 @@ from collections import Counter
 from dataclasses import dataclass
 
 from sardonyx.eager.check import check
+from sardonyx.eager.declaring import declare
 from sardonyx.eager.device import enable, set_device
 from sardonyx.eager.dispatch import NotMapped, State
 from sardonyx.translate import declared as nodes
-from sardonyx.translate.declared import declare
 
 __all__ = ["NotMapped", "Stats", "check", "declare", "enable", "nodes", "set_device", "stats"]
 

@@ -17,7 +17,7 @@ from torch.utils.backend_registration import (
 )
 
 from sardonyx import onnx_ops
-from sardonyx.eager import autocast, storage
+from sardonyx.eager import autocast, inductor, storage
 from sardonyx.eager.bodies import cast as cast_body
 from sardonyx.eager.core import MOST_DEVICES, Core, CoreEngine, load
 from sardonyx.eager.dispatch import BODIES, Fallback, Kernel, State, called
@@ -86,17 +86,16 @@ def enable(*, fallback: Fallback = "warn", executor: Executor = "auto") -> None:
         raise SardonyxError(f"torch has room for one device of this kind, and it is {name!r} already")
     State.core = _core(executor)
     if State.core is None:
-        os.register_at_fork(after_in_child=_begin_anew)
         _setup_privateuseone_for_python_backend(DEVICE, backend_module=_module)
         storage.install()
     else:
         rename_privateuse1_backend(DEVICE)
         generate_methods_for_privateuse1_backend()
         torch._register_device_module(DEVICE, _module)  # type: ignore[no-untyped-call]
-    State.fallback, State.process = fallback, os.getpid()
-    torch.__future__.set_swap_module_params_on_conversion(True)  # or tied weights come apart in `module.to("ort")`
+    State.fallback = fallback
     hosted.DEVICES[DEVICE] = hosted.Hosted(on_host, on_device)
     _register(State.core)
+    inductor.install(DEVICE, _module)
     onnx_ops.register()
     _need_autograd()
 
@@ -127,12 +126,6 @@ def _is_known_to_autograd() -> bool:
         State.calls.clear()
         State.calls.update(calls)
     return True
-
-
-def _begin_anew() -> None:
-    PLANS.abandon()
-    for kernel in Kernel.every:
-        kernel.abandon()
 
 
 def _running() -> str:
@@ -181,6 +174,7 @@ def _register(core: Core | None) -> None:
                 own.impl(name, functools.partial(called, operator), "PrivateUse1")
         if core is not None:
             _register_rest(core, own)
+        own.impl("_has_compatible_shallow_copy_type", _can_replace_data, "PrivateUse1")
     _registered.extend((rest, own, *autocast.install()))
 
 
@@ -200,6 +194,19 @@ def _register_rest(core: Core, own: Any) -> None:
     own_cast.impl("cast", cast_body, "PrivateUse2")
     core.register(cast, "functional")
     _registered.append(own_cast)
+
+
+def _can_replace_data(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether `tensor.data = other` is allowed, by which `module.to("ort")` keeps parameters what they are.
+
+    torch allows it only among its own devices: a move to another makes new parameters, and tied ones come apart.
+    """
+    devices = {tensor.device.type, other.device.type}
+    return tensor.layout == other.layout == torch.strided and devices <= {*_DENSE, DEVICE}
+
+
+_DENSE = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia")
+"""Devices whose tensors torch lets replace each other's data."""
 
 
 def _is_computed(operator: Any) -> bool:
@@ -231,6 +238,45 @@ def _operator(name: str) -> Any:
     return table.find_operator(name) if name.startswith("aten::") else None
 
 
+def forget() -> None:
+    """Forget how calls are run, which is found out again: what operators are, or who runs them, has changed."""
+    PLANS.clear()
+    variant_of.cache_clear()
+    for kernel in Kernel.every:
+        kernel.forget()
+    if State.core is not None:
+        State.core.have(len(PLANS.devices))
+
+
+def add(operator: Any) -> None:
+    """Let the device have an operator that was declared after it was enabled, and that torch has for every device."""
+    name = operator.name()
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(name, "PrivateUse1")
+    if not _registered or has_kernel or not _is_composed(operator):
+        return
+    space, _, rest = name.partition("::")
+    own: Any = torch.library.Library(space, "IMPL")  # type: ignore[no-untyped-call]
+    own.impl(rest, functools.partial(called, operator), "PrivateUse1")
+    _registered.append(own)
+
+
+def hindrance(operator: Any) -> str | None:
+    """Why the device never runs the translation of an operator; None if it does."""
+    name = operator.name()
+    plain = name.removeprefix("aten::")
+    if _is_implicit(operator):
+        return "torch composes it of other operators before the device sees it"
+    if is_view(operator):
+        return "views are torch's on the device"
+    if name in BODIES:
+        return "its body on the device is written by hand"
+    if plain.partition(".")[0] in _MEMORY or plain in _IN_CORE or plain in _AS_ON_CPU:
+        return "on the device it is a matter of memory"
+    if torch.Tag.nondeterministic_seeded in operator.tags:
+        return "random numbers are torch's on the device"
+    return None
+
+
 def _is_implicit(operator: Any) -> bool:
     """Whether autograd sees only what an operator is composed of."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd")
@@ -260,9 +306,7 @@ def set_device(index: int, provider: str = "CPUExecutionProvider", options: Mapp
         raise ValueError(f"the device is {index}, and there are {count} of at most {MOST_DEVICES}; the next is {count}")
     provided = checked_provider((provider, dict(options or {})))
     PLANS.devices[index] = Device(providers=[provided, *_BESIDE[provider != "CPUExecutionProvider"]])
-    PLANS.clear()
-    if State.core is not None:
-        State.core.have(len(PLANS.devices))
+    forget()
 
 
 _BESIDE = ((), ("CPUExecutionProvider",))
@@ -344,7 +388,7 @@ class Module:
         return [torch.float16, torch.bfloat16]
 
     def _is_in_bad_fork(self) -> bool:
-        return State.core is not None and os.getpid() != State.process
+        return False
 
 
 _module = Module()

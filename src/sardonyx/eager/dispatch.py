@@ -37,8 +37,6 @@ class State:
     fallback: Fallback = "warn"
     core: Core | None = None
     """What has the calls of the executor in C++."""
-    process = 0
-    """In which the device was enabled."""
     calls: ClassVar[Counter[str]] = Counter()
     fallbacks: ClassVar[Counter[str]] = Counter()
 
@@ -85,14 +83,14 @@ class Kernel:
 
     def __init__(self, operator: Any) -> None:
         self._operator, self._name = operator, operator.name()
+        self.every.append(self)
         returns = operator._schema.returns
         self._single = len(returns) == 1 and str(returns[0].type) == "Tensor"
         self._parameters = tuple(a.name for a in operator._schema.arguments)
         self._known: dict[Hashable, Direct] = {}
-        self.every.append(self)
 
-    def abandon(self) -> None:
-        """In a process that was forked: begin anew."""
+    def forget(self) -> None:
+        """Ask anew how each call is run."""
         self._known = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ from sardonyx.engines.onnxruntime import OnnxRuntimeRunner
 from sardonyx.errors import UnsupportedOperator
 from sardonyx.options import Options
 from sardonyx.pipeline import compile_graph
+from sardonyx.run import fork
 from sardonyx.run.region import CompiledRegion, Plain
 
 log = logging.getLogger(__name__)
@@ -262,7 +262,7 @@ class Plans:
         self._loose = LRU[_Loose | str](_MOST)
         """A reason where there cannot be one."""
         self._seen = LRU[int](_MOST)
-        self._lock = threading.RLock()
+        self._lock = fork.Lock()
 
     def index(self, device: torch.device) -> int:
         """Which device is meant by one that may not say so."""
@@ -274,11 +274,6 @@ class Plans:
     def __len__(self) -> int:
         """How many there are: one may serve calls that look different."""
         return len({id(plan) for kept in (self._exact, self._loose) for _, plan in kept.items()})
-
-    def abandon(self) -> None:
-        """In a process that was forked: begin anew, and never free sessions whose threads are not there."""
-        self._abandoned = (self._exact, self._loose, getattr(self, "_abandoned", None))
-        self._exact, self._loose, self._lock = LRU(_MOST), LRU(_MOST), threading.RLock()
 
     def clear(self) -> None:
         """Forget all of them."""

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,6 +31,7 @@ from sardonyx.engines.engine import Availability, Engine, Job, Runner
 from sardonyx.errors import EngineError, MissingDependency, OptionError
 from sardonyx.optimize.legalize import Kernels
 from sardonyx.options import Options
+from sardonyx.run import fork
 from sardonyx.run.ortvalue import lies_in_order
 from sardonyx.run.threads import Quiet
 
@@ -267,8 +268,14 @@ class IreeRunner(Runner):
         self._list, self._view = runtime.VmVariantList, runtime.HalBufferView
         self._types = job.output_types
         self._lock = threading.Lock()  # a context has state
-        self._quietly = Quiet()
+        self._quietly: Callable[..., Any] = Quiet()
         _live.add(self)
+        fork.watch(self)
+
+    def forked(self) -> None:
+        """In a child process: refuse to run."""
+        fork.never_free(self._context)
+        self._lock, self._quietly = threading.Lock(), fork.refuse("iree")
 
     def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:
         """Run once."""

@@ -16,7 +16,7 @@ from sardonyx.engines import blocked
 from sardonyx.engines.engine import Availability, Engine, Job, Runner
 from sardonyx.errors import EngineError, MissingDependency, MissingKernel, OptionError
 from sardonyx.optimize.legalize import Kernels
-from sardonyx.run import ortvalue
+from sardonyx.run import fork, ortvalue
 from sardonyx.run.ortvalue import from_torch, lies_in_order
 from sardonyx.run.threads import Quiet
 
@@ -109,24 +109,17 @@ class OnnxRuntimeRunner(Runner):
     """One session, called with torch tensors and nothing copied."""
 
     def __init__(self, job: Job) -> None:
-        ort = _onnxruntime()
+        _onnxruntime()  # or an error that says what is missing
         if job.options.engine_options:
             raise OptionError(
                 f"onnxruntime has no engine_options, and was given {dict(job.options.engine_options)}",
                 hint="its settings are session_options and providers",
             )
         c = ortvalue.binding()
-        options = session_options(ort, job.options.session_options)
-        for library in (*job.libraries, *customop.libraries_of(job.model)):
-            options.register_custom_ops_library(str(library))
+        self._job: Job | None = job
         self._weights = {name: from_torch(t) for name, t in job.weights.items()}
-        _share(ort, options, self._weights)
-        providers = _providers(ort, job)
-        try:
-            self._session = ort.InferenceSession(job.model, options, providers=providers)
-        except Exception as error:
-            raise _session_error(error) from error
-        self._vector, self._run = c.OrtValueVector, self._session._sess.run_with_ortvaluevector
+        self._open(job)
+        self._vector = c.OrtValueVector
         self._inputs, self._outputs = list(job.inputs), list(job.outputs)
         self._devices = [ortvalue.device_of(job.device)] * len(self._outputs)
         self.output_types = job.output_types
@@ -137,6 +130,34 @@ class OnnxRuntimeRunner(Runner):
             self._run_options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         self._allocate = _allocator(job)
         self._fixed: dict[int, tuple[Any, int, Any]] = dict.fromkeys(job.fixed, (None, 0, None))
+        self._lock = fork.Lock()
+        fork.watch(self)
+
+    def _open(self, job: Job) -> None:
+        """Create the session."""
+        ort = _onnxruntime()
+        options = session_options(ort, job.options.session_options)
+        for library in (*job.libraries, *customop.libraries_of(job.model)):
+            options.register_custom_ops_library(str(library))
+        _share(ort, options, self._weights)
+        providers = _providers(ort, job)
+        try:
+            self._session = ort.InferenceSession(job.model, options, providers=providers)
+        except Exception as error:
+            raise _session_error(error) from error
+        self._run = self._session._sess.run_with_ortvaluevector
+
+    def forked(self) -> None:
+        """In a child process, which has none of the session's threads: have another session from the next call on."""
+        if self._job is not None:
+            fork.never_free(self._session)
+            self._session, self._run = None, self._open_and_run
+
+    def _open_and_run(self, *args: Any) -> None:
+        with self._lock:
+            if self._session is None and self._job is not None:
+                self._open(self._job)
+        self._run(*args)
 
     def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:
         """Run once. Nothing here is shared between calls, so threads need no lock."""
@@ -191,7 +212,7 @@ class OnnxRuntimeRunner(Runner):
 
     def close(self) -> None:
         """Drop the session and its hold on the weights."""
-        self._session = self._run = None
+        self._session = self._run = self._job = None
         self._weights = {}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,6 +17,7 @@ from sardonyx.engines import openvino_exact
 from sardonyx.engines.engine import Availability, Engine, Job, Runner
 from sardonyx.errors import EngineError, MissingDependency
 from sardonyx.options import Options
+from sardonyx.run import fork
 from sardonyx.run.ortvalue import lies_in_order
 from sardonyx.run.threads import Quiet
 from sardonyx.translate import dtypes
@@ -135,7 +136,13 @@ class OpenVinoRunner(Runner):
         self._outputs = list(zip(job.output_types, job.output_shapes, strict=True))
         self._bounded = openvino_exact.bounded_inputs(onnx.load_from_string(job.model))
         self._fixed: dict[int, tuple[Any, int, Any]] = dict.fromkeys(job.fixed, (None, 0, None))
-        self._quietly = Quiet()
+        self._quietly: Callable[..., Any] = Quiet()
+        fork.watch(self)
+
+    def forked(self) -> None:
+        """In a child process: refuse to run."""
+        fork.never_free(self._model)
+        self._quietly = fork.refuse("openvino")
 
     def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:
         """Run once, into memory of torch's where the sizes are known."""

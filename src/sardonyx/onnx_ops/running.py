@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,6 +27,7 @@ from sardonyx.onnx_ops.nodes import (
 )
 from sardonyx.onnx_ops.schemas import Operator
 from sardonyx.options import Options
+from sardonyx.run import fork
 
 _MOST = 2048
 """Sessions that are kept; the least recently used go."""
@@ -37,7 +37,7 @@ _LARGE = 2**16
 _QUIET = {"log_severity_level": 4}  # what ONNX Runtime says of a call that fails is in the error
 
 _sessions = LRU[Runner](_MOST)
-_lock = threading.Lock()
+_lock = fork.Lock()
 
 
 def run(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:

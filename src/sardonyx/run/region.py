@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import operator
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from sardonyx.optimize.empty import guard_empty
 from sardonyx.optimize.legalize import legalize
 from sardonyx.optimize.selection import selected
 from sardonyx.options import Options
+from sardonyx.run import fork
 from sardonyx.run.drawing import Drawer, drawer
 from sardonyx.run.layout import SizesOfCall, strides_of_results, with_strides
 from sardonyx.run.snapshot import Numbers, Snapshot
@@ -133,7 +133,7 @@ class CompiledRegion(torch.nn.Module):
         self._sessions = LRU[_Session](options.cache_size)
         self._current: _Session | None = None
         self._built: _Built | None = None
-        self._lock = threading.Lock()
+        self._lock = fork.Lock()
         self._frozen = frozen
         self._fixed = frozenset(_numbers(region)) if options.freeze else frozenset()
         self._edits = 0

@@ -24,11 +24,24 @@ A training step of a perceptron (2,048 wide) on two cores took 18 ms with torch'
 _TIMED_CALLS = 3
 
 
+def end() -> None:
+    """End this thread's OpenMP threads, which torch makes anew when it next needs them.
+
+    A child process of this one has none of them, and would wait for them for ever.
+    """
+    pause = _pause_resources()
+    if pause is not None:
+        pause(_SOFT)
+
+
 @cache
 def _pause() -> Callable[[int], int] | None:
     """OpenMP's function for it, where torch's threads are OpenMP's and there are several."""
-    if torch.get_num_threads() == 1:
-        return None
+    return None if torch.get_num_threads() == 1 else _pause_resources()
+
+
+@cache
+def _pause_resources() -> Callable[[int], int] | None:
     try:
         found: Any = ctypes.CDLL(None).omp_pause_resource_all
     except (AttributeError, OSError, TypeError):  # another OpenMP or none; Windows

@@ -7,17 +7,21 @@ Mul('x', Sigmoid('x'))
 
 from __future__ import annotations
 
+import difflib
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial, reduce
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 import torch
 
+from sardonyx.errors import DeclarationError
 from sardonyx.translate import dtypes, schemas, table
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.errors import Unsupported
+from sardonyx.translate.functional import functional_of, written
 
 
 class Arg:
@@ -39,6 +43,7 @@ class Node:
 
     def __init__(self, op_type: str, *operands: Any, **attributes: Any) -> None:
         self._op_type, self._operands, self._attributes = op_type, operands, attributes
+        _check_node(op_type, operands, attributes)
 
     def __repr__(self) -> str:
         given = [*map(repr, self._operands), *(f"{name}={value!r}" for name, value in self._attributes.items())]
@@ -57,9 +62,21 @@ class Node:
         signature = schemas.signature(self._op_type, g.opset)
         if signature is None:
             raise Unsupported(f"ONNX has no {self._op_type} in opset {g.opset}")
-        only = signature.only(signature.of_output(0))
-        dtype = None if only is None else ir.DataType[only.removeprefix("tensor(").removesuffix(")").upper()]
-        return g.node(self._op_type, self._typed(g, operands, signature), dtype=dtype, **attributes)
+        inputs = self._typed(g, operands, signature)
+        return g.node(self._op_type, inputs, dtype=self._result_type(inputs, attributes, signature), **attributes)
+
+    def _result_type(
+        self, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any], signature: schemas.Signature
+    ) -> ir.DataType | None:
+        """The type of the result, where schemas tell it; None for that of the first operand."""
+        constraint = signature.of_output(0)
+        only = signature.only(constraint)
+        if only is not None:
+            return ir.DataType[only.removeprefix("tensor(").removesuffix(")").upper()]
+        if self._op_type == "ConstantOfShape":
+            return ir.tensor(attributes["value"]).dtype if "value" in attributes else ir.DataType.FLOAT
+        like = (x for place, x in enumerate(inputs) if x is not None and signature.of_input(place) == constraint)
+        return next((x.dtype for x in like), None)
 
     def _operand(self, g: Builder, given: Mapping[str, Any], operand: Any) -> Any:
         if isinstance(operand, Node):
@@ -93,21 +110,64 @@ def _spelled(dtype: torch.dtype) -> str:
     return f"tensor({dtypes.to_onnx(dtype).name.lower()})"
 
 
+class SignatureOnly:
+    """An operator whose body on the device is written by hand: the function given, called as torch calls the operator.
+
+    Without one it says that the device has such a body already; where it has none, declaring it is an error.
+    """
+
+    def __init__(self, function: Callable[..., Any] | None = None) -> None:
+        self.function = function
+
+    def __repr__(self) -> str:
+        return f"SignatureOnly({'' if self.function is None else self.function!r})"
+
+
 def __getattr__(name: str) -> Callable[..., Node]:
-    if not name[0].isupper():
-        raise AttributeError(f"ONNX has no operator {name!r}")
+    if name not in _operators():
+        raise AttributeError(f"ONNX has no operator {name!r}{_suggestion(name, _operators())}")
     return partial(Node, name)
+
+
+@cache
+def _operators() -> Mapping[str, onnx.defs.OpSchema]:
+    """The operators of ONNX's own domain, by name, in their newest version."""
+    return {
+        schema.name: schema for schema in onnx.defs.get_all_schemas() if not schema.domain and not schema.deprecated
+    }
+
+
+def _check_node(op_type: str, operands: Sequence[Any], attributes: Mapping[str, Any]) -> None:
+    schema = _operators().get(op_type)
+    if schema is None:
+        raise DeclarationError(f"ONNX has no operator {op_type!r}{_suggestion(op_type, _operators())}")
+    for name in attributes:
+        if name not in schema.attributes:
+            known = ", ".join(sorted(schema.attributes)) or "none"
+            raise DeclarationError(
+                f"ONNX's {op_type} has no attribute {name!r}{_suggestion(name, schema.attributes)}",
+                hint=f"its attributes: {known}",
+            )
+    if not schema.min_input <= len(operands) <= schema.max_input:
+        takes = ", ".join(x.name for x in schema.inputs)
+        raise DeclarationError(f"ONNX's {op_type} takes {takes}, and is given {len(operands)} operands")
+
+
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    by_lower = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    return f"; did you mean {by_lower[near[0]]!r}?" if near else ""
 
 
 DECLARED: dict[str, Node] = {}
 """What was declared, by qualified names."""
 
 
-def declare(operators: Mapping[str, Node]) -> None:
-    """Add to the table what operators are, by their qualified names."""
+def declare(operators: Mapping[str, Node], *, replace: bool = False) -> None:
+    """Add to the table what operators are, by their qualified names; with `replace` in place of what it has."""
     made = {name: translation(name, node) for name, node in operators.items()}
     for name, translate in made.items():
-        table.register(name, translate)
+        table.register(name, translate, replace=replace)
     DECLARED.update(operators)
 
 
@@ -115,9 +175,12 @@ def translation(name: str, node: Node) -> table.Translation:
     """What is declared, as the table has it. Arguments that are not among those of torch's operator are an error."""
     operator = table.operator_of(name)
     arguments = operator._schema.arguments
+    _refuse_writing(operator)
     unknown = node.names() - {a.name for a in arguments}
     if unknown:
-        raise ValueError(f"{name} takes {', '.join(a.name for a in arguments)}, and not {', '.join(sorted(unknown))}")
+        takes = ", ".join(a.name for a in arguments)
+        near = _suggestion(min(unknown), [a.name for a in arguments])
+        raise DeclarationError(f"{name} takes {takes}, and not {', '.join(sorted(unknown))}{near}")
     defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
 
     def translate(g: Builder, *args: Any, **kwargs: Any) -> ir.Value:
@@ -125,3 +188,15 @@ def translation(name: str, node: Node) -> table.Translation:
         return g.cast(node.append(g, given), g.out.dtype)
 
     return translate
+
+
+def _refuse_writing(operator: Any) -> None:
+    """What is declared is a value. Operators that write one somewhere follow from the one that returns it."""
+    names = written(operator)
+    if names:
+        functional = functional_of(operator)
+        instead = "the operator that returns the value" if functional is None else repr(functional.name())
+        raise DeclarationError(
+            f"{operator.name()} writes to {', '.join(names)}, and a declaration says which value an operator returns",
+            hint=f"declare {instead}: its in-place and out= variants follow from it",
+        )

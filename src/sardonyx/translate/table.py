@@ -33,14 +33,39 @@ def operator(*names: str) -> Callable[[F], F]:
     return register
 
 
-def register(name: str, translation: Translation) -> None:
+_edits = 0
+_of_torch: set[str] = set()
+"""Operators of torch's own whose translations were registered after those of this package."""
+
+
+def register(name: str, translation: Translation, *, replace: bool = False) -> None:
     """Register the translation of an operator that is declared while the process runs, by its qualified name."""
+    global _edits
+    if replace:
+        _load()
+        _TABLE.pop(name, None)
     operator(name)(translation)
+    _edits += 1
+    if _load.cache_info().currsize and name.startswith(("aten::", "prims::")):
+        _of_torch.add(name)
 
 
 def remove(name: str) -> None:
     """Forget the translation of an operator that `register` registered."""
+    global _edits
     _TABLE.pop(name, None)
+    _edits += 1
+    _of_torch.discard(name)
+
+
+def edits() -> int:
+    """How often translations were registered or removed: what is derived from the table is out of date with another."""
+    return _edits
+
+
+def is_as_released() -> bool:
+    """Whether operators of torch's own have the translations of this package, and no others."""
+    return not _of_torch
 
 
 def aten(*names: str) -> Callable[[F], F]:

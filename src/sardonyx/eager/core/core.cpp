@@ -23,6 +23,15 @@ auto& g_sessions = *new std::unordered_map<int64_t, std::shared_ptr<const Sessio
 auto& g_mutex = *new std::mutex;
 int64_t g_next = 1;
 
+// In a child process. Locks may be held by threads that are not there, and what was kept runs on such threads.
+void forked() {
+  g_forked = true;
+  new (&g_mutex) std::mutex;
+  for (auto& registered : g_registered) {
+    if (registered.kernel) registered.kernel->forked();
+  }
+}
+
 std::shared_ptr<const Session> session_of(int64_t handle) {
   std::lock_guard lock(g_mutex);
   auto found = g_sessions.find(handle);
@@ -192,7 +201,7 @@ EXPORTED int64_t sx_start(const char* library, int threads) {
     Runtime::the().start(library, threads);
     c10::SetAllocator(kType, Allocator::the());
     if (!at::isPrivateUse1HooksRegistered()) at::RegisterPrivateUse1HooksInterface(new Hooks);
-    pthread_atfork(nullptr, nullptr, [] { g_forked = true; });
+    pthread_atfork(nullptr, nullptr, forked);
     Autograd::meet_device();
     return 0;
   });

@@ -119,6 +119,13 @@ class Kernel final : public c10::OperatorKernel {
     Recent::g_valid.fetch_add(1);
   }
 
+  // In a child process: forget what is kept without freeing it, for sessions wait for their threads.
+  void forked() {
+    new (&mutex_) std::shared_mutex;
+    (new std::unordered_map<uint64_t, Shared>)->swap(kept_);
+    Recent::g_valid.fetch_add(1);
+  }
+
  private:
   using Shared = std::shared_ptr<const Plan>;
 

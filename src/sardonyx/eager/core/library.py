@@ -19,6 +19,7 @@ from sardonyx.engines.engine import Job, Runner
 from sardonyx.engines.onnxruntime import OnnxRuntime, OnnxRuntimeRunner
 from sardonyx.errors import EngineError, MissingDependency
 from sardonyx.options import Options
+from sardonyx.run import fork
 from sardonyx.run.region import Plain
 from sardonyx.toolchain import compiler
 from sardonyx.toolchain.headers import header
@@ -185,13 +186,25 @@ class CoreRunner(Runner):
     """A session of the core's."""
 
     def __init__(self, core: Core, job: Job) -> None:
-        self._core = core
-        self.session = core.session(job)
+        self._core, self._job = core, job
+        self._session: int | None = core.session(job)
+        fork.watch(self)
         self.output_types = job.output_types
         nodes = onnx.load_from_string(job.model).graph.node
         self.elementwise = len(job.outputs) == 1 and all(
             node.op_type in _ELEMENTWISE and (len(node.input) <= 2 or node.op_type == "Clip") for node in nodes
         )
+
+    @property
+    def session(self) -> int:
+        """Its number; in a child process that of another session, for the core's threads are not there."""
+        if self._session is None:
+            self._session = self._core.session(self._job)
+        return self._session
+
+    def forked(self) -> None:
+        """In a child process: have another session from the next call on."""
+        self._session = None
 
     def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:
         """Run once."""
@@ -204,7 +217,8 @@ class CoreRunner(Runner):
 
     def close(self) -> None:
         """Let the core free it."""
-        self._core.forget(self.session)
+        if self._session is not None:
+            self._core.forget(self._session)
 
 
 class CoreEngine(OnnxRuntime):

@@ -23,6 +23,7 @@ constexpr Slot kRun = Slot(9);
 constexpr Slot kCreateSessionOptions = Slot(10);
 constexpr Slot kDisableMemPattern = Slot(17);
 constexpr Slot kSetSessionLogSeverityLevel = Slot(22);
+constexpr Slot kSetIntraOpNumThreads = Slot(24);
 constexpr Slot kRegisterCustomOpsLibrary = Slot(29);
 constexpr Slot kCreateRunOptions = Slot(39);
 constexpr Slot kCreateTensorWithData = Slot(49);
@@ -50,13 +51,9 @@ inline void check(ort::Status* status) {
 }
 
 
-// Whether this process is a copy of one that had ONNX Runtime's threads: it has none of them.
+// Whether this process was forked from one that had the threads which sessions share: it has none of them, so that its own
+// sessions run on the thread that calls them.
 inline bool g_forked = false;
-
-inline void check_threads() {
-  TORCH_CHECK(!g_forked, "the device ort cannot be used in a process that was forked after it was enabled; "
-                         "start processes by multiprocessing's \"spawn\"");
-}
 
 // One for the process: the library allows no other.
 struct Runtime {
@@ -210,14 +207,17 @@ class Session {
   Session(const void* model, size_t bytes, std::vector<std::string> names, std::vector<at::ScalarType> output_types,
           const std::vector<std::string>& libraries)
       : types(std::move(output_types)), inputs(names.size() - types.size()), names_(std::move(names)) {
-    check_threads();
     for (const auto& name : names_) pointers_.push_back(name.c_str());
     using ort::Status;
     ort::SessionOptions* options = nullptr;
     check(ort::call<Status*(ort::SessionOptions**)>(ort::kCreateSessionOptions)(&options));
     std::unique_ptr<ort::SessionOptions, void (*)(ort::SessionOptions*)> freed(
         options, ort::call<void(ort::SessionOptions*)>(ort::kReleaseSessionOptions));
-    check(ort::call<Status*(ort::SessionOptions*)>(ort::kDisablePerSessionThreads)(options));
+    if (g_forked) {
+      check(ort::call<Status*(ort::SessionOptions*, int)>(ort::kSetIntraOpNumThreads)(options, 1));
+    } else {
+      check(ort::call<Status*(ort::SessionOptions*)>(ort::kDisablePerSessionThreads)(options));
+    }
     check(ort::call<Status*(ort::SessionOptions*)>(ort::kDisableMemPattern)(options));
     check(ort::call<Status*(ort::SessionOptions*, int)>(ort::kSetSessionLogSeverityLevel)(options, 3));
     for (const auto& library : libraries) {
@@ -232,7 +232,6 @@ class Session {
   ~Session() { ort::call<void(ort::Session*)>(ort::kReleaseSession)(session_); }
 
   void run(Values& values) const {
-    check_threads();
     using Run = ort::Status*(ort::Session*, const ort::RunOptions*, const char* const*, const ort::Value* const*, size_t,
                              const char* const*, size_t, ort::Value**);
     check(ort::call<Run>(ort::kRun)(session_, Runtime::the().run, pointers_.data(), values.data(), inputs,
