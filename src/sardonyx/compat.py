@@ -23,17 +23,23 @@ from sardonyx.doors.export import export
 from sardonyx.doors.program import Program
 from sardonyx.errors import OptionError
 from sardonyx.options import NUMBER, Options, defaults
+from sardonyx.torch_onnx import onnx_export, register_custom_op_symbolic, unregister_custom_op_symbolic
 
 __all__ = [
     "ONNXMLIRTorch",
     "OptimizationOptions",
+    "OxsDispatcher",
     "compile",
+    "create_input_names",
     "dump_onnx",
     "interceptForward",
     "make_aot_ort",
+    "onnx_export",
     "onnxmlir_backend",
+    "register_custom_op_symbolic",
     "to_onnx",
     "train_loop",
+    "unregister_custom_op_symbolic",
 ]
 
 log = logging.getLogger(__name__)
@@ -162,6 +168,18 @@ class OptimizationOptions:
         Options.of(_still_meant(more), optimize=self.optimize)
 
 
+class OxsDispatcher:
+    """A dispatcher for `to_onnx` that has no effect: what our table does not translate, torchlib always does."""
+
+
+def create_input_names(graph_module: torch.fx.GraphModule, args: Sequence[Any]) -> list[str]:
+    """The names that the inputs of a graph have, for the `input_names` of `to_onnx`."""
+    names = [node.name for node in graph_module.graph.find_nodes(op="placeholder")]
+    if len(names) != len(args):
+        raise OptionError(f"the graph has {len(names)} inputs, and there are {len(args)} arguments")
+    return names
+
+
 def to_onnx(
     mod: torch.nn.Module | Callable[..., Any],
     args: Sequence[Any] = (),
@@ -187,6 +205,7 @@ def to_onnx(
     chosen = options or OptimizationOptions()
     _show_logs(max(verbose, chosen.verbose))
     opsets = target_opset if isinstance(target_opset, Mapping) else {"": target_opset}
+    more = {name: value for name, value in more.items() if not isinstance(value, OxsDispatcher)}
     program = export(
         mod,
         args,

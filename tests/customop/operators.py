@@ -170,7 +170,7 @@ def faulty() -> CustomOp:
 
 
 def node(op: CustomOp, inputs: list[str], outputs: list[str], **attributes: Any) -> onnx.NodeProto:
-    made = helper.make_node(op.signature.name, inputs, outputs, domain=op.domain)
+    made = helper.make_node(op.name, inputs, outputs, domain=op.domain)
     given = [v if isinstance(v, onnx.AttributeProto) else helper.make_attribute(k, v) for k, v in attributes.items()]
     made.attribute.extend(given)
     return made

@@ -39,7 +39,7 @@ REFUSED: list[tuple[Callable[[], CustomOp], tuple[Any, ...], dict[str, Any], str
     (weigh, (X, W, W), {}, "expected at most 2 argument"),
     (weigh, (X.to(torch.complex64), W), {}, "tried::Weigh: x is of a type that has no kernels"),
     (weigh, (torch.zeros([1] * 17), W), {}, "tried::Weigh: a tensor has more than 16 dimensions"),
-    (mix, (W, 2, []), {}, "tried::Mix: more is missing"),
+    (mix, (W, 2, []), {}, "tried::Mix: its shape rule asks for tensor 0 of a list of 0"),
     (mix, (None, 2, [W, W.double()]), {}, "tried::Mix: more has tensors of different types"),
     (mix, (None, 2, [W, W]), {"unheard": 1}, "Unknown keyword argument 'unheard'"),
     (mix, (None, "two", [W]), {}, "argument 'by'"),

@@ -6,6 +6,7 @@ does, costs more than all the rest. Only operators without a translation are tak
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch._subclasses.fake_tensor import UnsupportedOperatorException
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, OutputSpec
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, ShapeEnv
@@ -115,14 +117,14 @@ def _capture_error(error: Exception, constants: Mapping[sympy.Symbol, str]) -> C
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     what = next((line for line in lines if line.startswith(_TELLING)), lines[0] if lines else type(error).__name__)
     where = _specializing_line(error, constants) or _user_line(error)
-    return CaptureError(f"torch.export cannot capture the model: {what}", where=where, hint=_fix(text))
+    return CaptureError(f"torch.export cannot capture the model: {what}", where=where, hint=_fix(text, error))
 
 
 _TELLING = "- You marked"
 """How torch begins the line that says which size cannot be dynamic, and why."""
 
 
-def _fix(text: str) -> str:
+def _fix(text: str, error: Exception) -> str:
     if _TELLING in text:
         return "that size cannot change in this model: leave it out of dynamic_shapes"
     if "Suggested fixes" in text:
@@ -132,9 +134,25 @@ def _fix(text: str) -> str:
         return "dynamic_shapes says of every argument, by position or by name, which sizes may change; None for no size"
     if "register a pytree" in text:
         return "let the model return tensors, or tuples and dicts of them (a transformers model: use_cache=False)"
+    without_fake = _operator_without_fake(text, error)
+    if without_fake is not None:
+        return (
+            f"torch cannot tell what results of {without_fake} look like: give sardonyx.custom_op({without_fake}, ...) "
+            "a shape=, or register a function by torch.library.register_fake"
+        )
     if "data-dependent" in text:
         return "a tensor's value decides: use torch.cond or torch.where, or state the bounds of a size by torch._check"
     return 'change that line, or use torch.compile(model, backend="sardonyx"), which can leave parts in torch'
+
+
+def _operator_without_fake(text: str, error: Exception) -> str | None:
+    """The operator, `torch.ops.mylib.op`, that has no fake kernel, if that is the error."""
+    if isinstance(error, UnsupportedOperatorException):
+        return f"torch.ops.{error.func}".removesuffix(".default")
+    if "tracing into a custom kernel" in text:
+        return "torch.ops.mylib.op"  # whose name torch does not tell
+    found = re.search(r"no fake impl registered for <CustomOpDef\((\w+)::(\w+)\)>", text)
+    return None if found is None else f"torch.ops.{found[1]}.{found[2]}"
 
 
 def _user_line(error: BaseException) -> str | None:

@@ -49,7 +49,8 @@ inline const Instance& select(const Operator& op, const int* types) {
 // What the shape rule says of the results, as sizes that are -1 where the kernel decides.
 inline void prepare(const Operator& op, const Call& call) {
   Sizes inputs[kMostTensors], outputs[kMostTensors];
-  const int64_t count = op.input_count + (call.variadic ? call.variadic - 1 : 0);
+  const bool variadic = op.input_count && op.inputs[op.input_count - 1].kind == Kind::kVariadic;
+  const int64_t count = op.input_count + (variadic ? call.variadic - 1 : 0);
   for (int64_t i = 0; i < count; ++i) {
     const Array& array = call.inputs[i];
     const Parameter& parameter = op.inputs[std::min<int64_t>(i, op.input_count - 1)];

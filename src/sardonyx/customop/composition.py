@@ -12,7 +12,7 @@ import sympy
 import torch
 
 from sardonyx.customop.in_torch import bound, tensors_of
-from sardonyx.customop.signature import Signature
+from sardonyx.customop.signature import Identity, Signature
 from sardonyx.errors import DeclarationError
 from sardonyx.options import Options
 from sardonyx.translate import dtypes, inference
@@ -39,6 +39,10 @@ class Parts:
 
         return append
 
+    def op(self, name: str, *operands: Any, outputs: int = 1, **attributes: Any) -> Any:
+        """An operator of any domain, with types after the names of attributes: `op.op("my::norm", x, eps_f=0.1)`."""
+        return self._g.op(name, *operands, outputs=outputs, **attributes)
+
     def constant(self, value: Any, dtype: torch.dtype | None = None) -> ir.Value:
         """A tensor that is always the same: numbers are float32 or int64 where nothing else is said."""
         made = torch.tensor(value, dtype=dtype)
@@ -57,8 +61,16 @@ class Parts:
 class Composition:
     """A function that composes operators of ONNX, as a translation and as torch's kernel."""
 
-    def __init__(self, signature: Signature, function: Callable[..., Any], wanted: Sequence[str], inline: bool) -> None:
+    def __init__(
+        self,
+        signature: Signature,
+        identity: Identity,
+        function: Callable[..., Any],
+        wanted: Sequence[str],
+        inline: bool,
+    ) -> None:
         self._signature, self._function, self._wanted, self._inline = signature, function, wanted, inline
+        self._identity = identity
         self._runners: dict[Hashable, Any] = {}
 
     def translate(self, g: Builder, *args: Any, **kwargs: Any) -> Any:
@@ -66,9 +78,9 @@ class Composition:
         mark = len(g.nodes)
         results = self._composed(g, bound(self._signature, args, kwargs))
         if not self._inline:
-            call = (str(next(_CALLS)), f"{self._signature.namespace}.{self._signature.name}")
+            call = (str(next(_CALLS)), f"{self._identity.domain}.{self._identity.name}")
             for node in g.nodes[mark:]:
-                node.meta["function"] = call
+                node.meta["function"], node.meta["function_version"] = call, self._identity.version
         return results[0] if len(results) == 1 else tuple(results)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

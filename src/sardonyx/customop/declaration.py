@@ -14,10 +14,10 @@ import torch
 from sardonyx.customop import registry
 from sardonyx.customop.composition import Composition
 from sardonyx.customop.in_onnx import InOnnx, for_torch_onnx, translation
-from sardonyx.customop.in_torch import InTorch, known_to_backward
+from sardonyx.customop.in_torch import Fake, InTorch, add_fake, known_to_backward
 from sardonyx.customop.python_kernel import PythonKernel
-from sardonyx.customop.shapes import ShapeRule, wanted
-from sardonyx.customop.signature import Dtypes, Signature, parse
+from sardonyx.customop.shapes import ShapeRule, by_position, wanted
+from sardonyx.customop.signature import NEWEST_VERSION, Dtypes, Identity, Signature, is_name, parse
 from sardonyx.customop.source import Kernel, Part
 from sardonyx.errors import DeclarationError
 from sardonyx.translate import table
@@ -34,6 +34,8 @@ def custom_op(
     dtypes: Dtypes = None,
     backward: Callable[..., Any] | CustomOp | None = None,
     domain: str | None = None,
+    name: str | None = None,
+    version: int = 1,
     doc: str = "",
     flags: Sequence[str] = (),
     inline: bool = True,
@@ -44,17 +46,22 @@ def custom_op(
     `Tensor<T, 4>`. Types that are not dtypes are variables, and `dtypes` says what they stand for: a list for all, a
     dict with a list for each, or a list of dicts with a dtype for each; without a type a tensor has the type T. In
     place of a signature, an operator that torch has already, `torch.ops.mylib.op`, is given its sides in ONNX and in
-    ONNX Runtime.
+    ONNX Runtime, and `shape` as its fake kernel if it has none. Functions take parameters without names (`_0`), which
+    torch has for C++ functions, in their order and under any name.
 
     It is computed by one of: `cpp`, the source of a C++ function of the operator's name, or the file it is in;
     `python`, a function of tensors; `onnx`, a function that composes operators of ONNX, of which a model has the parts,
     or with `inline=False` an ONNX function. Beside `cpp`, `cuda` is CUDA C++ for the GPU: the same, with a
-    `cudaStream_t` in place of the last parameter; it is built where there is a GPU. `flags` are for the C++ compiler,
+    `cudaStream_t` in place of the last parameter; it is built where there is an nvcc. `flags` are for the C++ compiler,
     as to say where headers are.
 
     `shape` is a function of sizes, and of attributes, by their names, that gives the sizes of the results; None stands
     for one that only the kernel will know. Without it the result is like the first tensor. `backward` is a function, or
     another declaration, of what it names: `grad`, tensors, results and attributes; it gives a gradient for each tensor.
+    Without one, a backward through the operator is an `AutogradError`.
+
+    In ONNX it has the domain and the name that it has in torch, unless `domain` and `name` say otherwise, and is there
+    from `version` of its domain on, which models import.
 
     >>> double = custom_op("example::Double(Tensor x) -> Tensor", python=lambda x: x * 2)
     >>> double(torch.ones(2))
@@ -70,19 +77,30 @@ def custom_op(
     shapes = ShapeRule(parsed, shape)
     if existing is not None and backward is not None:
         raise DeclarationError(f"{parsed.qualified} is an operator of torch already, which has its own gradient")
+    identity = _identity(parsed, domain, name, version)
     given = _Given(
         parsed,
-        domain or parsed.namespace,
+        identity,
         shapes,
         None if cpp is None else Kernel.of(cpp, parsed.qualified, 1),
         None if cuda is None else Kernel.of(cuda, parsed.qualified, 1),
-        python,
-        None if onnx is None else _composition(parsed, onnx, inline),
+        None if python is None else by_position(python, parsed),
+        None if onnx is None else _composition(parsed, identity, onnx, inline),
         _gradient(parsed, backward),
         doc,
         tuple(flags),
     )
-    return CustomOp(given, existing)
+    return CustomOp(given, existing, fake=shape is not None)
+
+
+def _identity(signature: Signature, domain: str | None, name: str | None, version: int) -> Identity:
+    if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= NEWEST_VERSION:
+        raise DeclarationError(
+            f"{signature.qualified} has the version {version!r}", hint=f"use an integer from 1 to {NEWEST_VERSION}"
+        )
+    if name is not None and not is_name(name):
+        raise DeclarationError(f"{signature.qualified} has the name {name!r} in ONNX", hint="use letters and digits")
+    return Identity(domain or signature.namespace, name or signature.name, version)
 
 
 def _overload(operator: Any) -> Any:
@@ -95,15 +113,19 @@ def _overload(operator: Any) -> Any:
     )
 
 
-def _composition(signature: Signature, function: Callable[..., Any], inline: bool) -> Composition:
-    names = wanted(
-        function, {"op", *(p.name for p in signature.parameters)}, f"the composition of {signature.qualified}"
-    )
-    if names[:1] != ["op"]:
+_BUILDERS = ("op", "g")
+"""What the first parameter of a composition may be called; torch's symbolic functions have g."""
+
+
+def _composition(signature: Signature, identity: Identity, function: Callable[..., Any], inline: bool) -> Composition:
+    function = by_position(function, signature, skip=1)
+    parameters = {p.name for p in signature.parameters}
+    names = wanted(function, parameters.union(_BUILDERS), f"the composition of {signature.qualified}")
+    if names[:1] not in ([name] for name in _BUILDERS) or not parameters.issuperset(names[1:]):
         raise DeclarationError(
             f"the composition of {signature.qualified} does not take op first", hint="onnx=lambda op, x: op.Mul(x, x)"
         )
-    return Composition(signature, function, names[1:], inline)
+    return Composition(signature, identity, function, names[1:], inline)
 
 
 @dataclass(frozen=True)
@@ -141,7 +163,7 @@ class _Given:
     """What an operator was declared with."""
 
     signature: Signature
-    domain: str
+    identity: Identity
     shapes: ShapeRule
     kernel: Kernel | None
     cuda: Kernel | None
@@ -155,7 +177,7 @@ class _Given:
 class CustomOp:
     """An operator that was declared by `sardonyx.custom_op`; called, it is torch's."""
 
-    def __init__(self, given: _Given, existing: Any = None) -> None:
+    def __init__(self, given: _Given, existing: Any = None, *, fake: bool = False) -> None:
         self._given = given
         self._python = None if given.python is None else PythonKernel(given.signature, given.shapes, given.python)
         if given.kernel is not None:
@@ -164,7 +186,9 @@ class CustomOp:
         with registry.replacing(self):
             self.operator = self._in_torch() if existing is None else existing
             """`torch.ops.<domain>.<name>.default`."""
-            self._onnx = InOnnx(given.signature, given.domain, given.shapes, given.doc)
+            if existing is not None and fake:
+                self._registered.callback(add_fake(existing, Fake(given.signature, given.shapes)))
+            self._onnx = InOnnx(given.signature, given.identity, given.shapes, given.doc)
             self._registered.callback(self._onnx.close)
             table.register(self.signature.qualified, self._translation())
             self._registered.callback(table.remove, self.signature.qualified)
@@ -177,7 +201,17 @@ class CustomOp:
     @property
     def domain(self) -> str:
         """Its domain in ONNX."""
-        return self._given.domain
+        return self._given.identity.domain
+
+    @property
+    def name(self) -> str:
+        """Its name in ONNX."""
+        return self._given.identity.name
+
+    @property
+    def version(self) -> int:
+        """The version of its domain from which on it is there."""
+        return self._given.identity.version
 
     @property
     def schema(self) -> Any:
@@ -187,7 +221,8 @@ class CustomOp:
     @property
     def part(self) -> Part:
         """What a library needs of it."""
-        return Part(self.signature, self.domain, self._given.shapes, self._given.kernel, self._given.cuda)
+        given = self._given
+        return Part(given.signature, given.identity, given.shapes, given.kernel, given.cuda)
 
     @property
     def differentiable(self) -> bool:
@@ -237,7 +272,7 @@ class CustomOp:
 
     def _translation(self) -> Callable[..., Any]:
         composition = self._given.composition
-        return translation(self.signature, self.domain) if composition is None else composition.translate
+        return translation(self.signature, self._given.identity) if composition is None else composition.translate
 
     def _in_torch(self) -> Any:
         made = InTorch(self.signature, self._given.shapes)
@@ -251,6 +286,8 @@ class CustomOp:
             made.add_function(self._given.composition, "CPU")
         if self._given.backward is not None:
             made.add_gradient(self._given.backward.function, self._given.backward.wanted)
+        else:
+            made.refuse_gradients()
         return made.operator.default
 
     def _retire(self) -> None:
@@ -265,7 +302,7 @@ class CustomOp:
         return self  # a copy of a module calls the same operator
 
     def __reduce__(self) -> tuple[Callable[..., CustomOp], tuple[str, str]]:
-        return registry.find, (self.domain, self.signature.name)
+        return registry.find, (self.domain, self.name)
 
     def __repr__(self) -> str:
         return f"CustomOp({self.signature.qualified})"

@@ -17,15 +17,12 @@ from torch.utils._pytree import tree_leaves
 
 from sardonyx.customop.in_torch import bound, choice_of
 from sardonyx.customop.shapes import CannotTell, ShapeRule, Unknown
-from sardonyx.customop.signature import Attribute, Signature, Tensor
+from sardonyx.customop.signature import Attribute, Identity, Signature, Tensor
 from sardonyx.translate import dtypes
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.errors import Unsupported
 
 _LARGEST = torch.finfo(torch.float32).max
-
-VERSION = 1
-"""The version of every custom operator's domain."""
 
 _ATTRIBUTES: Mapping[str, tuple[OpSchema.AttrType, Callable[[str, Any], ir.Attr]]] = {
     "int": (OpSchema.AttrType.INT, lambda name, value: ir.AttrInt64(name, int(value))),
@@ -45,12 +42,12 @@ _OPTIONS = {
 class InOnnx:
     """The schema that onnx knows of one operator, until `close`."""
 
-    def __init__(self, signature: Signature, domain: str, shapes: ShapeRule, doc: str) -> None:
-        self._signature, self.domain, self._shapes = signature, domain, shapes
+    def __init__(self, signature: Signature, identity: Identity, shapes: ShapeRule, doc: str) -> None:
+        self._signature, self._identity, self._shapes = signature, identity, shapes
         self.schema = OpSchema(
-            signature.name,
-            domain,
-            VERSION,
+            identity.name,
+            identity.domain,
+            identity.version,
             doc,
             inputs=[self._formal(t) for t in signature.inputs],
             outputs=[self._formal(t) for t in signature.outputs],
@@ -58,16 +55,17 @@ class InOnnx:
             attributes=[_formal_attribute(a) for a in signature.attributes],
         )
         self.schema.set_type_and_shape_inference_function(self._infer)
-        _let_names_meet(signature.name, domain)
+        _let_names_meet(identity.name, identity.domain)
         onnx.defs.register_schema(self.schema)
 
     def close(self) -> None:
         """Take it out of onnx again."""
-        onnx.defs.deregister_schema(self._signature.name, VERSION, self.domain)
+        onnx.defs.deregister_schema(self._identity.name, self._identity.version, self._identity.domain)
 
     def _formal(self, tensor: Tensor) -> OpSchema.FormalParameter:
         kind = tensor.type if tensor.type in self._signature.types else _spelled(tensor.type)
-        return OpSchema.FormalParameter(tensor.name, kind, param_option=_OPTIONS[tensor.kind])
+        least = 0 if tensor.kind == "variadic" else 1
+        return OpSchema.FormalParameter(tensor.name, kind, param_option=_OPTIONS[tensor.kind], min_arity=least)
 
     def _infer(self, context: Any) -> None:
         """Types, and sizes as far as they can be told."""
@@ -167,7 +165,7 @@ def _type(dtype: ir.DataType, shape: Sequence[Any] | None) -> onnx.TypeProto:
 # Translation
 
 
-def translation(signature: Signature, domain: str) -> Callable[..., Any]:
+def translation(signature: Signature, identity: Identity) -> Callable[..., Any]:
     """The translation to one node, for the table."""
 
     def translate(g: Builder, /, *args: Any, **kwargs: Any) -> Any:
@@ -178,7 +176,8 @@ def translation(signature: Signature, domain: str) -> Callable[..., Any]:
             inputs += value if tensor.kind == "variadic" else [value]
         attributes = [_attribute(a, given[a.name]) for a in signature.attributes]
         expected = g.out if isinstance(g.out, (tuple, list)) else [g.out]
-        made = g.foreign(domain, signature.name, inputs, attributes, [dtypes.to_onnx(x.dtype) for x in expected])
+        types = [dtypes.to_onnx(x.dtype) for x in expected]
+        made = g.foreign(identity.domain, identity.name, inputs, attributes, types, identity.version)
         return made[0] if len(made) == 1 else made
 
     return translate
@@ -197,7 +196,7 @@ def for_torch_onnx(signature: Signature, schema: OpSchema) -> Callable[..., Any]
     """The translation as `torch.onnx.export(custom_translation_table=…)` takes it."""
     import onnxscript
 
-    opset = onnxscript.values.Opset(schema.domain, VERSION)
+    opset = onnxscript.values.Opset(schema.domain, schema.since_version)
     operator = onnxscript.values.Op(opset, schema.name, schema)
 
     def translate(*args: Any, **kwargs: Any) -> Any:

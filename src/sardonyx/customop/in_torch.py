@@ -5,15 +5,17 @@ from __future__ import annotations
 import ctypes
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch._library import custom_ops, simple_registry
+from torch._library.utils import Kernel
 
 from sardonyx.customop.shapes import ShapeRule
 from sardonyx.customop.signature import Attribute, Signature, Tensor
-from sardonyx.errors import DeclarationError
+from sardonyx.errors import AutogradError, DeclarationError
 
 Named = Mapping[str, Any]
 
@@ -53,8 +55,6 @@ def sizes_of(signature: Signature, given: Named) -> dict[str, Any]:
     found = dict(given)
     for tensor in signature.inputs:
         value = given[tensor.name]
-        if tensor.kind == "variadic" and not value:
-            raise ValueError(f"{signature.qualified}: {tensor.name} is missing")
         found[tensor.name] = [one(x) for x in value] if isinstance(value, (list, tuple)) else one(value)
         if tensor.rank is not None:
             _check_rank(signature, tensor, value)
@@ -77,15 +77,14 @@ class InTorch:
     """What is registered in torch's dispatcher for one operator, until `close`."""
 
     def __init__(self, signature: Signature, shapes: ShapeRule) -> None:
-        self._signature, self._shapes = signature, shapes
+        self._signature = signature
         self._library: Any = torch.library.Library(signature.namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
         self._kernels: ctypes.CDLL | None = None
         try:
             self._library.define(signature.schema(), tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             raise DeclarationError(f"torch does not take {signature.qualified}: {error}") from error
-        inspect.modulesbyfile.setdefault(_HERE, __name__)
-        torch.library.register_fake(signature.qualified, self._fake, lib=self._library)
+        register_fake(signature.qualified, Fake(signature, shapes), self._library)
 
     @property
     def operator(self) -> Any:
@@ -102,7 +101,7 @@ class InTorch:
                 f"{self._signature.qualified}: torch {torch.__version__} has no {lacking.decode()}",
                 hint="torch 2.11 or newer has what custom operators need",
             )
-        if all(t.kind == "optional" for t in self._signature.inputs):
+        if all(t.kind != "required" for t in self._signature.inputs):
             self.add_function(self._on_the_device, "BackendSelect")
 
     def _on_the_device(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -122,6 +121,13 @@ class InTorch:
             self._signature.qualified, gradient.backward, setup_context=gradient.setup, lib=self._library
         )
 
+    def refuse_gradients(self) -> None:
+        """Make a backward through it an error; torch alone warns, and leaves the gradient out."""
+        signature = self._signature
+        if all(any(can_have_gradient(signature, t) for t in side) for side in (signature.inputs, signature.outputs)):
+            kernel = NoGradient(signature, self.operator.default)
+            self._library.impl(signature.name, kernel, "Autograd", with_keyset=True)
+
     def close(self) -> None:
         """Take it out of torch again."""
         if self._kernels is not None:
@@ -129,7 +135,15 @@ class InTorch:
             self._kernels = None
         self._library._destroy()
 
-    def _fake(self, /, *args: Any, **kwargs: Any) -> Any:
+
+class Fake:
+    """The shape rule as a fake kernel: what results look like, without computing them."""
+
+    def __init__(self, signature: Signature, shapes: ShapeRule) -> None:
+        self._signature, self._shapes = signature, shapes
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Empty tensors of the results' sizes and dtypes."""
         signature = self._signature
         given = bound(signature, args, kwargs)
         chosen = choice_of(signature, given)
@@ -140,6 +154,63 @@ class InTorch:
             sizes = [torch.library.get_ctx().new_dynamic_size() if dim is None else dim for dim in shape]
             results.append(torch.empty(sizes, dtype=signature.dtype_of(tensor, chosen), device=device))
         return results[0] if len(results) == 1 else tuple(results)
+
+
+def register_fake(name: str, fake: Callable[..., Any], library: Any) -> None:
+    """Register a fake kernel for as long as the library lives."""
+    inspect.modulesbyfile.setdefault(_HERE, __name__)
+    torch.library.register_fake(name, lambda *args, **kwargs: fake(*args, **kwargs), lib=library)
+
+
+def add_fake(operator: Any, fake: Callable[..., Any]) -> Callable[[], None]:
+    """Give an operator that other code registered a fake kernel, if it has none; what takes it away again."""
+    name = operator.name()
+    declared = custom_ops.OPDEFS.get(name)  # of torch.library.custom_op, which registers one that only raises
+    if declared is not None and declared._abstract_fn is None:
+        declared.register_fake(fake)
+        return lambda: setattr(declared, "_abstract_fn", None)
+    if _has_fake(name):
+        return lambda: None
+    if operator._can_decompose():
+        return _keep_whole(operator, fake)
+    library = torch.library.Library(operator.namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
+    register_fake(name, fake, library)
+    return library._destroy
+
+
+def _has_fake(name: str) -> bool:
+    """Whether there is a kernel that tells what results look like."""
+    has_meta = torch._C._dispatch_has_kernel_for_dispatch_key(name, "Meta")
+    return has_meta or simple_registry.singleton.find(name).fake_impl.kernel is not None
+
+
+_AUTOGRAD_KEYS = [key for name, key in torch._C.DispatchKey.__members__.items() if name.startswith("Autograd")]
+
+
+def _keep_whole(operator: Any, fake: Callable[..., Any]) -> Callable[[], None]:
+    """Trace an operator as one that torch takes for a composition of others, and gives no fake kernel; the way back.
+
+    It does so for every C++ function that is registered without a dispatch key. Calls outside of tracing stay the same.
+    """
+
+    def below_autograd(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*args, **kwargs)
+
+    kernels: dict[Any, Any] = dict.fromkeys(_AUTOGRAD_KEYS, below_autograd)
+    kernels[torch._C.DispatchKey.CompositeImplicitAutograd] = lambda *_, **__: NotImplemented
+    before, fakes = dict(operator.py_kernels), simple_registry.singleton.find(operator.name()).fake_impl.kernels
+    known = Kernel(fake, _HERE)
+
+    def restore() -> None:
+        fakes.remove(known)
+        operator.py_kernels = before
+        operator._dispatch_cache.clear()
+
+    fakes.append(known)
+    operator.py_kernels = before | kernels
+    operator._dispatch_cache.clear()
+    return restore
 
 
 def _libtorch(part: str) -> bytes:
@@ -221,7 +292,7 @@ class _Gradient:
             return result
         signature = self._signature
         several = result if isinstance(result, tuple) else (result,)
-        real = [t for t in signature.inputs if _can_have_gradient(signature, t)]
+        real = [t for t in signature.inputs if can_have_gradient(signature, t)]
         for tensors in (signature.inputs, real):
             if len(several) == len(tensors):
                 return {t.name: x for t, x in zip(tensors, several, strict=True)}
@@ -235,5 +306,49 @@ def _like(gradient: Any, needed: Any) -> Any:
     return [None] * len(needed) if gradient is None and isinstance(needed, list) else gradient
 
 
-def _can_have_gradient(signature: Signature, tensor: Tensor) -> bool:
+def can_have_gradient(signature: Signature, tensor: Tensor) -> bool:
+    """Whether a tensor is of floating point for some choice of dtypes."""
     return any(getattr(torch, name).is_floating_point for name in signature.types.get(tensor.type, (tensor.type,)))
+
+
+class NoGradient:
+    """The autograd kernel of an operator without a backward: it lets calls through, and a backward is an error."""
+
+    def __init__(self, signature: Signature, operator: Any) -> None:
+        self._signature, self._operator = signature, operator
+
+    def __call__(self, keys: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Compute; the results have the error as their gradient where an argument requires one."""
+        below = keys & torch._C._after_autograd_keyset
+        if not torch.is_grad_enabled() or not (_require_grad(args) or _require_grad(kwargs.values())):
+            return self._operator.redispatch(below, *args, **kwargs)
+        tensors = tensors_of(self._signature, bound(self._signature, args, kwargs))
+
+        def compute() -> Any:
+            with torch._C._AutoDispatchBelowAutograd():
+                return self._operator.redispatch(below, *args, **kwargs)
+
+        return _Undifferentiable.apply(compute, self._signature.qualified, *tensors)  # type: ignore[no-untyped-call]
+
+
+def _require_grad(arguments: Iterable[Any]) -> bool:
+    return any(
+        x.requires_grad if isinstance(x, torch.Tensor) else isinstance(x, (list, tuple)) and _require_grad(x)
+        for x in arguments
+    )
+
+
+class _Undifferentiable(torch.autograd.Function):
+    """Results that depend on tensors in a way of which nobody has said the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, compute: Callable[[], Any], name: str, *tensors: torch.Tensor) -> Any:
+        ctx.name = name
+        return compute()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise AutogradError(
+            f"{ctx.name} has no gradient: it was declared without backward",
+            hint="declare it with backward=, or call it under torch.no_grad()",
+        )

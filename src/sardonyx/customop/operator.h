@@ -213,7 +213,9 @@ struct Instance {  // the kernel for one choice of types
 struct Operator {
   const char* qualified;  // "domain::Name"
   const char* domain;     // in ONNX
-  const char* name;
+  const char* name;       // in ONNX
+  int version;            // of the domain in ONNX, from which on it is there
+  const char* torch_name;
   const Parameter* inputs;
   int input_count;
   const Parameter* outputs;

@@ -338,7 +338,7 @@ inline void fill(Op& made, const Operator& op, const Instance& instance) {
   made.input_characteristic = [](const ort::CustomOp* c, size_t i) { return static_cast<int>(self(c).op->inputs[i].kind); };
   made.output_characteristic = [](const ort::CustomOp*, size_t) { return 0; };
   made.input_memory = [](const ort::CustomOp*, size_t) { return 0; };
-  made.variadic_input_least = [](const ort::CustomOp*) { return 1; };
+  made.variadic_input_least = [](const ort::CustomOp*) { return 0; };
   made.variadic_input_homogeneous = [](const ort::CustomOp*) { return 1; };
   made.variadic_output_least = [](const ort::CustomOp*) { return 1; };
   made.variadic_output_homogeneous = [](const ort::CustomOp*) { return 1; };
@@ -346,7 +346,7 @@ inline void fill(Op& made, const Operator& op, const Instance& instance) {
   made.compute_v2 = compute;
   made.destroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
   made.infer_shapes = infer;
-  made.start_version = [](const ort::CustomOp*) { return 1; };
+  made.start_version = [](const ort::CustomOp* c) { return self(c).op->version; };
   made.end_version = [](const ort::CustomOp*) { return 0x7fffffff; };
 }
 

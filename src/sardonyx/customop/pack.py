@@ -56,7 +56,7 @@ def _fill(made: Path, package: str, version: str, operators: Sequence[CustomOp],
     _build(operators, made / _LIBRARY, march)
     about = {"name": package, "version": version, "operators": [_described(op) for op in operators]}
     manifest = {**about, **_built(made / _LIBRARY, march)}
-    names = [f"{op.domain}::{op.signature.name}" for op in operators]
+    names = [f"{op.domain}::{op.name}" for op in operators]
     words = {
         "package": package,
         "operators": ", ".join(names),
@@ -111,7 +111,8 @@ def _described(op: CustomOp) -> dict[str, Any]:
     signature = op.signature
     return {
         "domain": op.domain,
-        "name": signature.name,
+        "name": op.name,
+        "version": op.version,
         "signature": f"{signature.namespace}::{signature.schema()}",
         "doc": str(op.schema.doc or ""),
         "inputs": [_tensor(signature, t) for t in signature.inputs],

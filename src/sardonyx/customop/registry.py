@@ -33,7 +33,7 @@ def replacing(op: CustomOp) -> Iterator[None]:
 
     Where it fails, what was registered so far is withdrawn too, and the name is free.
     """
-    key = (op.domain, op.signature.name)
+    key = (op.domain, op.name)
     with _CHANGING:
         for other, before in list(_DECLARED.items()):
             if other == key or before.signature.qualified == op.signature.qualified:
@@ -50,8 +50,8 @@ def replacing(op: CustomOp) -> Iterator[None]:
 def remove(op: CustomOp) -> None:
     """Forget an operator."""
     with _CHANGING:
-        if _DECLARED.get((op.domain, op.signature.name)) is op:
-            del _DECLARED[op.domain, op.signature.name]
+        if _DECLARED.get((op.domain, op.name)) is op:
+            del _DECLARED[op.domain, op.name]
             op.withdraw()
 
 
@@ -111,16 +111,27 @@ def library(*ops: CustomOp) -> Path:
 
 
 def built(op: CustomOp) -> Path:
-    """The library of an operator."""
-    cuda = source.cuda([op.part]) if op.part.cuda and torch.cuda.is_available() else ""
-    try:
+    """The library of an operator. Without a GPU the kernel for it is not part of that, but nvcc looks for errors."""
+    cuda, options = source.cuda([op.part]), Options.of({})
+    able = torch.cuda.is_available()
+    with _explained(op, "the kernel", on_gpu=False):
         made = compiler.built(
-            source.library([op.part]), Options.of({}), flags=op.flags, common=source.common(), cuda=cuda
+            source.library([op.part]), options, flags=op.flags, common=source.common(), cuda=cuda if able else ""
         )
-    except compiler.CompilerError as error:
-        hint = f"the kernel is declared as: {source.calling(op.signature)}" if source.GLUE in error.log else None
-        raise compiler.CompilerError(
-            f"{op.signature.qualified}: the kernel does not compile", error.log, hint=hint
-        ) from None
+    if cuda and not able and compiler.find_nvcc() is not None:
+        with _explained(op, "the kernel for the GPU", on_gpu=True):
+            compiler.check_cuda(cuda, options)
     op.serve(made)
     return made
+
+
+@contextmanager
+def _explained(op: CustomOp, what: str, *, on_gpu: bool) -> Iterator[None]:
+    """Name the operator in a compiler's error, and how a kernel is declared where the error is in our code."""
+    try:
+        yield
+    except compiler.CompilerError as error:
+        declared = source.calling(op.signature, on_gpu=on_gpu)
+        hint = f"the kernel is declared as: {declared}" if source.GLUE in error.log else None
+        said = f"{op.signature.qualified}: {what} does not compile"
+        raise compiler.CompilerError(said, error.log, hint=hint) from None

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from sardonyx.customop.signature import Attribute, Signature, Tensor
+from sardonyx.customop.signature import Attribute, Signature, Tensor, is_unnamed
 from sardonyx.customop.symbols import (
     MARK,
     SYMBOLS,
@@ -67,7 +67,7 @@ class ShapeRule:
 
     def __init__(self, signature: Signature, rule: Rule | None) -> None:
         self.signature = signature
-        self._rule = rule if rule is not None else _like_the_first(signature)
+        self._rule = _like_the_first(signature) if rule is None else by_position(rule, signature)
         self._wanted = wanted(self._rule, {p.name for p in signature.parameters}, "the shape rule")
 
     def __call__(self, given: Mapping[str, Any]) -> list[tuple[Any, ...]]:
@@ -167,6 +167,37 @@ def wanted(function: Callable[..., Any], known: set[str], what: str) -> list[str
     if unknown is not None:
         raise DeclarationError(f"{what} takes {unknown!r}", hint=f"it can take {', '.join(sorted(known))}")
     return names
+
+
+def by_position(function: Callable[..., Any], signature: Signature, skip: int = 0) -> Callable[..., Any]:
+    """A function that takes unnamed parameters under names of its own, as one that takes them as `_0`, `_1`, ….
+
+    Its own names are those that are not the signature's, in the order of the unnamed parameters, after `skip` others.
+    """
+    try:
+        declared = inspect.signature(function)
+    except (TypeError, ValueError):
+        return function  # which `wanted` refuses
+    parameters = declared.parameters
+    known = {p.name for p in signature.parameters}
+    unnamed = [p.name for p in signature.parameters if is_unnamed(p.name) and p.name not in parameters]
+    own = [p.name for p in list(parameters.values())[skip:] if p.name not in known and _is_asked_for(p)]
+    names = dict(zip(own, unnamed, strict=False))
+    if not names:
+        return function
+    back = {theirs: ours for ours, theirs in names.items()}
+
+    def renamed(*args: Any, **given: Any) -> Any:
+        return function(*args, **{back.get(name, name): value for name, value in given.items()})
+
+    made = [p.replace(name=names.get(p.name, p.name)) for p in parameters.values()]
+    renamed.__signature__ = declared.replace(parameters=made)  # type: ignore[attr-defined]
+    return renamed
+
+
+def _is_asked_for(parameter: inspect.Parameter) -> bool:
+    by_name = parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return by_name and parameter.default is inspect.Parameter.empty
 
 
 def _like_the_first(signature: Signature) -> Rule:

@@ -59,6 +59,20 @@ class Attribute:
     required: bool = False
 
 
+NEWEST_VERSION = 1000
+"""Of a domain of custom operators in ONNX Runtime."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """How ONNX knows an operator."""
+
+    domain: str
+    name: str
+    version: int = 1
+    """Of the domain, from which on it is there."""
+
+
 @dataclass(frozen=True)
 class Signature:
     """An operator's name, what it takes, and what it gives."""
@@ -128,13 +142,18 @@ def _written(parameter: Tensor | Attribute, may_be_left_out: bool) -> str:
     return f"{kind} {parameter.name}={shown}"
 
 
-def _is_name(text: str) -> bool:
+def is_name(text: str) -> bool:
     """Whether torch, ONNX and C++ all take it for a name."""
     return re.fullmatch(_NAME, text, re.ASCII) is not None
 
 
 def _is_anonymous(name: str) -> bool:
     return re.fullmatch(r"output\d*", name) is not None
+
+
+def is_unnamed(name: str) -> bool:
+    """Whether torch made the name up, `_0`, for a schema inferred from a C++ function."""
+    return re.fullmatch(r"_\d+", name) is not None
 
 
 def parse(text: str, types: Dtypes = None) -> Signature:
@@ -219,7 +238,7 @@ def _parameter(part: str) -> Tensor | Attribute:
     declared, equals, default = part.partition("=")
     kind, _, name = declared.strip().rpartition(" ")
     kind = kind.strip()
-    if not _is_name(name) or not kind:
+    if not is_name(name) or not kind:
         raise DeclarationError(f"{part!r} is not a type and a name")
     if kind.startswith("Tensor"):
         tensor = _tensor(kind, name)
@@ -279,9 +298,10 @@ def _outputs(text: str) -> tuple[Tensor, ...]:
         raise DeclarationError("the bracket around its results is not closed")
     made = []
     for index, part in enumerate(_split(text[1:-1] if several else text)):
-        kind, _, name = part.rpartition(" ") if re.search(r"\s\w+$", part) else (part, "", f"output{index}")
+        kind, _, name = part.rpartition(" ") if re.search(r"\s\w+$", part) else (part, "", "_0")
+        name = f"output{index}" if is_unnamed(name) else name
         tensor = _tensor(kind.strip(), "output" if not several and name == "output0" else name)
-        if not _is_name(tensor.name):
+        if not is_name(tensor.name):
             raise DeclarationError(f"its result {part!r} is not a type and a name")
         if tensor.kind != "required":
             raise DeclarationError(f"its result {part!r} is optional or a list, which is not supported")

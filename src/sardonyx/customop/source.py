@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sardonyx.customop.shapes import ShapeRule
-from sardonyx.customop.signature import Attribute, Signature, Tensor
+from sardonyx.customop.signature import Attribute, Identity, Signature, Tensor
 from sardonyx.customop.symbols import quoted
 from sardonyx.errors import DeclarationError
 from sardonyx.toolchain.headers import header
@@ -71,7 +71,7 @@ class Part:
     """One operator of a library."""
 
     signature: Signature
-    domain: str
+    identity: Identity
     shapes: ShapeRule
     kernel: Kernel | None
     """None for an operator whose kernel is a Python function."""
@@ -145,14 +145,14 @@ static const struct Joined {{
 """
 
 
-def calling(signature: Signature) -> str:
+def calling(signature: Signature, *, on_gpu: bool = False) -> str:
     """How a kernel is declared."""
     variables = [f"class {name}" for name in signature.types]
     template = f"template <{', '.join(variables)}> " if variables else ""
-    return f"{template}void {signature.name}({', '.join(_declared(signature))})"
+    return f"{template}void {signature.name}({', '.join(_declared(signature, on_gpu))})"
 
 
-def _declared(signature: Signature) -> list[str]:
+def _declared(signature: Signature, on_gpu: bool) -> list[str]:
     views = {"variadic": "Ins"}
     inputs = [f"{views.get(t.kind, 'In')}<{_TYPES.get(t.type, t.type)}> {t.name}" for t in signature.inputs]
     outputs = [f"Out<{_TYPES.get(t.type, t.type)}> {t.name}" for t in signature.outputs]
@@ -160,7 +160,7 @@ def _declared(signature: Signature) -> list[str]:
         *inputs,
         *outputs,
         *(f"{_ATTRIBUTES[a.type][2]} {a.name}" for a in signature.attributes),
-        "Parallel parallel",
+        "cudaStream_t stream" if on_gpu else "Parallel parallel",
     ]
 
 
@@ -189,8 +189,9 @@ def _operator(part: Part, index: int, on_gpu: bool) -> str:
 {_table("int", f"order{index}", list(map(str, order)))}
 {"".join(instances)}\
 {_table("d::Instance", f"instances{index}", names)}
-const d::Operator operator{index} = {{{json.dumps(signature.qualified)}, {quoted(part.domain)},
-    {json.dumps(signature.name)}, inputs{index}, {len(signature.inputs)}, outputs{index}, {len(signature.outputs)},
+const d::Operator operator{index} = {{{json.dumps(signature.qualified)}, {quoted(part.identity.domain)},
+    {quoted(part.identity.name)}, {part.identity.version}, {json.dumps(signature.name)},
+    inputs{index}, {len(signature.inputs)}, outputs{index}, {len(signature.outputs)},
     fields{index}, {len(signature.attributes)}, order{index}, instances{index}, {len(instances)}, shapes{index},
     {str(on_gpu).lower()}}};
 void boxed{index}(uint64_t* stack, uint64_t, uint64_t) {{ d::boxed(operator{index}, stack); }}

@@ -261,10 +261,10 @@ class Several(Symbol):
         self._rank = rank
 
     def __len__(self) -> int:
-        return self.path.decide("variadic", range(1, _MOST_TENSORS + 1))
+        return self.path.decide("variadic", range(_MOST_TENSORS + 1))
 
     def __bool__(self) -> bool:
-        return True  # a call without any is refused
+        return len(self) > 0
 
     def __repr__(self) -> str:
         return repr(list(self))

@@ -325,9 +325,9 @@ inline const char* enter(const char* path, const char* path_of_cuda) {
     const Operator& op = *entry->op;
     if (op.on_gpu && !g_torch.get_current_cuda_stream) continue;
     Handle library = nullptr;
-    if (g_torch.library_init_impl(entry->space, op.on_gpu ? "CUDA" : "CPU", op.qualified, 0, &library)) return op.name;
+    if (g_torch.library_init_impl(entry->space, op.on_gpu ? "CUDA" : "CPU", op.qualified, 0, &library)) return op.qualified;
     g_libraries.push_back(library);
-    if (g_torch.library_impl(library, op.name, entry->boxed, kAbi)) return op.name;
+    if (g_torch.library_impl(library, op.torch_name, entry->boxed, kAbi)) return op.qualified;
   }
   return nullptr;
 }

@@ -154,7 +154,8 @@ class _Rewriter:
                     del graph.initializers[name]
         for node in nodes_of(self._graph):
             if node.domain:
-                self._graph.opset_imports.setdefault(node.domain, 1)
+                imports = self._graph.opset_imports
+                imports[node.domain] = max(imports.get(node.domain, 1), node.version or 1)
         if not _is_ordered(self._graph):
             self._graph.sort()
         return self.hits

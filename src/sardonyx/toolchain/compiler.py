@@ -101,11 +101,16 @@ class Nvcc:
 _TO_HOST = ("-Xcompiler", "-fPIC,-fvisibility=hidden")
 
 
+def find_nvcc() -> str | None:
+    """The path of nvcc; None where there is no CUDA toolkit."""
+    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    return shutil.which("nvcc") or shutil.which("nvcc", path=f"{home}/bin")
+
+
 @cache
 def nvcc(architecture: str | None = None) -> Nvcc:
     """The compiler that CUDA's toolkit has, for an architecture: by default that of the GPU here, if there is one."""
-    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
-    path = shutil.which("nvcc") or shutil.which("nvcc", path=f"{home}/bin")
+    path = find_nvcc()
     if path is None:
         raise MissingDependency(
             "kernels for the GPU need nvcc", hint="install CUDA's toolkit, or let CUDA_HOME name it"
@@ -138,6 +143,16 @@ def built_for_gpu(source: str, options: Options, *, architecture: str) -> Path:
         made.unlink()
 
     return _kept(gpu, options, make, {"what": "kernels"}, (architecture, *flags), source) / _LIBRARY
+
+
+def check_cuda(source: str, options: Options) -> None:
+    """Compile CUDA C++ where no GPU could run it, for the errors; a source that did compile is not compiled again."""
+    gpu = nvcc()
+
+    def make(folder: Path) -> None:
+        gpu.compile(source, folder / "gpu.o").unlink()
+
+    _kept(gpu, options, make, {"what": "source for the GPU"}, (gpu.architecture,), source)
 
 
 def built(

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import sympy
 import torch
 
-from sardonyx.translate import dtypes, inference, pairs
+from sardonyx.translate import dtypes, inference, pairs, symbolic
 from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.noise import Noise, Source
 from sardonyx.translate.sizes import Dim, Dims, SizeTable, dim_of
@@ -102,13 +102,25 @@ class Builder:
         op_type: str,
         inputs: Sequence[ir.Value | None],
         attributes: Sequence[ir.Attr],
-        dtypes: Sequence[ir.DataType],
+        dtypes: Sequence[ir.DataType | None],
+        version: int = 1,
     ) -> tuple[ir.Value, ...]:
-        """Append a node that ONNX does not know, whose outputs have these types."""
-        node = ir.Node(domain, op_type, inputs, attributes, num_outputs=len(dtypes))
+        """Append a node that ONNX does not know, whose outputs have these types; `version` is its domain's.
+
+        A type that is None is that of the operator being translated.
+        """
+        node = ir.Node(domain, op_type, inputs, attributes, num_outputs=len(dtypes), version=version)
         for value, dtype in zip(node.outputs, dtypes, strict=True):
-            value.type = ir.TensorType(dtype)
+            value.type = None if dtype is None else ir.TensorType(dtype)
         return self._add(node)
+
+    def op(self, name: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:
+        """Append a node as torch.onnx's symbolic functions do: `g.op("mydomain::norm", x, epsilon_f=1e-5)`.
+
+        The suffix says an attribute's type: f for a float, i for an int, s for a string and t for a tensor; a list is
+        of that type. A number among the inputs is a constant.
+        """
+        return symbolic.append(self, name, inputs, outputs, attributes)
 
     def _add(self, node: ir.Node) -> tuple[ir.Value, ...]:
         node.meta["fx"] = self._origin

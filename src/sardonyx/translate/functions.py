@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, TypeAlias
@@ -20,7 +20,7 @@ def make_functions(model: ir.Model, classes: Sequence[type | str]) -> None:
     """Replace every call of a module of these classes by a node that calls a function; equal bodies are one function.
 
     Weights are the function's inputs. A module inside another that becomes a function stays a part of it. So are nodes
-    that are marked as a function's, with a call and a qualified name.
+    that are marked as a function's, with a call and a qualified name, and the version of its domain.
     """
     names = frozenset(c if isinstance(c, str) else f"{c.__module__}.{c.__qualname__}" for c in classes)
     known: dict[Hashable, ir.Function] = {}
@@ -84,6 +84,7 @@ def _extract(model: ir.Model, qualified: str, nodes: Sequence[ir.Node], known: d
         function.name if function else f"{name}__{number}" if number else name,
         list(body.inputs),
         num_outputs=len(body.outputs),
+        version=nodes[0].meta.get("function_version", 1),
     )
     call.meta["fx"] = nodes[-1].meta.get("fx")
     graph.insert_before(nodes[0], call)
@@ -92,7 +93,7 @@ def _extract(model: ir.Model, qualified: str, nodes: Sequence[ir.Node], known: d
         graph.remove(nodes)
         known[key] = function = _function(domain, call.op_type, body, graph.opset_imports[""])
         model.functions[function.identifier()] = function
-        graph.opset_imports[domain] = 1
+        graph.opset_imports[domain] = max(graph.opset_imports.get(domain, 1), call.version or 1)
     else:
         graph.remove(nodes, safe=True)
 
@@ -146,10 +147,19 @@ def _function(domain: str, name: str, body: _Body, opset: int) -> ir.Function:
         list(body.outputs),
         nodes=body.nodes,
         initializers=[inner[value] for value in body.constants],
-        opset_imports={"": opset, **{node.domain: 1 for node in body.nodes if node.domain}},
+        opset_imports={"": opset, **_domains(body.nodes)},
         name=name,
     )
     return ir.Function(domain, name, graph=graph, attributes=[])
+
+
+def _domains(nodes: Iterable[ir.Node]) -> dict[str, int]:
+    """The versions of the domains beside ONNX's own that nodes need."""
+    found: dict[str, int] = {}
+    for node in nodes:
+        if node.domain:
+            found[node.domain] = max(found.get(node.domain, 1), node.version or 1)
+    return found
 
 
 def _copy(value: ir.Value, name: str) -> ir.Value:

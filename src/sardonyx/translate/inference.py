@@ -47,6 +47,11 @@ def _dtype(node: ir.Node) -> ir.DataType | None:
         return ir.DataType.INT64
     if node.op_type == "Cast":
         return ir.DataType(node.attributes["to"].as_int())
+    if node.op_type == "ConstantOfShape":
+        value = node.attributes.get("value")
+        return ir.DataType.FLOAT if value is None else value.as_tensor().dtype
+    if "dtype" in node.attributes and not node.domain:
+        return ir.DataType(node.attributes["dtype"].as_int())
     source = node.inputs[_SECOND.get(node.op_type, 0)] if node.inputs else None
     return source.dtype if source is not None else None
 

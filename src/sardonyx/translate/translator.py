@@ -123,6 +123,7 @@ def _add_input(run: _Run, node: torch.fx.Node, *, frozen: bool) -> None:
             return  # what uses it is refused
         value = described(node.name, val)
         run.g.sizes.learn(value, dims_of(val))
+        value.meta["constant"] = getattr(val, "constant", None)  # of a tensor that the model writes out, if it is small
         if frozen and val.numel() and not (val.is_complex() or val.is_neg()):  # memory that is not what ONNX is given
             value.const_value = in_torch(node.name, dtypes.to_onnx(val.dtype), tuple(map(int, val.shape)))
         run.values[node] = value
