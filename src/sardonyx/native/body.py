@@ -11,6 +11,7 @@ import sympy
 from sardonyx.native.nests import Nest, Root, Step
 from sardonyx.native.scalars import cast_code, code_of, computed_type, number_code, symbol_name
 from sardonyx.native.values import Apply, Buffer, Expressions, Number, Value, View, applied, contiguous, views_of
+from sardonyx.toolchain.literals import comment
 from sardonyx.translate.sizes import Dim
 
 _TEMPLATES: Mapping[str, str] = {
@@ -55,7 +56,12 @@ class Writer:
 
     def line(self, text: str) -> None:
         """Add a line."""
+        assert "\n" not in text
         self.lines.append("  " * self._depth + text)
+
+    def comment(self, text: str) -> None:
+        """Add a comment of one line."""
+        self.line(comment(text))
 
     @contextmanager
     def block(self, head: str, tail: str = "}") -> Iterator[None]:
@@ -289,4 +295,14 @@ def _at_own_place(step: Step, nest: Nest) -> object:
 def summary(step: Step) -> str:
     """What a step writes, for a comment."""
     root = step.root
-    return f"{root.buffer.name} = {root.how or ''}{'…' if isinstance(root.value, Apply) else root.value!r}"
+    return f"{root.buffer.name} = {root.how or ''}{described(root.value)}"
+
+
+def described(value: Value) -> str:
+    """A value, for a comment: sizes under the names that they have in C++, never under those of the model."""
+    if isinstance(value, Apply):
+        return "…"
+    if isinstance(value, Number):
+        return number_code(value)
+    offset = f"+{code_of(value.offset)}" if value.offset != 0 else ""
+    return f"{value.buffer.name}[{', '.join(map(code_of, value.strides))}]{offset}"

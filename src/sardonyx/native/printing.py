@@ -58,7 +58,7 @@ class NestPrinter(BodyPrinter):
     def write(self, name: str) -> None:
         """The function that computes some units."""
         w, nest = self._w, self._nest
-        w.line(f"// {' × '.join(code_of(dim) for dim in nest.dims)}: " + ", ".join(map(summary, nest.steps)))
+        w.comment(f"{' × '.join(map(code_of, nest.dims))}: " + ", ".join(map(summary, nest.steps)))
         with w.block(f"static void {name}(const Call& call, int64_t begin, int64_t end)"):
             size_lines(w, nest)
             buffers = {view.buffer for step in nest.steps for view in views_of(step.root.value)}
