@@ -44,7 +44,8 @@ _FUNCTIONS: Mapping[str, str] = {
     "shift_left": "shifted_left",
     "shift_right": "shifted_right",
 }
-_LIBRARY = {"sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"}
+LIBRARY = frozenset({"sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"})
+"""Functions that the C library computes, number by number."""
 
 
 class Writer:
@@ -275,9 +276,13 @@ class BodyPrinter:
             code = _TEMPLATES[value.operator].format(*args)
             kind = computed_type(value.dtype)  # C++ computes with nothing shorter than an int
             return f"kept<{kind}>({code})" if "int8" in kind or "int16" in kind else code
-        if value.operator in _LIBRARY:
-            return f"each({args[0]}, [](auto x) {{ return std::{value.operator}(x); }})"
-        return f"{_FUNCTIONS.get(value.operator, value.operator)}({', '.join(args)})"
+        return self._call(value.operator, ", ".join(args))
+
+    def _call(self, operator: str, args: str) -> str:
+        """A function of some lanes."""
+        if operator in LIBRARY:
+            return f"each({args}, [](auto x) {{ return std::{operator}(x); }})"
+        return f"{_FUNCTIONS.get(operator, operator)}({args})"
 
 
 def _with_place(step: Step) -> Step:

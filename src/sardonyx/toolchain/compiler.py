@@ -240,7 +240,9 @@ def _check_loads(library: Path) -> None:
         raise CompilerError("the library that was built cannot be loaded", why, hint=_CHECK_COMPILER)
 
 
-_CHECK_COMPILER = "see whether CXX names a compiler for this machine, and whether cache_dir and TMPDIR allow executables"
+_CHECK_COMPILER = (
+    "see whether CXX names a compiler for this machine, and whether cache_dir and TMPDIR allow executables"
+)
 
 
 def _is_noexec(folder: Path) -> bool:
