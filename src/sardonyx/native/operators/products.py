@@ -30,10 +30,10 @@ from sardonyx.native.table import (
 from sardonyx.native.values import Value, View, dim_of
 from sardonyx.translate.sizes import Dim, Dims
 
-_MULTIPLIED = FLOATS | {INT64, ir.DataType.INT32, ir.DataType.UINT32, ir.DataType.UINT64}
+MULTIPLIED = FLOATS | {INT64, ir.DataType.INT32, ir.DataType.UINT32, ir.DataType.UINT64}
 
 
-def _matrix_product(r: Lowering, left: Value, right: Value, dtype: ir.DataType) -> Value:
+def matrix_product(r: Lowering, left: Value, right: Value, dtype: ir.DataType) -> Value:
     """The product over the last axis of the one and the last but one of the other, for each pair of matrices."""
     if left.dims[-1] != right.dims[-2]:
         raise CannotLower(f"a product of sizes {left.dims} and {right.dims} that may or may not fit")
@@ -51,12 +51,12 @@ def _turned(r: Lowering, x: Value, turned: bool) -> Value:
 
 def _pair(r: Lowering, node: ir.Node) -> tuple[Value, Value]:
     left, right = given(r, node, 0), given(r, node, 1)
-    if left.dtype not in _MULTIPLIED or left.dtype != right.dtype:
+    if left.dtype not in MULTIPLIED or left.dtype != right.dtype:
         raise CannotLower(f"{node.op_type} of {left.dtype} and {right.dtype}")
     return left, right
 
 
-def _wide(dtype: ir.DataType) -> ir.DataType:
+def wide_type(dtype: ir.DataType) -> ir.DataType:
     """What sums are held in that more is done with before they are rounded."""
     return FLOAT if dtype in NARROW else dtype
 
@@ -70,7 +70,7 @@ def _matmul(r: Lowering, node: ir.Node) -> None:
         left, gone = r.unsqueeze(left, [0]), [-2]
     if len(right.dims) == 1:
         right, gone = r.unsqueeze(right, [1]), [*gone, -1]
-    product = _matrix_product(r, left, right, left.dtype)
+    product = matrix_product(r, left, right, left.dtype)
     r.give(node.outputs[0], r.squeeze(product, [len(product.dims) + axis for axis in gone]))
 
 
@@ -80,7 +80,7 @@ def _fused_matmul(r: Lowering, node: ir.Node) -> None:
     if int_of(node, "transBatchA", 0) or int_of(node, "transBatchB", 0) or min(len(left.dims), len(right.dims)) < 2:
         raise CannotLower("FusedMatMul of vectors, or of batches the other way around")
     left, right = _turned(r, left, bool(int_of(node, "transA", 0))), _turned(r, right, bool(int_of(node, "transB", 0)))
-    product = _matrix_product(r, left, right, _wide(left.dtype))
+    product = matrix_product(r, left, right, wide_type(left.dtype))
     r.give(node.outputs[0], to_type(r, scaled(r, product, float_of(node, "alpha", 1.0)), left.dtype))
 
 
@@ -91,7 +91,7 @@ def _gemm(r: Lowering, node: ir.Node) -> None:
     if left.dtype not in FLOATS and (alpha, beta) != (1.0, 1.0):
         raise CannotLower(f"Gemm of {left.dtype} with factors")
     left, right = _turned(r, left, bool(int_of(node, "transA", 0))), _turned(r, right, bool(int_of(node, "transB", 0)))
-    result = scaled(r, _matrix_product(r, left, right, _wide(left.dtype)), alpha)
+    result = scaled(r, matrix_product(r, left, right, wide_type(left.dtype)), alpha)
     if bias is not None and beta != 0.0:
         result = r.apply("add", result, scaled(r, widened(r, bias), beta))
     r.give(node.outputs[0], to_type(r, result, left.dtype))
@@ -191,6 +191,6 @@ def _convolved(r: Lowering, image: View, weights: View, windows: Sequence[_Windo
         View(weights.buffer, dims, told, weights.offset),
         View(image.buffer, dims, seen, image.offset),
         range(3 + len(counts), len(dims)),
-        _wide(image.dtype),
+        wide_type(image.dtype),
     )
     return r.seen(product, (batch, outputs, *counts))
