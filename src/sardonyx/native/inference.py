@@ -23,8 +23,12 @@ log = logging.getLogger(__name__)
 _MOST_ELEMENTS = 1024
 """Constants of more are not looked at for a type or a size: a session has inputs in their places."""
 _MOST_ROUNDS = 8
-_NARROW = {ir.DataType.BFLOAT16: ir.DataType.FLOAT16, ir.DataType.FLOAT16: ir.DataType.FLOAT}
-"""A type that stands in for another which an operator has no kernel for."""
+_STAND_INS = {
+    ir.DataType.BFLOAT16: ir.DataType.FLOAT16,
+    ir.DataType.FLOAT16: ir.DataType.FLOAT,
+    ir.DataType.DOUBLE: ir.DataType.FLOAT,
+}
+"""What is asked for in the place of a type that an operator has no kernel for."""
 
 
 def infer(model: ir.Model) -> None:
@@ -104,16 +108,16 @@ def _infer_alone(node: ir.Node, model: ir.Model) -> bool:
     stand_ins: dict[ir.DataType, ir.DataType] = {}
     while True:
         told = _asked([node], model, stand_ins)
-        narrow = kinds.intersection(_NARROW)
+        found = kinds.intersection(_STAND_INS)
         if told is not None:
             back = {new: old for old, new in stand_ins.items()}
             return _learn([node], {name: (back.get(kind, kind), dims) for name, (kind, dims) in told.items()})
-        if len(narrow) != 1 or kinds & {_NARROW[x] for x in narrow}:
+        if len(found) != 1 or kinds & {_STAND_INS[x] for x in found}:
             return False
-        (old,) = narrow
-        kinds = kinds - narrow | {_NARROW[old]}
-        first = next((a for a, b in stand_ins.items() if b == old), old)
-        stand_ins = {first: _NARROW[old]}
+        (old,) = found
+        kinds = kinds - found | {_STAND_INS[old]}
+        first = next(iter(stand_ins), old)
+        stand_ins = {first: _STAND_INS[old]}
 
 
 _Told = Mapping[str, tuple[ir.DataType, Sequence[int | str | None]]]
