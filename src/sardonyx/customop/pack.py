@@ -22,6 +22,7 @@ from sardonyx.customop.project import Project, filled
 from sardonyx.customop.signature import Attribute, Signature, Tensor
 from sardonyx.errors import DeclarationError
 from sardonyx.toolchain import compiler
+from sardonyx.toolchain.literals import quoted
 
 OLDEST_ONNXRUNTIME = "1.18"
 _LIBRARY, _MANIFEST = "operators.so", "manifest.json"
@@ -59,7 +60,7 @@ def _fill(made: Path, package: str, version: str, operators: Sequence[CustomOp],
     names = [f"{op.domain}::{op.name}" for op in operators]
     words = {
         "package": package,
-        "operators": ", ".join(names),
+        "operators": quoted(", ".join(names))[1:-1],
         "platform": manifest["library"]["platform"],
         "processor": march or platform.machine(),
         "table": "\n".join(map(_row, manifest["operators"])),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import linecache
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,9 +11,9 @@ from pathlib import Path
 
 from sardonyx.customop.shapes import ShapeRule
 from sardonyx.customop.signature import Attribute, Identity, Signature, Tensor
-from sardonyx.customop.symbols import quoted
 from sardonyx.errors import DeclarationError
 from sardonyx.toolchain.headers import header
+from sardonyx.toolchain.literals import quoted
 from sardonyx.translate import dtypes
 
 GLUE = "what sardonyx puts around the kernel"
@@ -63,7 +62,7 @@ class Kernel:
 
     def cpp(self) -> str:
         """With its place, so that a compiler's complaints are about what the user wrote."""
-        return f"#line {self.line} {json.dumps(self.file, ensure_ascii=False)}\n{self.text}\n"
+        return f"#line {self.line} {quoted(self.file)}\n{self.text}\n"
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def _tables(parts: Sequence[Part], includes: str, on_gpu: bool) -> str:
     written = [includes, header("sardonyx.toolchain", "narrow.h"), header("sardonyx.customop", "kernel.h")]
     written.append("using namespace sardonyx;")
     written += dict.fromkeys(part.kernel.cpp() for part in parts if part.kernel is not None)
-    written.append(f"#line 1 {json.dumps(GLUE)}")
+    written.append(f"#line 1 {quoted(GLUE)}")
     written += [header("sardonyx.customop", name) for name in ("operator.h", "processor.h")]
     if any(part.kernel is None for part in parts):
         written.append(header("sardonyx.customop", "python_side.h"))
@@ -120,7 +119,7 @@ def common() -> str:
 
 def joint(libraries: Sequence[Path]) -> str:
     """The source of a library that offers the operators of others: beside it there is only what all have in common."""
-    paths = ", ".join(json.dumps(str(path)) for path in libraries)
+    paths = ", ".join(quoted(str(path)) for path in libraries)
     return f"""\
 #include <cstdint>
 #include <dlfcn.h>
@@ -189,8 +188,8 @@ def _operator(part: Part, index: int, on_gpu: bool) -> str:
 {_table("int", f"order{index}", list(map(str, order)))}
 {"".join(instances)}\
 {_table("d::Instance", f"instances{index}", names)}
-const d::Operator operator{index} = {{{json.dumps(signature.qualified)}, {quoted(part.identity.domain)},
-    {quoted(part.identity.name)}, {part.identity.version}, {json.dumps(signature.name)},
+const d::Operator operator{index} = {{{quoted(signature.qualified)}, {quoted(part.identity.domain)},
+    {quoted(part.identity.name)}, {part.identity.version}, {quoted(signature.name)},
     inputs{index}, {len(signature.inputs)}, outputs{index}, {len(signature.outputs)},
     fields{index}, {len(signature.attributes)}, order{index}, instances{index}, {len(instances)}, shapes{index},
     {str(on_gpu).lower()}}};
@@ -204,7 +203,7 @@ def _table(kind: str, name: str, entries: Sequence[str]) -> str:
 
 def _parameter(tensor: Tensor) -> str:
     rank = -1 if tensor.rank is None else tensor.rank
-    return f"{{{json.dumps(tensor.name)}, d::Kind::{_KINDS[tensor.kind]}, {rank}}}"
+    return f"{{{quoted(tensor.name)}, d::Kind::{_KINDS[tensor.kind]}, {rank}}}"
 
 
 def _values(attribute: Attribute, index: int) -> str:
@@ -218,7 +217,7 @@ def _values(attribute: Attribute, index: int) -> str:
 def _field(attribute: Attribute, index: int) -> str:
     required = str(attribute.required).lower()
     standard = _standard(attribute, index)
-    return f"{{{json.dumps(attribute.name)}, d::Type::{_ATTRIBUTES[attribute.type][0]}, {required}, {standard}}}"
+    return f"{{{quoted(attribute.name)}, d::Type::{_ATTRIBUTES[attribute.type][0]}, {required}, {standard}}}"
 
 
 def _standard(attribute: Attribute, index: int) -> str:
@@ -266,7 +265,7 @@ def _call(part: Part, index: int, number: int, chosen: Mapping[str, str], on_gpu
 
 
 def _entries(parts: Sequence[Part]) -> str:
-    spaces = [json.dumps(part.signature.namespace) for part in parts]
+    spaces = [quoted(part.signature.namespace) for part in parts]
     entries = ", ".join(f"{{&operator{i}, {space}, boxed{i}}}" for i, space in enumerate(spaces))
     return f"""
 static const d::Entry g_entries[] = {{{entries}}};

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from sardonyx.toolchain.literals import quoted
+
 T = TypeVar("T")
 
 MOST_RANKS = 8
@@ -290,12 +292,6 @@ class _Text(Symbol):
         return not self.path.decide(f"{self.text}.empty()")
 
     __hash__ = None
-
-
-def quoted(text: str) -> str:
-    """A text as C++ writes it."""
-    plain = (chr(c) if 32 <= c < 127 and c not in b'"\\' else f"\\{c:03o}" for c in text.encode())
-    return f'"{"".join(plain)}"'
 
 
 def message(text: str) -> str:

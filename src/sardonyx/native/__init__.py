@@ -7,12 +7,13 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from sardonyx.errors import MissingDependency, OptionError
-from sardonyx.native.carve import plan
+from sardonyx.errors import OptionError, SardonyxError
+from sardonyx.native.carve import Plan, plan
 from sardonyx.native.compiling import Generated, compile, convert_graph, generate
 from sardonyx.native.model import FolderError, NativeModel, load
 from sardonyx.native.report import NativeReport
 from sardonyx.native.select import scope
+from sardonyx.native.session import onnxruntime, register
 from sardonyx.options import Options
 from sardonyx.toolchain import compiler
 
@@ -47,23 +48,34 @@ _LEAST = 2**14
 def native(model: ir.Model, options: Options) -> Path | None:
     """Give a model kernels of its own, in place; the library they are in, or None where nothing is worth one.
 
-    With `native="auto"` only large groups are, and what cannot be built is left as it is.
+    With `native="auto"` only large groups are, and a model whose kernels cannot be made, built or loaded, whatever the
+    reason, is left as it is.
     """
     automatic = options.native == "auto"
     try:
-        compiler.find()
-        found = plan(model, least=_LEAST if automatic else 0)
-        if not found.parts:
-            return None
-        library = compiler.built(found.source, options)
-    except (MissingDependency, compiler.CompilerError) as error:
+        built = _built(model, options, least=_LEAST if automatic else 0)
+    except Exception as error:
         if not automatic:
             raise
-        _warn_once(str(error))
+        _warn_once(str(error) if isinstance(error, SardonyxError) else f"{type(error).__name__}: {error}")
         return None
+    if built is None:
+        return None
+    found, library = built
     log.info("%d native kernels", len(found.parts))
     found.splice()
     return library
+
+
+def _built(model: ir.Model, options: Options, *, least: int) -> tuple[Plan, Path] | None:
+    """What becomes kernels, and their library, which onnxruntime takes; the model is not changed yet."""
+    compiler.find()
+    found = plan(model, least=least)
+    if not found.parts:
+        return None
+    library = compiler.built(found.source, options)
+    register(onnxruntime().SessionOptions(), library)
+    return found, library
 
 
 _warned: set[str] = set()

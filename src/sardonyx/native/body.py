@@ -11,6 +11,7 @@ import sympy
 from sardonyx.native.nests import Nest, Root, Step
 from sardonyx.native.scalars import cast_code, code_of, computed_type, number_code, symbol_name
 from sardonyx.native.values import Apply, Buffer, Expressions, Number, Value, View, applied, contiguous, views_of
+from sardonyx.toolchain.literals import comment
 from sardonyx.translate.sizes import Dim
 
 _TEMPLATES: Mapping[str, str] = {
@@ -43,7 +44,8 @@ _FUNCTIONS: Mapping[str, str] = {
     "shift_left": "shifted_left",
     "shift_right": "shifted_right",
 }
-_LIBRARY = {"sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"}
+LIBRARY = frozenset({"sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"})
+"""Functions that the C library computes, number by number."""
 
 
 class Writer:
@@ -55,7 +57,12 @@ class Writer:
 
     def line(self, text: str) -> None:
         """Add a line."""
+        assert "\n" not in text
         self.lines.append("  " * self._depth + text)
+
+    def comment(self, text: str) -> None:
+        """Add a comment of one line."""
+        self.line(comment(text))
 
     @contextmanager
     def block(self, head: str, tail: str = "}") -> Iterator[None]:
@@ -269,9 +276,13 @@ class BodyPrinter:
             code = _TEMPLATES[value.operator].format(*args)
             kind = computed_type(value.dtype)  # C++ computes with nothing shorter than an int
             return f"kept<{kind}>({code})" if "int8" in kind or "int16" in kind else code
-        if value.operator in _LIBRARY:
-            return f"each({args[0]}, [](auto x) {{ return std::{value.operator}(x); }})"
-        return f"{_FUNCTIONS.get(value.operator, value.operator)}({', '.join(args)})"
+        return self._call(value.operator, ", ".join(args))
+
+    def _call(self, operator: str, args: str) -> str:
+        """A function of some lanes."""
+        if operator in LIBRARY:
+            return f"each({args}, [](auto x) {{ return std::{operator}(x); }})"
+        return f"{_FUNCTIONS.get(operator, operator)}({args})"
 
 
 def _with_place(step: Step) -> Step:
@@ -289,4 +300,14 @@ def _at_own_place(step: Step, nest: Nest) -> object:
 def summary(step: Step) -> str:
     """What a step writes, for a comment."""
     root = step.root
-    return f"{root.buffer.name} = {root.how or ''}{'…' if isinstance(root.value, Apply) else root.value!r}"
+    return f"{root.buffer.name} = {root.how or ''}{described(root.value)}"
+
+
+def described(value: Value) -> str:
+    """A value, for a comment: sizes under the names that they have in C++, never under those of the model."""
+    if isinstance(value, Apply):
+        return "…"
+    if isinstance(value, Number):
+        return number_code(value)
+    offset = f"+{code_of(value.offset)}" if value.offset != 0 else ""
+    return f"{value.buffer.name}[{', '.join(map(code_of, value.strides))}]{offset}"

@@ -176,9 +176,11 @@ def _branches(graph: ir.Graph) -> list[ir.Graph]:
 def _kernels(
     group: Sequence[ir.Node], refused: dict[ir.Node, str], choice: Choice, target: Target
 ) -> list[tuple[Sequence[ir.Node], Kernel]]:
-    """The kernel of a group; where it cannot be one, those of its halves, before and after."""
+    """The kernel of a group; where it is too large for one, or cannot be one, those of its halves, before and after."""
     if choice == "auto" and not expected(group).seconds:
         return []
+    if len(group) > _MOST_NODES and not is_by_name(choice):
+        return _halves(group, refused, choice, target)
     try:
         kernel = _kernel(group, target)
         kernel.code("NAME")
@@ -189,8 +191,18 @@ def _kernels(
         if len(group) == 1:
             refused[group[0]] = str(error)
             return []
-        half = len(group) // 2
-        return [found for part in (group[:half], group[half:]) for found in _kernels(part, refused, choice, target)]
+        return _halves(group, refused, choice, target)
+
+
+def _halves(
+    group: Sequence[ir.Node], refused: dict[ir.Node, str], choice: Choice, target: Target
+) -> list[tuple[Sequence[ir.Node], Kernel]]:
+    half = len(group) // 2
+    return [found for part in (group[:half], group[half:]) for found in _kernels(part, refused, choice, target)]
+
+
+_MOST_NODES = 128
+"""In one kernel: a C++ compiler takes more than twice as long for a function of twice the length."""
 
 
 def _kernel(group: Sequence[ir.Node], target: Target) -> Kernel:

@@ -133,8 +133,14 @@ def _planned(model: ir.Model, choice: Choice, target: Target) -> Plan:
     if not found.parts and choice != "auto":
         node, why = next(iter(found.refused.items()), (None, ""))
         what = f"{node.op_type} {node.name!r}: {why}" if node is not None else "no node of the graph is selected"
-        raise OptionError(f"nothing becomes a kernel; {what}", hint="select='all' reports what could")
+        raise OptionError(f"nothing becomes a kernel; {what}", hint=_hint(choice))
     return found
+
+
+def _hint(choice: Choice) -> str:
+    if choice == "all":
+        return 'select="auto" leaves such a model as it is; docs/native-operators.md lists what has a lowering'
+    return 'select="all" takes whatever has a lowering, and reports why the rest has none'
 
 
 def _built(found: Plan, built_for: Processor, options: Options) -> Path:

@@ -166,7 +166,7 @@ class CudaPrinter(BodyPrinter):
     def write(self, name: str) -> None:
         """The kernel."""
         w, nest = self._w, self._nest
-        w.line(f"// {' × '.join(code_of(dim) for dim in nest.dims)}: " + ", ".join(map(summary, nest.steps)))
+        w.comment(f"{' × '.join(map(code_of, nest.dims))}: " + ", ".join(map(summary, nest.steps)))
         if not self._across:
             w.line("template <int W, int K>" if self._reducing else "template <int W>")
         with w.block(f"__global__ void __launch_bounds__(kMostThreads) {name}(const Call call)"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 import sardonyx.native.operators  # noqa: F401  # fills the table
+from sardonyx.native.inference import origin_unknown, why_unknown
 from sardonyx.native.region import CannotLower, Lowering
 from sardonyx.native.table import TABLE, TYPES, opset_of
 
@@ -20,14 +21,16 @@ _OLDEST = 13
 
 def lower(region: Lowering, node: ir.Node) -> None:
     """Lower one node; `CannotLower` says why not."""
+    entry = TABLE.get((node.domain, node.op_type))
+    if entry is None:
+        raise CannotLower(f"{origin_unknown(node) or node.op_type} has no lowering")
     for value in (*node.inputs, *node.outputs):
         if value is None or (value.type is None and not value.uses()):
             continue
+        if value.type is None:
+            raise CannotLower(f"the type of {value.name} is unknown{why_unknown(value)}")
         if value.dtype not in TYPES or not isinstance(value.type, ir.TensorType):
             raise CannotLower(f"{value.name} has the type {value.type}")
-    entry = TABLE.get((node.domain, node.op_type))
-    if entry is None:
-        raise CannotLower(f"{node.op_type} has no lowering")
     if opset_of(node) < _OLDEST and not node.domain:
         raise CannotLower(f"{node.op_type} of opset {opset_of(node)}, which is before {_OLDEST}")
     entry(region, node)

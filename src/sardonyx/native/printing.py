@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from sardonyx.native.body import BodyPrinter, Writer, size_lines, summary
+from sardonyx.native.body import LIBRARY, BodyPrinter, Writer, size_lines, summary
 from sardonyx.native.nests import Nest, Step, count
 from sardonyx.native.region import COSTLY
 from sardonyx.native.scalars import TYPES, code_of, computed_type
@@ -22,6 +22,11 @@ _ACROSS = 64
 """Rows that are one unit of work where each lane has a row."""
 
 
+_SLOW = LIBRARY | {"exp", "log", "erf", "tanh", "sigmoid", "log1p"}
+_MOST_INLINED = 12
+"""Calls of such functions in a nest, each of which is inlined."""
+
+
 class NestPrinter(BodyPrinter):
     """Writes one nest. Lanes go along the last axis: along the row if that is swept, else across rows."""
 
@@ -33,6 +38,16 @@ class NestPrinter(BodyPrinter):
             rows = (step.root.buffer for step in nest.steps if not step.per_row)
             self._scratch = {buffer for buffer in rows if is_local(buffer)}
         self._turned = self._nest.turned
+        self._costly = {v for step in self._nest.steps for v in applied(step.root.value) if v.operator in _SLOW}
+        self._outlined = self._out_of_line()
+
+    def _out_of_line(self) -> frozenset[str]:
+        """Functions that the compiler sees once and not at each call: its time grows with each copy of a long one."""
+        used = {v.operator for v in self._costly}
+        return frozenset(used if len(self._costly) > _MOST_INLINED else used & LIBRARY)
+
+    def _call(self, operator: str, args: str) -> str:
+        return f"{operator}_of({args})" if operator in self._outlined else super()._call(operator, args)
 
     def units(self, name: str) -> tuple[str, str]:
         """How much work there is that can run apart, and what a unit of it costs, in elements."""
@@ -58,7 +73,7 @@ class NestPrinter(BodyPrinter):
     def write(self, name: str) -> None:
         """The function that computes some units."""
         w, nest = self._w, self._nest
-        w.line(f"// {' × '.join(code_of(dim) for dim in nest.dims)}: " + ", ".join(map(summary, nest.steps)))
+        w.comment(f"{' × '.join(map(code_of, nest.dims))}: " + ", ".join(map(summary, nest.steps)))
         with w.block(f"static void {name}(const Call& call, int64_t begin, int64_t end)"):
             size_lines(w, nest)
             buffers = {view.buffer for step in nest.steps for view in views_of(step.root.value)}
@@ -71,12 +86,15 @@ class NestPrinter(BodyPrinter):
                 elif buffer.kind != "inner" or not self._is_local(buffer) or self._stored(buffer):
                     w.line(f"auto* __restrict const {buffer.name} = call.{buffer.name};")
             w.line(f"constexpr int W = kNative * {self._registers()};")
+            for operator in sorted(self._outlined):
+                body = super()._call(operator, "x")
+                w.line(f"const auto {operator}_of = [](const auto& x) __attribute__((noinline)) {{ return {body}; }};")
             with w.block("for (int64_t unit = begin; unit < end; ++unit)"):
                 self._unit()
 
     def _registers(self) -> int:
         """How many registers are computed side by side: more where each takes long."""
-        costly = {id(v) for step in self._nest.steps for v in applied(step.root.value) if v.operator in COSTLY}
+        costly = {v for step in self._nest.steps for v in applied(step.root.value) if v.operator in COSTLY}
         return 4 if len(costly) > 2 else 2
 
     def _stored(self, buffer: Buffer) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from sardonyx.native.body import Writer, size_lines
+from sardonyx.native.body import Writer, described, size_lines
 from sardonyx.native.nests import Nest
 from sardonyx.native.region import CannotLower
 from sardonyx.native.scalars import TYPES, code_of
@@ -39,7 +39,7 @@ class ProductPrinter:
         w, out = self._w, self._out
         places = " × ".join(code_of(dim) for dim in self._nest.dims)
         kind = f"MatrixProduct<{TYPES[self._left.dtype]}, {TYPES[out.dtype]}>"
-        w.line(f"// {places}: {out.buffer.name} = {self._left!r} · {self._right!r}")
+        w.comment(f"{places}: {out.buffer.name} = {described(self._left)} · {described(self._right)}")
         with w.block(f"static {kind} {name}_product(const Call& call)"):
             size_lines(w, self._nest)
             start = ", ".join(f"call.{v.buffer.name} + {code_of(v.offset)}" for v in (self._left, self._right, out))
@@ -105,7 +105,7 @@ class VectorPrinter(ProductPrinter):
         w, out = self._w, self._out
         kind = f"VectorProduct<{TYPES[self._left.dtype]}, {TYPES[out.dtype]}>"
         *_, columns, depth = self._axes()
-        w.line(f"// {out.buffer.name} = {self._left!r} · {self._right!r}, which is constant")
+        w.comment(f"{out.buffer.name} = {described(self._left)} · {described(self._right)}, which is constant")
         with w.block(f"static {kind} {name}_product(const Call& call)"):
             size_lines(w, self._nest)
             start = ", ".join(f"call.{v.buffer.name} + {code_of(v.offset)}" for v in (self._left, out))

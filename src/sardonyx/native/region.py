@@ -37,6 +37,10 @@ _RECOMPUTED = 1
 """So many operators are rather computed again than their result stored."""
 
 
+_DEEPEST = 64
+"""So many operators may be one inside of the other: what walks over an expression calls itself for each."""
+
+
 class CannotLower(Exception):
     """A node or its sizes cannot be expressed by loops; says why."""
 
@@ -97,13 +101,13 @@ class Lowering:
                 self._meant.setdefault(name, dim)
 
     def give(self, result: ir.Value, value: Value | Reshaped) -> None:
-        """Say what a node's result is; costly ones that several read are stored."""
+        """Say what a node's result is; costly ones that several read are stored, and those of deep expressions."""
         self._learn(self.dims(result), value.dims)
         if value.dims != self.dims(result):
             raise CannotLower(f"{result.name} should have the sizes {self.dims(result)}, and not {value.dims}")
         if value.dtype != dtype_of(result):
             raise CannotLower(f"{result.name} should be {dtype_of(result)}, and not {value.dtype}")
-        if isinstance(value, Apply) and value.operator in COSTLY and len(result.uses()) > 1:
+        if isinstance(value, Apply) and (_is_shared(value, result) or value.depth > _DEEPEST):
             value = self.stored(value)
         if result in self._returned:
             value = self._output(result, value)
@@ -314,6 +318,10 @@ class _Joined:
 
     axis: int
     pieces: Sequence[Value]
+
+
+def _is_shared(value: Apply, result: ir.Value) -> bool:
+    return value.operator in COSTLY and len(result.uses()) > 1
 
 
 def _is_whole(view: View) -> bool:

@@ -12,6 +12,7 @@ from torch.utils._sympy import functions as torch_sympy
 
 from sardonyx.native.region import CannotLower
 from sardonyx.native.values import Number
+from sardonyx.toolchain.literals import identifier
 from sardonyx.translate.sizes import Dim
 
 TYPES: Mapping[ir.DataType, str] = {
@@ -98,4 +99,4 @@ def _folded(function: str, args: Sequence[str]) -> str:
 
 def symbol_name(symbol: sympy.Basic) -> str:
     """What a symbol is called in C++; no two are called the same."""
-    return "n_" + "".join(c if c.isascii() and c.isalnum() else f"_{ord(c):x}_" for c in str(symbol))
+    return identifier(str(symbol))

@@ -36,13 +36,24 @@ def available(providers: list[str]) -> list[str]:
     return providers
 
 
+def register(options: Any, library: Path) -> None:
+    """Let sessions with these options have the operators of a library."""
+    try:
+        options.register_custom_ops_library(str(library))
+    except Exception as error:
+        raise EngineError(
+            f"onnxruntime cannot load the kernels in {library}: {error}",
+            hint="they need onnxruntime 1.18 or later, and a folder whose mount allows executables",
+        ) from error
+
+
 def open_session(model: ir.Model, library: Path | None, options: Any = None, **kwargs: Any) -> Any:
     """An `onnxruntime.InferenceSession` of a model, with the library registered that its kernels are in."""
     ort = onnxruntime()
     options = ort.SessionOptions() if options is None else options
     kwargs.setdefault("providers", ["CPUExecutionProvider"])
     if library is not None:
-        options.register_custom_ops_library(str(library))
+        register(options, library)
     try:
         if not has_weights_apart(model):
             return ort.InferenceSession(ir.to_proto(model).SerializeToString(), options, **kwargs)

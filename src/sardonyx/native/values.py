@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
@@ -85,6 +86,11 @@ class Apply:
     dims: Dims
     dtype: ir.DataType
 
+    @cached_property
+    def depth(self) -> int:
+        """How many operators there are one inside of the other."""
+        return 1 + max(arg.depth if isinstance(arg, Apply) else 0 for arg in self.args)
+
     def __repr__(self) -> str:
         return f"{self.operator}({', '.join(map(repr, self.args))})"
 
@@ -135,7 +141,8 @@ class Expressions:
         """An operator of arguments that have equal sizes."""
         key = (operator, dtype, *(id(arg) if isinstance(arg, Apply) else arg for arg in args))
         if key not in self._made:
-            self._made[key] = Apply(operator, tuple(args), args[0].dims, dtype)
+            made = self._made[key] = Apply(operator, tuple(args), args[0].dims, dtype)
+            assert made.depth  # known from now on, so that asking for it never goes deep
         return self._made[key]
 
     def permute(self, value: Value, order: Sequence[int]) -> Value:
