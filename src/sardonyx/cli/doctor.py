@@ -183,7 +183,9 @@ def providers() -> Findings:
 
 
 def _python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-P", "-c", program, *arguments], capture_output=True, text=True, check=False
+    )
 
 
 def compilers() -> Findings:
