@@ -203,10 +203,10 @@ def test_processes_of_our_own_import_nothing_from_the_working_folder(
 
     def popen(command: list[str], **how: Any) -> Any:
         seen.append(command)
-        raise OSError
+        raise NotADirectoryError
 
     monkeypatch.setattr(subprocess, "Popen", popen)
-    with pytest.raises(OSError):
+    with pytest.raises(NotADirectoryError):
         Worker(["onnxruntime"])._start()
     assert "-P" in seen[0][: seen[0].index("-m")]
 

@@ -73,9 +73,10 @@ def _is_arithmetic(node: ast.expr) -> bool:
 
 
 def _value(node: ast.expr, sizes: Mapping[str, int]) -> Number:
+    found: Number = 1
     match node:
-        case ast.Constant():
-            found: Number = node.value  # type: ignore[assignment]  # an integer: nothing else was let through
+        case ast.Constant(value=int(number)):
+            found = number
         case ast.Name():
             found = sizes.get(node.id, 1)
         case ast.UnaryOp():

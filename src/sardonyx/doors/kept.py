@@ -128,7 +128,7 @@ def keep(
         (folder / _MODEL).write_bytes(protos[0].SerializeToString())
         (folder / _CALLING).write_text(json.dumps(vars(calling)))
 
-    cache.get_or_make(at, make, {"what": "module", "name": type(module).__name__, "engine": options.engine})
+    cache.keep(at, make, {"what": "module", "name": type(module).__name__, "engine": options.engine})
 
 
 def _calling(traced: Traced, run: Any, proto: onnx.ModelProto) -> Calling | None:
