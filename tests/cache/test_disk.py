@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from sardonyx.cache import disk, manifest
-from sardonyx.cache.disk import MANIFEST, DiskCache, Unusable, default_cache
+from sardonyx.cache.disk import DiskCache, Unusable, default_cache
+from sardonyx.cache.manifest import MANIFEST
 from sardonyx.errors import EngineError
 from sardonyx.options import Options
 

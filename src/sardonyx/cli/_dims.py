@@ -75,8 +75,8 @@ def _is_arithmetic(node: ast.expr) -> bool:
 def _value(node: ast.expr, sizes: Mapping[str, int]) -> Number:
     found: Number = 1
     match node:
-        case ast.Constant(value=int(number)):
-            found = number
+        case ast.Constant():
+            found = int(str(node.value))
         case ast.Name():
             found = sizes.get(node.id, 1)
         case ast.UnaryOp():
@@ -85,7 +85,7 @@ def _value(node: ast.expr, sizes: Mapping[str, int]) -> Number:
             found = _BINARY[type(node.op)](_value(node.left, sizes), _value(node.right, sizes))
         case ast.Call(func=ast.Name(id=name)):
             found = _called(name, [_value(x, sizes) for x in node.args])
-    if abs(found) > _LARGEST:
+    if not -_LARGEST <= found <= _LARGEST:
         raise OverflowError("it is larger than any size")
     return found
 
