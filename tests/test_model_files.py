@@ -173,3 +173,19 @@ def test_nodes_in_a_cycle_are_an_error() -> None:
     model = model_of(helper.make_node("Add", ["x", "b"], ["y"]), helper.make_node("Neg", ["y"], ["b"]))
     with pytest.raises(SardonyxError, match="cycle"):
         load_model(model)
+
+
+# Inputs with a value
+
+
+@pytest.mark.parametrize("version", [3, 10])
+def test_an_input_that_has_a_value_is_a_constant(version: int, tmp_path: Path) -> None:
+    model = model_of(helper.make_node("Add", ["x", "w"], ["y"]), constants=(numpy_helper.from_array(WEIGHT, "w"),))
+    model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [4]))
+    model.ir_version = version
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    program = sardonyx.optimize(tmp_path / "model.onnx")
+    assert list(program.inputs) == ["x"]
+    torch.testing.assert_close(program(torch.ones(4)), torch.arange(4.0) + 1)
+    done = run("run", tmp_path / "model.onnx")
+    assert done.exit_code == 0, done.output

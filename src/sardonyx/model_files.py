@@ -22,6 +22,8 @@ from sardonyx.errors import SardonyxError
 log = logging.getLogger(__name__)
 
 _ANEW = "write or copy it anew"
+_OPTIONAL_INPUTS = 4
+"""The IR version since which weights need not be inputs: one that is has a default value."""
 _ONE_FOLDER = "keep the files of a model in one folder"
 
 
@@ -56,8 +58,7 @@ def _of_file(path: Path) -> ir.Model:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     with _said_clearly(str(path)):
-        model = ir.load(path)
-    return _checked(model, str(path))
+        return _checked(ir.load(path), str(path))
 
 
 def _of_bytes(content: bytes) -> ir.Model:
@@ -69,8 +70,7 @@ def _of_bytes(content: bytes) -> ir.Model:
 
 def _of_proto(proto: onnx.ModelProto, name: str) -> ir.Model:
     with _said_clearly(name):
-        model = ir.from_proto(proto)
-    return _checked(model, name)
+        return _checked(ir.from_proto(proto), name)
 
 
 def _copied(model: ir.Model) -> ir.Model:
@@ -78,7 +78,9 @@ def _copied(model: ir.Model) -> ir.Model:
     if not _is_sorted(model):
         raise SardonyxError("the model's nodes are not sorted topologically", hint="call model.graph.sort() first")
     _check_weights(model, "the model")
-    return model.clone()
+    copy = model.clone()
+    _settle_defaults(copy, "the model")
+    return copy
 
 
 @contextmanager
@@ -87,9 +89,10 @@ def _said_clearly(name: str) -> Iterator[None]:
     try:
         with collecting([], "onnx_ir"):
             yield
+    except SardonyxError:
+        raise
     except Exception as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise SardonyxError(f"{name} is no ONNX model that can be read: {first}", hint=_ANEW) from error
+        raise SardonyxError(f"{name} is no ONNX model that can be read: {_first_line(error)}", hint=_ANEW) from error
 
 
 @contextmanager
@@ -111,7 +114,16 @@ def _checked(model: ir.Model, name: str) -> ir.Model:
     _check_values(model, name)
     _sort(model, name)
     _check_weights(model, name)
+    _settle_defaults(model, name)
     return model
+
+
+def _settle_defaults(model: ir.Model, name: str) -> None:
+    """An input that has a value in the file is a constant: rules and kernels read it as one."""
+    for value in [value for value in model.graph.inputs if value.is_initializer()]:
+        model.graph.inputs.remove(value)
+        if model.ir_version >= _OPTIONAL_INPUTS:
+            log.warning("%s has a value for its input %r, which is taken for a constant", name, value.name)
 
 
 def _graphs(model: ir.Model) -> Iterator[ir.Graph]:
@@ -126,14 +138,26 @@ def _nodes(model: ir.Model) -> Iterator[ir.Node]:
 
 
 def _check_values(model: ir.Model, name: str) -> None:
-    """Every value that a node reads comes from somewhere."""
+    """Every value that a node reads, or that is a result, comes from somewhere."""
+    read = [(value, f"{node.op_type} reads") for node in _nodes(model) for value in node.inputs if value is not None]
+    read += [(value, "it returns") for graph in _graphs(model) for value in graph.outputs]
+    read += [(value, "a branch returns") for graph in _branches(model) for value in graph.outputs]
+    for value, who in read:
+        if not (value.producer() or value.is_graph_input() or value.is_initializer()):
+            raise SardonyxError(
+                f"{name} is no whole model: {who} {value.name!r}, which nothing writes",
+                hint="write it anew, with that value as an input of the model",
+            )
+
+
+def _branches(model: ir.Model) -> Iterator[ir.Graph]:
+    """The graphs in attributes: branches and bodies of loops."""
     for node in _nodes(model):
-        for value in node.inputs:
-            if value is not None and not (value.producer() or value.is_graph_input() or value.is_initializer()):
-                raise SardonyxError(
-                    f"{name} is no whole model: {node.op_type} reads {value.name!r}, which nothing writes",
-                    hint="write it anew, with that value as an input of the model",
-                )
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH and attribute.value is not None:
+                yield attribute.as_graph()
+            elif attribute.type == ir.AttributeType.GRAPHS and attribute.value is not None:
+                yield from attribute.as_graphs()
 
 
 # Order
@@ -172,7 +196,7 @@ def _check_weights(model: ir.Model, name: str) -> None:
 
 def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
     """Every constant of a model: of its graph, of branches and functions, and in attributes."""
-    for graph in _graphs(model):
+    for graph in (*_graphs(model), *_branches(model)):
         yield from _initializers(graph)
     for node in _nodes(model):
         for attribute in node.attributes.values():
@@ -180,11 +204,6 @@ def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
                 yield attribute.as_tensor()
             elif attribute.type == ir.AttributeType.TENSORS and attribute.value is not None:
                 yield from attribute.as_tensors()
-            elif attribute.type == ir.AttributeType.GRAPH and attribute.value is not None:
-                yield from _initializers(attribute.as_graph())
-            elif attribute.type == ir.AttributeType.GRAPHS and attribute.value is not None:
-                for graph in attribute.as_graphs():
-                    yield from _initializers(graph)
 
 
 def _initializers(graph: ir.Graph) -> Iterator[ir.TensorProtocol]:
@@ -206,3 +225,56 @@ def _check_external(tensor: ir.ExternalTensor, name: str) -> None:
     begin, size = tensor.offset or 0, path.stat().st_size
     if begin < 0 or begin + max(tensor.nbytes, tensor.length or 0) > size:
         raise SardonyxError(f"{said}, which has {size} bytes and is too short for it", hint=_ANEW)
+
+
+# Faults
+
+
+@contextmanager
+def blaming(model: UserModel) -> Iterator[None]:
+    """While active, an unexpected error becomes one about the model, if that is not valid; else it is left alone."""
+    try:
+        yield
+    except (SardonyxError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        fault = fault_of(model)
+        if fault is None:
+            raise
+        raise SardonyxError(fault, hint=_ANEW) from error
+
+
+def fault_of(model: UserModel) -> str | None:
+    """What is wrong with a model that something failed on; None if it is valid as far as ONNX's checker tells."""
+    name = str(model) if isinstance(model, (str, os.PathLike)) else "the model"
+    try:
+        loaded = load_model(model)
+    except SardonyxError as error:
+        return error.what
+    except Exception:
+        return None
+    said = _unreadable(loaded) or _invalid(loaded)
+    return said and f"{name} is no valid ONNX model: {said}"
+
+
+def _unreadable(model: ir.Model) -> str | None:
+    for tensor in _tensors(model):
+        try:
+            tensor.numpy()
+        except Exception as error:
+            return f"its weight {tensor.name!r} cannot be read: {_first_line(error)}"
+    return None
+
+
+def _invalid(model: ir.Model) -> str | None:
+    if any(isinstance(tensor, ir.ExternalTensor) for tensor in _tensors(model)):
+        return None  # the checker would look for their files elsewhere
+    try:
+        onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    except Exception as error:
+        return _first_line(error)
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

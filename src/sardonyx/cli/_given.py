@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from sardonyx.cli._source import Source, fields, in_memory, source, tensor
+from sardonyx.cli._source import GIVEN, Source, fields, in_memory, source, tensor
 from sardonyx.cli._told import counted, counts, example, table, tell, times, working
 from sardonyx.diagnose.words import duration
 from sardonyx.options import Options
@@ -47,8 +47,11 @@ class ModelType(click.ParamType):  # type: ignore[type-arg]  # older versions of
     name = "model"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Source:
-        """The source of that text."""
-        return value if isinstance(value, Source) else source(value)
+        """The source of that text, which is remembered for the error that something ends with."""
+        found = value if isinstance(value, Source) else source(value)
+        if ctx is not None:
+            ctx.meta[GIVEN] = found
+        return found
 
 
 MODEL = ModelType()

@@ -30,7 +30,7 @@ from sardonyx.doors.export import export
 from sardonyx.doors.optimize import optimize
 from sardonyx.doors.program import Program
 from sardonyx.errors import MissingDependency, OptionError, SardonyxError
-from sardonyx.model_files import load_model
+from sardonyx.model_files import fault_of, load_model
 from sardonyx.options import Options
 from sardonyx.translate import dtypes
 
@@ -40,6 +40,8 @@ Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 _FORMS = "give model.onnx, a .pt2 file of torch.export.save, or package.module:factory, or path/file.py:factory"
 _RETURN = "let it return (module, args) or (module, args, kwargs)"
 _SEED = 0
+GIVEN = "sardonyx.model"
+"""Under which the context of a command has its model."""
 
 
 class Source(ABC):
@@ -98,6 +100,10 @@ class Source(ABC):
         """The inputs that the model comes with."""
         return None
 
+    def fault(self) -> str | None:
+        """What is wrong with the model itself, where that can be told without running it."""
+        return None
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.text!r})"
 
@@ -136,6 +142,10 @@ class OnnxFile(Source):
     def call(self, feeds: Mapping[str, Array]) -> Call:
         """The inputs in order, for the program."""
         return tuple(tensor(feeds[str(value.name)]) for value in _feeds.inputs_of(self._loaded)), {}
+
+    def fault(self) -> str | None:
+        """What ONNX's checker says of the file."""
+        return fault_of(self.text)
 
     @cached_property
     def _loaded(self) -> ir.Model:

@@ -16,7 +16,7 @@ from sardonyx.diagnose.report import collecting, new_graph_report
 from sardonyx.doors.export import add_kernels
 from sardonyx.doors.program import Calling, Output, Program, hold
 from sardonyx.errors import SardonyxError
-from sardonyx.model_files import UserModel, load_model
+from sardonyx.model_files import UserModel, blaming, load_model
 from sardonyx.options import OLDEST_OPSET, Options
 from sardonyx.pipeline import rewrite
 from sardonyx.translate import inference
@@ -36,7 +36,7 @@ def optimize(model: UserModel, *, domains: Sequence[str] | None = None, **option
     tensor([0., 0.])
     """
     chosen = Options.of(options)
-    with collecting() as report:
+    with blaming(model), collecting() as report:
         graph_report = new_graph_report("given", 0)
         with graph_report.stage("load"):
             loaded = _described(_modern(hold(load_model(model)), chosen.opset))

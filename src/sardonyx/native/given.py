@@ -5,12 +5,16 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass, NameFixPass, RemoveUnusedNodesPass, ShapeInferencePass
 
-from sardonyx.model_files import UserModel, load_model
+from sardonyx.model_files import UserModel, blaming, load_model
 
 
 def given(model: UserModel) -> ir.Model:
     """A copy of a model. Weights are not copied, and those in files beside it are left there until they are read."""
-    taken = load_model(model)
+    with blaming(model):
+        return _described(load_model(model))
+
+
+def _described(taken: ir.Model) -> ir.Model:
     if taken.functions:
         taken = InlinePass()(taken).model
     _name_sizes(taken.graph)
