@@ -62,10 +62,11 @@ def _of_file(path: Path) -> ir.Model:
 
 
 def _of_bytes(content: bytes) -> ir.Model:
-    name = f"a model of {len(content)} bytes"
-    with _said_clearly(name):
+    try:
         proto = onnx.load_model_from_string(content)
-    return _of_proto(proto, name)
+    except Exception as error:
+        raise SardonyxError(f"these {len(content)} bytes are no ONNX model: {_first_line(error)}") from error
+    return _of_proto(proto, "the model")
 
 
 def _of_proto(proto: onnx.ModelProto, name: str) -> ir.Model:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
+import re
 import subprocess
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -23,7 +26,7 @@ from sardonyx.diagnose.reduction.worker import Worker
 from sardonyx.errors import SardonyxError
 from sardonyx.options import Options
 
-from .calling import run
+from .calling import ROOT, run
 
 
 def saved(path: Path, dim: str, name: str = "x", node: str = "") -> Path:
@@ -217,3 +220,107 @@ def test_a_factory_is_needed_for_what_a_trusted_exported_program_runs(exported: 
     with pytest.raises(SardonyxError) as caught:
         source(str(path)).module()
     assert "file.py:factory" in str(caught.value.hint)
+
+
+# The terminal
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("inspect", "--nodes"),
+        ("inspect", "--nodes", "--json"),
+        ("view", "--outline"),
+        ("run",),
+        ("run", "--size", "batch=2"),
+        ("profile", "--calls", "1"),
+        ("compare", "--all"),
+        ("optimize", "-o", "out.onnx"),
+        ("report", "-o", "out.html"),
+    ],
+)
+def test_names_in_a_model_do_not_steer_the_terminal(words: tuple[str, ...], tmp_path: Path) -> None:
+    path = saved(tmp_path / "model.onnx", "\x1b]0;title\x07", name="x\x1b[31m\x9b2J\u202e", node="n\x1b[2J\rhidden")
+    done = run(words[0], path, *words[1:])
+    assert not set("\x1b\x07\x9b\r\u202e") & set(done.output)
+
+
+def test_a_name_is_told_with_its_escape_sequences_written_out(tmp_path: Path) -> None:
+    done = run("inspect", saved(tmp_path / "model.onnx", "\x1b[31m"))
+    assert r"\x1b[31m" in done.output
+    assert json.loads(run("inspect", "model.onnx", "--json").stdout)["inputs"][0]["shape"] == ["\x1b[31m", 2]
+
+
+def test_a_warning_does_not_steer_the_terminal(tmp_path: Path) -> None:
+    path = saved(tmp_path / "model.onnx", "n", name="x\x1b[31m")
+    model = onnx.load(str(path))
+    model.graph.initializer.append(helper.make_tensor("x\x1b[31m", TensorProto.FLOAT, [1, 2], [0, 0]))
+    onnx.save(model, str(path))
+    done = run("optimize", path, "-o", tmp_path / "out.onnx")
+    assert "taken for a constant" in done.output
+    assert "\x1b" not in done.output
+
+
+# What is written, and what is typed
+
+
+@pytest.mark.parametrize(
+    ("words", "target"), [(("report", "-o"), "out.html"), (("profile", "--calls", "1", "--trace"), "out.json")]
+)
+def test_a_link_in_the_place_of_an_output_is_replaced(words: tuple[str, ...], target: str, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    (tmp_path / target).symlink_to(precious)
+    done = run(words[0], saved(tmp_path / "model.onnx", "n"), *words[1:], tmp_path / target)
+    assert done.exit_code == 0, done.output
+    assert precious.read_text() == "mine"
+    assert (tmp_path / target).is_file()
+    assert not (tmp_path / target).is_symlink()
+
+
+def test_a_link_under_the_name_of_a_temporary_file_is_not_followed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    (tmp_path / f".out.html.{os.getpid()}").symlink_to(precious)
+    done = run("report", saved(tmp_path / "model.onnx", "n"), "-o", tmp_path / "out.html")
+    assert (done.exit_code, precious.read_text()) == (0, "mine"), done.output
+
+
+@pytest.mark.parametrize(
+    "words", [("bench", "--seconds"), ("compare", "--tolerance"), ("bisect", "--tolerance"), ("reduce", "--tolerance")]
+)
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "-1"])
+def test_what_is_no_number_is_a_wrong_use_of_the_command_line(
+    words: tuple[str, str], number: str, tmp_path: Path
+) -> None:
+    output = ("-o", "out") if words[0] == "reduce" else ()
+    done = run(words[0], saved(tmp_path / "model.onnx", "n"), *output, words[1], number)
+    assert done.exit_code == 2, done.output
+
+
+@pytest.mark.parametrize("edit", ["truncated", "flipped", "objects", "empty"])
+def test_an_edited_file_of_inputs_is_an_error(edit: str, tmp_path: Path) -> None:
+    path = tmp_path / "inputs.npz"
+    np.savez(path, x=np.array([{}]) if edit == "objects" else np.zeros((1, 2), np.float32), allow_pickle=True)
+    content = path.read_bytes()
+    if edit == "truncated":
+        path.write_bytes(content[:-30])
+    elif edit == "flipped":
+        at = content.index(b"descr")
+        path.write_bytes(content[:at] + b"XXXXX" + content[at + 5 :])
+    elif edit == "empty":
+        path.write_bytes(b"")
+    done = run("run", saved(tmp_path / "model.onnx", "n"), "--inputs", path)
+    assert done.exit_code == 3, done.output
+
+
+def test_every_text_file_names_its_encoding() -> None:
+    """Else it is that of the locale, which may be ASCII."""
+    plain = re.compile(r"\.read_text\(\)|\.write_text\((?!$)(?!.*encoding=)")
+    lines = [
+        (path.name, line)
+        for path in (ROOT / "src").rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if plain.search(line) and "/proc/" not in line and not line.lstrip().startswith((">>>", "..."))
+    ]
+    assert lines == []

@@ -50,7 +50,7 @@ def seal(folder: Path, key: str, about: Mapping[str, str]) -> None:
         "files": files,
     }
     path = folder / MANIFEST
-    path.write_text(json.dumps(manifest, indent=1))
+    path.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     path.chmod(0o600)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from sardonyx.options import Options
 
 __all__ = [
     "MODEL",
+    "FiniteRange",
     "Source",
     "as_json",
     "counted",
@@ -51,6 +53,17 @@ class ModelType(click.ParamType):  # type: ignore[type-arg]  # older versions of
         found = value if isinstance(value, Source) else source(value)
         if ctx is not None:
             ctx.meta[GIVEN] = found
+        return found
+
+
+class FiniteRange(click.FloatRange):
+    """A number in a range; `nan`, which every comparison lets through, and infinities are none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number."""
+        found: float = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is no number", param, ctx)
         return found
 
 

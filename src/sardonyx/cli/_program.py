@@ -7,6 +7,7 @@ is missing; 130 after Ctrl-C. Errors are a line "error: …", and where there is
 
 from __future__ import annotations
 
+import logging
 import traceback
 from importlib import import_module
 from pkgutil import iter_modules
@@ -15,7 +16,7 @@ from typing import Any
 import click
 
 import sardonyx.cli
-from sardonyx.cli._told import example
+from sardonyx.cli._told import Warnings, example, printable
 from sardonyx.errors import MissingDependency, SardonyxError, VerificationError
 
 FAILED, OF_THE_MODEL, MISSING, INTERRUPTED = 1, 3, 4, 130
@@ -38,7 +39,7 @@ class Told(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         """Print it on stderr."""
-        click.echo(self.message, file=file, err=True)
+        click.echo(printable(self.message), file=file, err=True)
 
 
 class _Beside(click.Group):
@@ -121,3 +122,6 @@ _EXAMPLE = example(
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def program(debug: bool) -> None:
     """Run PyTorch through ONNX."""
+    log = logging.getLogger("sardonyx")
+    if not any(isinstance(handler, Warnings) for handler in log.handlers):
+        log.addHandler(Warnings())

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from sardonyx.cli._feeds import Array
 from sardonyx.cli._given import (
+    FiniteRange,
     Source,
     as_json,
     counted,
@@ -83,7 +84,7 @@ class Contender:
 @click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="Turns that each one gets.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(0, 3600),
+    type=FiniteRange(0, 3600),
     default=0.2,
     show_default=True,
     help="How long a turn is, at least one call.",

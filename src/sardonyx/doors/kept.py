@@ -126,7 +126,7 @@ def keep(
 
     def make(folder: Path) -> None:
         (folder / _MODEL).write_bytes(protos[0].SerializeToString())
-        (folder / _CALLING).write_text(json.dumps(vars(calling)))
+        (folder / _CALLING).write_text(json.dumps(vars(calling)), encoding="utf-8")
 
     cache.keep(at, make, {"what": "module", "name": type(module).__name__, "engine": options.engine})
 
@@ -189,7 +189,7 @@ def find(
         cache.drop(at)
 
     try:
-        calling = Calling(**json.loads((folder / _CALLING).read_text()))
+        calling = Calling(**json.loads((folder / _CALLING).read_text(encoding="utf-8")))
         accepts = function_of_sizes(calling.condition)
         if not accepts(sizes):
             log.info("the kept model of %s is for other sizes", type(module).__name__)

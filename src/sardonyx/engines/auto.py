@@ -271,7 +271,7 @@ def _recalled(key: str, options: Options) -> Choice | None:
     if folder is None:
         return None
     try:
-        return Choice(**json.loads((folder / _FILE).read_text()), remembered=True)
+        return Choice(**json.loads((folder / _FILE).read_text(encoding="utf-8")), remembered=True)
     except (OSError, ValueError, TypeError) as error:
         log.warning("the engine chosen before cannot be read, so they are measured again: %s", error)
         return None
@@ -288,7 +288,7 @@ def _remember(key: str, choice: Choice, options: Options) -> None:
 
 
 def _write(path: Path, written: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(written))
+    path.write_text(json.dumps(written), encoding="utf-8")
 
 
 class AutoRunner(Runner):
