@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from sardonyx import OptionError, Options
@@ -39,11 +42,58 @@ def test_more_is_laid_over_what_is_given() -> None:
         ({"engine": None}, r"sardonyx\.engines\(\)"),
         ({"compile_options": 3}, "use text"),
         ({"compile_options": "'-O3"}, "No closing quotation"),
+        ({"freeze": "no"}, "True or False"),
+        ({"freeze": 1}, "True or False"),
+        ({"verify": None}, "True or False"),
+        ({"preallocate_outputs": "yes"}, "True, False or None"),
+        ({"native": "yes"}, "'auto'"),
+        ({"native": 2}, "'auto'"),
+        ({"native": np.ones(2)}, "'auto'"),
+        ({"fallback": ["warn"]}, "'warn', 'error', 'quiet'"),
+        ({"fallback": np.ones(2)}, "'warn', 'error', 'quiet'"),
+        ({"cache_size": True}, "an integer"),
+        ({"cache_size": 2.0}, "an integer"),
+        ({"cache_bytes": "8GB"}, "an integer"),
+        ({"cache_bytes": -1}, "a number of bytes"),
+        ({"cache_dir": 3}, "use text"),
+        ({"dump": True}, "use text"),
+        ({"report": ["out.html"]}, "use text"),
+        ({"repro": 1}, "use text"),
+        ({"compiler_path": 1}, "use text"),
+        ({"compiler_image": 1}, "use text"),
+        ({"opset": 23.0}, "an integer"),
+        ({"opset": True}, "an integer"),
+        ({"optimize": 3}, "a list of names"),
+        ({"optimize": [1]}, "a list of names"),
+        ({"optimize": None}, "a list of names"),
+        ({"intercept": "yes"}, "a function that takes the call"),
+        ({"transforms": [3]}, "a list of functions"),
+        ({"transforms": None}, "a list of functions"),
+        ({"providers": [3]}, "a list of names"),
+        ({"providers": {"CPUExecutionProvider": {}}}, "a list of names"),
+        ({"providers": [("CPUExecutionProvider",)]}, "a list of names"),
+        ({"engine_options": [1]}, "use a dict"),
+        ({"engine_options": {1: 2}}, "use a dict"),
+        ({"session_options": "fast"}, "use a dict"),
+        ({"session_options": [1]}, "use a dict"),
+        ({1: 2}, "names of options are text"),
+        ("fast", "use a dict"),
     ],
 )
-def test_a_wrong_option_says_what_would_be_right(wrong: dict[str, object], hint: str) -> None:
+def test_a_wrong_option_says_what_would_be_right(wrong: Any, hint: str) -> None:
     with pytest.raises(OptionError, match=hint):
         Options.of(wrong)
+
+
+@pytest.mark.parametrize("name", [x.name for x in dataclasses.fields(Options) if x.name != "session_options"])
+@pytest.mark.parametrize("value", [object(), b"bytes", 1j, {1}], ids=repr)
+def test_no_option_takes_any_object(name: str, value: object) -> None:
+    with pytest.raises(OptionError, match=f"{name} is "):
+        Options.of({name: value})
+
+
+def test_a_folder_may_be_a_path() -> None:
+    assert Options.of({"cache_dir": Path("a/b"), "dump": Path("c")}) == Options(cache_dir="a/b", dump="c")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypeGuard, get_args
 
 from sardonyx.errors import OptionError
 
@@ -135,28 +135,21 @@ class Options:
     opset: int | None = _option(None, "ONNX opset; by default the newest the engine runs well", artifact=True)
 
     def __post_init__(self) -> None:
-        _one_of("fallback", self.fallback, get_args(Fallback))
-        _one_of("native", self.native, (True, False, "auto"))
-        _one_of("translator", self.translator, get_args(Translator))
-        if not isinstance(self.engine, str):
-            raise OptionError(f"engine is {self.engine!r}", hint="use a name; sardonyx.engines() lists them")
+        for option in dataclasses.fields(self):
+            _check_type(option, getattr(self, option.name))
+        for name in ("dump", "report", "repro", "cache_dir", "compiler_path"):
+            if isinstance(getattr(self, name), os.PathLike):
+                object.__setattr__(self, name, os.fspath(getattr(self, name)))
         _check_flags(self.compile_options)
         if self.optimize not in ("default", "none", True, False):
             _check_rules(self.optimize)
-        if not isinstance(self.cache_size, int) or self.cache_size < 1:
+        if self.cache_size < 1:
             raise OptionError(f"cache_size is {self.cache_size!r}", hint="use an integer of at least 1")
-        if not isinstance(self.cache_bytes, int) or self.cache_bytes < 0:
+        if self.cache_bytes < 0:
             raise OptionError(f"cache_bytes is {self.cache_bytes!r}", hint="use a number of bytes")
-        if self.engine_options is not None and not isinstance(self.engine_options, Mapping):
-            raise OptionError(f"engine_options is {self.engine_options!r}", hint="use a dict")
-        if not isinstance(self.intercept, bool) and not callable(self.intercept):
-            raise OptionError(f"intercept is {self.intercept!r}", hint="use True, or a function that takes the call")
-        for name in ("transforms", "providers"):
-            if isinstance(getattr(self, name), str) or callable(getattr(self, name)):
-                raise OptionError(f"{name} is {getattr(self, name)!r}", hint="use a list, also for a single one")
         if self.translations is not None:
             object.__setattr__(self, "translations", _by_name(self.translations))
-        if self.opset is not None and not (isinstance(self.opset, int) and self.opset >= OLDEST_OPSET):
+        if self.opset is not None and self.opset < OLDEST_OPSET:
             raise OptionError(
                 f"opset is {self.opset!r}", hint=f"use an integer from {OLDEST_OPSET} on, or leave it out"
             )
@@ -164,6 +157,11 @@ class Options:
     @classmethod
     def of(cls, given: Options | Mapping[str, Any] | None = None, **more: Any) -> Options:
         """Options from an object or a mapping, with `defaults` and environment variables under what is given."""
+        if given is not None and not isinstance(given, (Options, Mapping)):
+            raise OptionError(f"options are {given!r}", hint="use a dict, or a sardonyx.Options")
+        unnamed = [key for key in given if not isinstance(key, str)] if isinstance(given, Mapping) else []
+        if unnamed:
+            raise OptionError(f"an option is named {unnamed[0]!r}", hint="names of options are text")
         if isinstance(given, Options):
             return dataclasses.replace(given, **_known(cls, more))
         return cls(**{**_from_environment(cls), **_defaults.get(), **_known(cls, {**(given or {}), **more})})
@@ -200,15 +198,15 @@ def defaults(**given: Any) -> Iterator[None]:
         _defaults.reset(token)
 
 
-def _one_of(name: str, value: object, allowed: Sequence[object]) -> None:
-    if value not in allowed:
-        raise OptionError(f"{name} is {value!r}", hint="use one of " + ", ".join(map(repr, allowed)))
+def _check_type(option: dataclasses.Field[Any], value: object) -> None:
+    accepts, hint = _TYPES[str(option.type)]
+    if not accepts(value):
+        hint = "use a name; sardonyx.engines() lists them" if option.name == "engine" else hint
+        raise OptionError(f"{option.name} is {value!r}", hint=hint)
 
 
-def _by_name(translations: Any) -> Mapping[str, Callable[..., Any]]:
+def _by_name(translations: Mapping[Any, Any]) -> Mapping[str, Callable[..., Any]]:
     """Translations by the qualified names of operators."""
-    if not isinstance(translations, Mapping):
-        raise OptionError(f"translations is {translations!r}", hint="use a dict: {torch.ops.mylib.op: function}")
     found = {}
     for target, function in translations.items():
         overload = getattr(target, "default", target)
@@ -222,14 +220,91 @@ def _by_name(translations: Any) -> Mapping[str, Callable[..., Any]]:
     return found
 
 
-def _check_flags(text: object) -> None:
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+
+
+def _is_provider(value: object) -> bool:
+    if isinstance(value, str):
+        return True
+    return isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], Mapping)
+
+
+def _are_names(value: object) -> bool:
+    return _is_sequence(value) and all(isinstance(x, str) for x in value)
+
+
+def _is_of(*words: str) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, str) and value in words
+
+
+def _or_none(accepts: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: value is None or accepts(value)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _choices(words: Sequence[object]) -> str:
+    return "use one of " + ", ".join(map(repr, words))
+
+
+_TYPES: Mapping[str, tuple[Callable[[object], bool], str]] = {
+    "int": (_is_integer, "use an integer"),
+    "int | None": (_or_none(_is_integer), "use an integer, or leave it out"),
+    "bool": (_is_bool, "use True or False"),
+    "bool | None": (_or_none(_is_bool), "use True, False or None"),
+    "str": (_is_text, "use text"),
+    "str | None": (lambda value: value is None or isinstance(value, (str, os.PathLike)), "use text"),
+    "str | bool | Sequence[str]": (
+        lambda value: isinstance(value, (str, bool)) or _are_names(value),
+        "use 'default', 'none', 'default-Name', 'none+Name', or a list of names of rules",
+    ),
+    "Fallback": (_is_of(*get_args(Fallback)), _choices(get_args(Fallback))),
+    "Translator": (_is_of(*get_args(Translator)), _choices(get_args(Translator))),
+    "Native": (lambda value: isinstance(value, bool) or _is_of("auto")(value), _choices((True, False, "auto"))),
+    "Intercept": (
+        lambda value: isinstance(value, bool) or callable(value),
+        "use True, or a function that takes the call",
+    ),
+    "Sequence[Callable[[Any], Any]]": (
+        lambda value: _is_sequence(value) and all(map(callable, value)),
+        "use a list of functions, also for a single one",
+    ),
+    "Sequence[Provider] | None": (
+        _or_none(lambda value: _is_sequence(value) and all(map(_is_provider, value))),
+        "use a list of names or (name, settings), also for a single one",
+    ),
+    "Mapping[str, Any] | None": (
+        _or_none(lambda value: isinstance(value, Mapping) and all(map(_is_text, value))),
+        "use a dict with text as its keys",
+    ),
+    "Mapping[Any, Callable[..., Any]] | None": (
+        _or_none(lambda value: isinstance(value, Mapping)),
+        "use a dict: {torch.ops.mylib.op: function}",
+    ),
+    "Any": (
+        lambda value: not isinstance(value, (str, bytes, bool, int, float, list, tuple)),
+        "use a dict, or an onnxruntime.SessionOptions",
+    ),
+}
+"""For each type that an option is declared with, what is one, and what to use instead."""
+
+
+def _check_flags(text: str) -> None:
     try:
-        if isinstance(text, str):
-            shlex.split(text)
-            return
+        shlex.split(text)
     except ValueError as error:
         raise OptionError(f"compile_options is {text!r}: {error}", hint="quote as in a shell") from error
-    raise OptionError(f"compile_options is {text!r}", hint="use text, as '-O3 --mcpu=native'")
 
 
 def _check_rules(chosen: str | bool | Sequence[str]) -> None:

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from sardonyx.cache import disk
-from sardonyx.cache.disk import MANIFEST, DiskCache, Unusable, default_cache
+from sardonyx.cache import disk, manifest
+from sardonyx.cache.disk import DiskCache, Unusable, default_cache
+from sardonyx.cache.manifest import MANIFEST
 from sardonyx.errors import EngineError
 from sardonyx.options import Options
 
@@ -185,10 +186,10 @@ def test_a_manifest_that_leads_out_of_its_folder_is_refused(cache: DiskCache, tm
 def test_a_file_is_hashed_once_by_a_process_until_it_is_touched(
     cache: DiskCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk, "_SETTLED", -1.0)
+    monkeypatch.setattr(manifest, "_SETTLED", -1.0)
     folder, hashed = kept(cache, "ab"), []
-    digest = disk._digest
-    monkeypatch.setattr(disk, "_digest", lambda path: hashed.append(path.name) or digest(path))
+    digest = manifest._digest
+    monkeypatch.setattr(manifest, "_digest", lambda path: hashed.append(path.name) or digest(path))
     cache.get("ab"), cache.get("ab")
     assert sorted(hashed) == ["model.bin", "note.txt"]
     time.sleep(0.02)  # longer than the clock of the file system takes to tick
@@ -240,6 +241,42 @@ def test_what_was_just_handed_out_stays(tmp_path: Path) -> None:
     assert kept(cache, "a").is_dir()
     assert kept(cache, "b").is_dir()
     assert {entry.key for entry in cache.entries()} == {"a", "b"}
+
+
+def test_an_entry_of_the_future_counts_as_the_oldest(cache: DiskCache) -> None:
+    for key, seconds in (("a1", 3600), ("b2", -(10**6)), ("c3", 1800)):
+        kept(cache, key)
+        used_long_ago(cache, key, seconds)
+    each = cache.size() // 3
+    assert cache.prune(2 * each) == each
+    assert [entry.key for entry in cache.entries()] == ["c3", "a1"]
+    assert cache.prune(0) == 2 * each
+
+
+def test_what_a_process_left_in_the_future_is_swept(cache: DiskCache) -> None:
+    kept(cache, "ab")
+    left = cache.root / "making" / "cd.left"
+    left.mkdir()
+    os.utime(left, (time.time() + 10**6,) * 2)
+    cache.prune(2**30)
+    assert not left.exists()
+
+
+def test_waiting_for_another_process_is_said(
+    cache: DiskCache, monkeypatch: pytest.MonkeyPatch, warnings: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(disk, "_PATIENCE", 0.0)
+    kept(cache, "ab")
+    with cache._lock("cd"):
+        waiting = threading.Thread(target=kept, args=(cache, "cd"))
+        waiting.start()
+        for _ in range(3000):
+            if "cd.lock" in warnings.text:
+                break
+            time.sleep(0.01)
+        assert "waiting for another process" in warnings.text
+    waiting.join()
+    assert cache.get("cd") is not None
 
 
 def test_what_is_being_made_stays(cache: DiskCache) -> None:
@@ -372,6 +409,41 @@ def test_a_folder_of_another_user_is_not_used(cache: DiskCache, monkeypatch: pyt
     assert cache.get("ab") is None
 
 
+def opened(root: Path, *paths: str) -> None:
+    for path in paths:
+        (root / path).chmod(0o777)
+
+
+@pytest.mark.parametrize("path", ["entries", "making", "locks"])
+def test_a_folder_within_that_others_can_write_to_is_not_used(cache: DiskCache, path: str) -> None:
+    kept(cache, "ab")
+    opened(cache.root, path)
+    with pytest.raises(Unusable, match=f"other users can write to {cache.root / path}"):
+        cache.check()
+    assert cache.get("ab") is None
+
+
+@pytest.mark.parametrize("path", ["", "model.bin", "more", "more/note.txt", MANIFEST])
+def test_an_entry_that_others_can_write_to_is_made_anew(
+    cache: DiskCache, warnings: pytest.LogCaptureFixture, path: str
+) -> None:
+    make = Maker()
+    opened(cache.get_or_make("ab", make, {}), path)
+    assert (cache.get_or_make("ab", make, {}) / "model.bin").read_bytes() == b"hello"
+    assert make.made == 2
+    assert "can be written by other users" in warnings.text
+
+
+@pytest.mark.parametrize("path", [".", "model.bin", "more/note.txt", MANIFEST])
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the administrator can give files away")
+def test_an_entry_of_another_user_is_made_anew(cache: DiskCache, warnings: pytest.LogCaptureFixture, path: str) -> None:
+    make = Maker()
+    os.chown(cache.get_or_make("ab", make, {}) / path, 12345, 12345)
+    cache.get_or_make("ab", make, {})
+    assert make.made == 2
+    assert "belongs to another user" in warnings.text
+
+
 def test_a_file_in_place_of_the_folder_is_no_cache(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert default_cache(Options(cache_dir=str(tmp_path / "file"))) is None
@@ -419,6 +491,48 @@ def test_a_compiler_that_fails_on_a_full_disk_is_tried_elsewhere(
         Maker()(folder)
 
     assert (cache.get_or_make("ab", make, {}) / "model.bin").read_bytes() == b"hello"
+
+
+def test_a_cache_that_is_deleted_while_a_compiler_runs_is_left(
+    cache: DiskCache, warnings: pytest.LogCaptureFixture
+) -> None:
+    def make(folder: Path) -> None:
+        if cache.root in folder.parents:
+            shutil.rmtree(cache.root)
+        (folder / "model.bin").write_bytes(b"hello")
+
+    assert (cache.get_or_make("ab", make, {}) / "model.bin").read_bytes() == b"hello"
+    assert "was deleted" in warnings.text
+
+
+def test_a_cache_that_is_deleted_right_after_something_was_written_is_left(cache: DiskCache) -> None:
+    def make(folder: Path) -> None:
+        (folder / "model.bin").write_bytes(b"hello")
+        if cache.root in folder.parents:
+            shutil.rmtree(cache.root)
+
+    assert (cache.get_or_make("ab", make, {}) / "model.bin").read_bytes() == b"hello"
+
+
+def test_no_room_anywhere_is_an_error_that_says_so(cache: DiskCache) -> None:
+    def make(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(Unusable, match=r"neither the cache nor a temporary folder .*No space left"):
+        cache.get_or_make("ab", make, {})
+
+
+def test_what_need_not_be_kept_is_no_error_where_it_cannot_be(
+    cache: DiskCache, warnings: pytest.LogCaptureFixture
+) -> None:
+    def make(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    cache.keep("ab", make, {})
+    assert cache.get("ab") is None
+    assert "No space left" in warnings.text
+    cache.keep("ab", Maker(), {})
+    assert cache.get("ab") is not None
 
 
 def test_links_are_not_kept(cache: DiskCache, tmp_path: Path) -> None:

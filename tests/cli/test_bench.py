@@ -49,6 +49,21 @@ def test_one_that_fails_is_told_beside_the_others(bert: Path, monkeypatch: pytes
     assert "onnxruntime failed: out of luck" in done.stdout
 
 
+def test_a_turn_counts_by_the_median_of_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 1.0, 101.0, 101.0, 102.0, 102.0, 103.0])  # a call in which others had the processor
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: next(clock))
+    contender = bench.Contender("eager", list)
+    bench._round([contender], 0, 103.0)
+    assert contender.rounds == [1.0]
+
+
+def test_times_that_vary_are_told_to_be_uncertain() -> None:
+    steady, wide = bench.Contender("steady", rounds=[1.0, 1.01, 1.0]), bench.Contender("wide", rounds=[1.0, 3.0, 1.1])
+    assert steady.spread == pytest.approx(0.005)
+    (doubt,) = bench._doubts([steady, wide, bench.Contender("once", rounds=[1.0])])
+    assert "times of wide vary" in doubt
+
+
 @pytest.mark.parametrize("name", ["eager", "nobody"])
 def test_who_cannot_take_part_is_an_error(bert: Path, name: str) -> None:
     done = run("bench", bert, "--against", name)

@@ -61,6 +61,20 @@ def test_without_the_default_engine_nothing_works(monkeypatch: pytest.MonkeyPatc
     ]
 
 
+def test_what_is_missing_is_not_told_to_be_ok(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = [Availability("iree", None, "not there"), Availability("reference", "1.0", "")]
+    monkeypatch.setattr(doctor, "engines", lambda: missing)
+    monkeypatch.setattr(doctor, "_installed", lambda name: False)
+    monkeypatch.setattr(doctor, "_python", lambda *_: SimpleNamespace(returncode=1, stdout="", stderr="no module"))
+    monkeypatch.setenv("SARDONYX_CACHE_DIR", "")
+    monkeypatch.setattr(doctor, "CHECKS", [doctor.extras, doctor.all_engines, doctor.providers, doctor.compilers])
+    lines = run("doctor").stdout.splitlines()
+    told = [line for line in lines if "not there" in line or "not installed" in line or "not known" in line]
+    assert told
+    assert [line for line in told if line.startswith("ok")] == []
+    assert any(line.startswith("ok") and "reference" in line for line in lines)
+
+
 def test_a_version_that_is_too_old_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "version", lambda name: "0.0.1")
     found = {x.what: x for x in doctor.packages()}

@@ -45,6 +45,22 @@ def test_a_module_like_one_before_is_not_traced_again(tmp_path: Path) -> None:
     same(second(x), expected)
 
 
+def test_the_model_that_auto_chose_is_kept_by_the_first_process(tmp_path: Path) -> None:
+    x = torch.randn(3, 4)
+    options = {
+        "engine": "auto",
+        "engine_options": {"engines": ["onnxruntime", "reference"]},
+        "cache_dir": str(tmp_path),
+    }
+    first, second = (sardonyx.compile(model(), **options) for _ in range(2))
+    expected = model()(x)
+    same(first(x), expected)
+    assert (kept(tmp_path) / "model.onnx").stat().st_size
+    for _ in range(2):
+        same(second(x), expected)
+    assert [b.from_disk for b in (*first.builds, *second.builds)] == [False, True]
+
+
 def test_weights_are_those_of_the_module_at_hand(tmp_path: Path) -> None:
     x = torch.randn(3, 4)
     sardonyx.compile(model(), cache_dir=str(tmp_path))(x)
@@ -113,7 +129,7 @@ def test_what_a_kept_model_says_of_itself_is_not_trusted(
     calling = json.loads(file.read_text())
     edit(calling)
     file.write_text(json.dumps(calling))
-    monkeypatch.setattr(disk, "_verify", lambda *_: None)  # or it would be dropped before it is read
+    monkeypatch.setattr(disk, "verify", lambda *_: None)  # or it would be dropped before it is read
     compiled = sardonyx.compile(model(), cache_dir=str(tmp_path))
     for _ in range(2):
         same(compiled(x), model()(x))

@@ -7,8 +7,6 @@ place in one step. A process that dies meanwhile leaves nothing but a folder tha
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import logging
 import os
 import re
@@ -20,13 +18,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 from uuid import uuid4
 
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
-from sardonyx.cache.machine import versions
+from sardonyx.cache.manifest import MANIFEST, Damaged, read_manifest, seal, verify, writers
 from sardonyx.diagnose.progress import showing
 from sardonyx.errors import SardonyxError
 from sardonyx.options import Options
@@ -35,24 +33,18 @@ log = logging.getLogger(__name__)
 
 Make: TypeAlias = Callable[[Path], None]
 
-MANIFEST = "manifest.json"
-_FORMAT = 1
 _JUST_USED = 60.0
 """Seconds for which an entry that was handed out is not dropped: its new owner may still be reading it."""
+_PATIENCE = 5.0
+"""Seconds of waiting for another process after which that is said."""
 _STALE = 3600.0
 """Seconds after which a folder that is not in its place, and that nobody writes to, is thrown away."""
-_SETTLED = 2.0
-"""Seconds after which a file's times tell of every further edit, however coarse the clock of the file system."""
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
 _LITTLE_ROOM = 2**20
 
 
 class Unusable(SardonyxError):
     """The folder cannot serve as a cache: whoever wanted it works without one."""
-
-
-class _Damaged(Exception):
-    """An entry is not what was written."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +115,15 @@ class DiskCache:
             _warn_once(self.root, error)
             return _uncached(make)
 
+    def keep(self, key: str, make: Make, about: Mapping[str, str]) -> None:
+        """Keep what `make` writes, for other processes; where that is not possible, say so and go on."""
+        try:
+            self.check()
+            if self._checked(key) is None:
+                self._make_alone(key, make, about, None)
+        except (Unusable, OSError) as error:
+            _warn_once(self.root, error)
+
     def edition(self, key: str) -> str | None:
         """What differs each time that an entry is made; None if it is not there."""
         try:
@@ -176,19 +177,22 @@ class DiskCache:
 
     def check(self) -> None:
         """Raise `Unusable` if others can write to the folder: they could have us run their code."""
+        for folder in (self.root, self._entries, self._making, self._locks):
+            self._check_folder(folder)
+
+    def _check_folder(self, folder: Path) -> None:
         try:
-            found = self.root.stat()
+            found = folder.stat()
         except FileNotFoundError:
             return
         except OSError as error:
-            raise Unusable(f"{self.root} cannot be read: {error.strerror}") from error
+            raise Unusable(f"{folder} cannot be read: {error.strerror}") from error
         if not stat.S_ISDIR(found.st_mode):
-            raise Unusable(f"{self.root} is no folder", hint=_ANOTHER)
-        if hasattr(os, "getuid"):
-            if found.st_uid != os.getuid():
-                raise Unusable(f"{self.root} belongs to another user", hint=_ANOTHER)
-            if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                raise Unusable(f"other users can write to {self.root}", hint=f"chmod go-w {self.root}")
+            raise Unusable(f"{folder} is no folder", hint=_ANOTHER)
+        if hasattr(os, "getuid") and found.st_uid != os.getuid():
+            raise Unusable(f"{folder} belongs to another user", hint=_ANOTHER)
+        if writers(found):
+            raise Unusable(f"other users can write to {folder}", hint=f"delete what is in it; chmod go-w {folder}")
 
     def _prepare(self) -> None:
         with _or_unusable():
@@ -206,9 +210,9 @@ class DiskCache:
     def _lock(self, key: str, timeout: float = -1) -> Iterator[None]:
         """Hold the key's lock; by default wait for whoever has it."""
         self._prepare()
-        lock = FileLock(self._locks / f"{key}.lock", timeout=timeout, mode=0o600)
+        lock = FileLock(self._locks / f"{key}.lock", mode=0o600)
         with _or_unusable(), showing("waiting for another process that makes the same"):
-            lock.acquire()
+            _acquire(lock, timeout)
         try:
             yield
         finally:
@@ -220,8 +224,8 @@ class DiskCache:
         """The entry's folder, if it is whole."""
         folder = self._folder(key)
         try:
-            _verify(folder, key)
-        except (_Damaged, OSError):
+            verify(folder, key)
+        except (Damaged, OSError):
             return None
         with suppress(OSError):  # of a disk that can only be read
             os.utime(folder / MANIFEST)
@@ -243,8 +247,8 @@ class DiskCache:
         if not folder.exists():
             return
         try:
-            _verify(folder, key)
-        except (_Damaged, OSError) as error:
+            verify(folder, key)
+        except (Damaged, OSError) as error:
             log.warning("the entry %s of the cache in %s is dropped: %s", key[:16], self.root, error)
             self._remove(key)
 
@@ -268,17 +272,19 @@ class DiskCache:
         try:
             self._run(make, making)
             with _or_unusable():
-                _seal(making, key, about)
+                seal(making, key, about)
                 making.rename(self._folder(key))
         finally:
             shutil.rmtree(making, ignore_errors=True)
         return self._folder(key)
 
     def _run(self, make: Make, folder: Path) -> None:
-        """Have it made. A failure where the disk is full may be the disk's: then it is tried elsewhere."""
+        """Have it made. A failure where the disk is full, or the folder gone, is the disk's: it is tried elsewhere."""
         try:
             make(folder)
         except (OSError, SardonyxError) as error:
+            if not folder.is_dir():
+                raise Unusable(f"{folder} was deleted while it was written to") from error
             full = isinstance(error, OSError) and error.errno in _NO_ROOM
             if full or shutil.disk_usage(folder).free < _LITTLE_ROOM:
                 raise Unusable(f"there is no room: {error}") from error
@@ -312,15 +318,15 @@ class DiskCache:
         for left in _folders(self._making):
             key = left.name.partition(".")[0]
             with suppress(OSError, Unusable):
-                if time.time() - left.stat().st_mtime >= older_than:
+                if abs(time.time() - left.stat().st_mtime) >= older_than:  # or of a clock that was ahead
                     with self._lock(key, 0):
                         shutil.rmtree(left, ignore_errors=True)
 
     def _entry(self, folder: Path) -> Entry | None:
         try:
-            manifest = _read_manifest(folder, folder.name)
-            used = (folder / MANIFEST).stat().st_mtime
-        except (_Damaged, OSError):
+            manifest = read_manifest(folder, folder.name)
+            used = _past((folder / MANIFEST).stat().st_mtime)
+        except (Damaged, OSError):
             return None
         size = sum(file["bytes"] for file in manifest["files"].values())
         return Entry(folder.name, size, manifest["made"], used, manifest["about"])
@@ -343,109 +349,35 @@ def _folders(parent: Path) -> list[Path]:
 
 def _uncached(make: Make) -> Path:
     """What `make` writes, in a folder that lasts as long as the process."""
-    folder = tempfile.TemporaryDirectory(prefix="sardonyx-")
-    _lasting.append(folder)
-    make(Path(folder.name))
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="sardonyx-")
+        _lasting.append(folder)
+        make(Path(folder.name))
+    except OSError as error:
+        raise Unusable(
+            f"neither the cache nor a temporary folder can be written: {error}",
+            hint="make room, or let TMPDIR name one",
+        ) from error
     return Path(folder.name)
 
 
-_lasting: list[tempfile.TemporaryDirectory[str]] = []
+def _past(then: float) -> float:
+    """When something was used; one that a clock ahead of ours marked counts as the oldest, or nothing would drop it."""
+    return then if then <= time.time() + _JUST_USED else 0.0
 
 
-# Manifests
-
-
-def _seal(folder: Path, key: str, about: Mapping[str, str]) -> None:
-    """Make what was written private, and write the manifest."""
-    files = {}
-    for parent, _, _ in os.walk(folder):
-        Path(parent).chmod(0o700)
-    for name, found in _files(folder).items():
-        path = folder / name
-        path.chmod(stat.S_IMODE(found.st_mode) & 0o700 | 0o600)
-        files[name] = {"bytes": found.st_size, "sha256": _digest(path)}
-    manifest = {
-        "format": _FORMAT,
-        "key": key,
-        "made": time.time(),
-        "about": dict(about),
-        "versions": versions(),
-        "files": files,
-    }
-    path = folder / MANIFEST
-    path.write_text(json.dumps(manifest, indent=1))
-    path.chmod(0o600)
-
-
-def _files(folder: Path) -> dict[str, os.stat_result]:
-    """Every file below a folder but the manifest, by its path from there; anything else but folders is refused."""
-    found: dict[str, os.stat_result] = {}
-    for parent, folders, names in os.walk(folder):
-        for name in folders + names:
-            path = Path(parent, name)
-            status = path.lstat()
-            if stat.S_ISDIR(status.st_mode):
-                continue
-            if not stat.S_ISREG(status.st_mode):
-                raise _Damaged(f"{name} is no plain file")
-            found[path.relative_to(folder).as_posix()] = status
-    found.pop(MANIFEST, None)
-    return found
-
-
-def _read_manifest(folder: Path, key: str) -> dict[str, Any]:
-    """The manifest, if it is one of ours for that key."""
+def _acquire(lock: FileLock, timeout: float) -> None:
+    """Take a lock; whoever waits for it without an end says after a while what for."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        right = (
-            manifest["format"] == _FORMAT
-            and manifest["key"] == key
-            and isinstance(manifest["made"], float)
-            and all(isinstance(text, str) for text in manifest["about"].values())
-            and all(
-                isinstance(file["bytes"], int) and isinstance(file["sha256"], str)
-                for file in manifest["files"].values()
-            )
-        )
-    except FileNotFoundError:
-        raise _Damaged("it has no manifest") from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise _Damaged(f"its manifest cannot be read ({error!r})") from error
-    if not right:
-        raise _Damaged("its manifest is of another entry, or of another version")
-    return manifest  # type: ignore[no-any-return]  # JSON
+        lock.acquire(_PATIENCE if timeout < 0 else timeout)
+    except Timeout:
+        if timeout >= 0:
+            raise
+        log.warning("waiting for another process that makes the same; it holds the lock %s", lock.lock_file)
+        lock.acquire(-1)
 
 
-_settled: dict[Path, object] = {}
-"""Entries that this process has hashed, with what tells whether a file was touched since."""
-
-
-def _verify(folder: Path, key: str) -> None:
-    """Raise unless the folder holds exactly the files that its manifest lists, with the same contents."""
-    manifest, files = _read_manifest(folder, key), _files(folder)
-    if set(files) != set(manifest["files"]):
-        wrong = sorted(set(files) ^ set(manifest["files"]))
-        raise _Damaged(f"{wrong[0]} is {'missing' if wrong[0] in manifest['files'] else 'not in its manifest'}")
-    touched = [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for name, s in sorted(files.items())]
-    state = (manifest, touched)
-    if _settled.get(folder) == state:
-        return
-    for name, status in files.items():
-        _check_file(folder / name, status, manifest["files"][name])
-    if all(time.time() - max(s.st_mtime, s.st_ctime) > _SETTLED for s in files.values()):
-        _settled[folder] = state
-
-
-def _check_file(path: Path, status: os.stat_result, listed: Mapping[str, Any]) -> None:
-    if status.st_size != listed["bytes"]:
-        raise _Damaged(f"{path.name} has {status.st_size} bytes instead of {listed['bytes']}")
-    if _digest(path) != listed["sha256"]:
-        raise _Damaged(f"{path.name} has other contents than were written")
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb", buffering=0) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+_lasting: list[tempfile.TemporaryDirectory[str]] = []
 
 
 # What the disk refuses
@@ -457,14 +389,14 @@ def _or_unusable() -> Iterator[None]:
         yield
     except Timeout:
         raise
-    except (OSError, NotImplementedError, _Damaged) as error:
+    except (OSError, NotImplementedError, Damaged) as error:
         raise Unusable(f"it cannot be written: {error}") from error
 
 
 _warned: set[Path] = set()
 
 
-def _warn_once(root: Path, error: Unusable) -> None:
+def _warn_once(root: Path, error: Exception) -> None:
     if root not in _warned:
         _warned.add(root)
         log.warning("nothing is kept in the cache %s: %s", root, error)

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import onnx_ir as ir
-import sympy
 import torch
 
+from sardonyx.cli._dims import DimExpression
 from sardonyx.errors import MissingDependency, OptionError, SardonyxError
 from sardonyx.translate import dtypes
 
@@ -155,19 +155,7 @@ def made_up(model: ir.Model, given: Mapping[str, int], seed: int) -> dict[str, A
 def _names(value: ir.Value) -> set[str]:
     """The names that the sizes of a value are written with."""
     written = [str(dim.value) for dim in value.shape or () if not isinstance(dim, int) and dim.value is not None]
-    return {name for text in written for name in (text, *(str(x) for x in _expression(text).free_symbols))}
-
-
-def _expression(text: str) -> Any:
-    """A size as an expression of its names; text that is none is a name itself."""
-    try:
-        return sympy.sympify(text, locals={name: sympy.Symbol(name) for name in _words(text)})
-    except (sympy.SympifyError, TypeError, AttributeError, SyntaxError):
-        return sympy.Symbol(text)
-
-
-def _words(text: str) -> Iterable[str]:
-    return "".join(c if c.isalnum() or c == "_" else " " for c in text).split()
+    return {name for text in written for name in (text, *DimExpression(text).names)}
 
 
 def _made_up(draw: np.random.Generator, value: ir.Value, given: Mapping[str, int]) -> Array:
@@ -200,8 +188,7 @@ def _told(dim: ir.SymbolicDim, given: Mapping[str, int]) -> int:
         return 1
     if text in given:
         return given[text]
-    expression = _expression(text)
-    return int(expression.xreplace({x: sympy.Integer(given.get(str(x), 1)) for x in expression.free_symbols}))
+    return DimExpression(text).value(given)
 
 
 def _rows(value: ir.Value) -> int | None:

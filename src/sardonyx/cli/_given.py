@@ -5,19 +5,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from sardonyx.cli._source import Source, fields, in_memory, source, tensor
+from sardonyx.cli._source import GIVEN, Source, fields, in_memory, source, tensor
 from sardonyx.cli._told import counted, counts, example, table, tell, times, working
 from sardonyx.diagnose.words import duration
 from sardonyx.options import Options
 
 __all__ = [
     "MODEL",
+    "FiniteRange",
     "Source",
     "as_json",
     "counted",
@@ -47,8 +49,22 @@ class ModelType(click.ParamType):  # type: ignore[type-arg]  # older versions of
     name = "model"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Source:
-        """The source of that text."""
-        return value if isinstance(value, Source) else source(value)
+        """The source of that text, which is remembered for the error that something ends with."""
+        found = value if isinstance(value, Source) else source(value)
+        if ctx is not None:
+            ctx.meta[GIVEN] = found
+        return found
+
+
+class FiniteRange(click.FloatRange):
+    """A number in a range; `nan`, which every comparison lets through, and infinities are none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number."""
+        found: float = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is no number", param, ctx)
+        return found
 
 
 MODEL = ModelType()

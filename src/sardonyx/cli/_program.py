@@ -7,6 +7,7 @@ is missing; 130 after Ctrl-C. Errors are a line "error: …", and where there is
 
 from __future__ import annotations
 
+import logging
 import traceback
 from importlib import import_module
 from pkgutil import iter_modules
@@ -15,7 +16,7 @@ from typing import Any
 import click
 
 import sardonyx.cli
-from sardonyx.cli._told import example
+from sardonyx.cli._told import Warnings, example, printable
 from sardonyx.errors import MissingDependency, SardonyxError, VerificationError
 
 FAILED, OF_THE_MODEL, MISSING, INTERRUPTED = 1, 3, 4, 130
@@ -38,7 +39,7 @@ class Told(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         """Print it on stderr."""
-        click.echo(self.message, file=file, err=True)
+        click.echo(printable(self.message), file=file, err=True)
 
 
 class _Beside(click.Group):
@@ -64,7 +65,7 @@ class _Beside(click.Group):
         except Exception as error:
             if ctx.params.get("debug"):
                 traceback.print_exc()
-            raise (Told("\ninterrupted", INTERRUPTED) if _is_interrupted(error) else _told(error)) from error
+            raise (Told("\ninterrupted", INTERRUPTED) if _is_interrupted(error) else _told(error, ctx)) from error
 
 
 def _is_interrupted(error: BaseException | None) -> bool:
@@ -74,17 +75,28 @@ def _is_interrupted(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _told(error: Exception) -> Told:
+def _told(error: Exception, ctx: click.Context) -> Told:
     error = _cause(error)
     if isinstance(error, OSError) and error.filename is not None and not isinstance(error, SardonyxError):
         said = f"{error.filename}: {error.strerror}"
         return Told(f"error: {said}\n  next: look at that path, its folder, and the space on its disk", FAILED)
     if not isinstance(error, SardonyxError):
+        fault = _fault(ctx)
+        if fault:
+            return Told(f"error: {fault}\n  next: write or copy it anew", OF_THE_MODEL)
         said = (str(error).strip() or "no reason given").splitlines()[0]
         return Told(f"error: {type(error).__name__}: {said}\n  next: sardonyx --debug … shows where", FAILED)
     codes = {MissingDependency: MISSING, VerificationError: FAILED}
     code = next((code for kind, code in codes.items() if isinstance(error, kind)), OF_THE_MODEL)
     return Told(f"error: {error}", code)
+
+
+def _fault(ctx: click.Context) -> str | None:
+    """What is wrong with the model of a command that failed unexpectedly."""
+    from sardonyx.cli._source import GIVEN  # loads torch, which `sardonyx --help` need not wait for
+
+    model = ctx.meta.get(GIVEN)
+    return model.fault() if model is not None else None
 
 
 def _cause(error: Exception) -> Exception:
@@ -110,3 +122,6 @@ _EXAMPLE = example(
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def program(debug: bool) -> None:
     """Run PyTorch through ONNX."""
+    log = logging.getLogger("sardonyx")
+    if not any(isinstance(handler, Warnings) for handler in log.handlers):
+        log.addHandler(Warnings())

@@ -7,14 +7,11 @@ import difflib
 import importlib
 import importlib.util
 import inspect
-import logging
-import re
 import sys
 import traceback
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -26,13 +23,14 @@ import torch
 from onnx_ir.tensor_adapters import TorchTensor
 from torch.utils import _pytree as pytree
 
-from sardonyx.cli import _feeds
+from sardonyx.cli import _feeds, _pt2
 from sardonyx.cli._feeds import Array
 from sardonyx.cli._told import aside
 from sardonyx.doors.export import export
 from sardonyx.doors.optimize import optimize
 from sardonyx.doors.program import Program
 from sardonyx.errors import MissingDependency, OptionError, SardonyxError
+from sardonyx.model_files import fault_of, load_model
 from sardonyx.options import Options
 from sardonyx.translate import dtypes
 
@@ -42,6 +40,8 @@ Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 _FORMS = "give model.onnx, a .pt2 file of torch.export.save, or package.module:factory, or path/file.py:factory"
 _RETURN = "let it return (module, args) or (module, args, kwargs)"
 _SEED = 0
+GIVEN = "sardonyx.model"
+"""Under which the context of a command has its model."""
 
 
 class Source(ABC):
@@ -100,6 +100,10 @@ class Source(ABC):
         """The inputs that the model comes with."""
         return None
 
+    def fault(self) -> str | None:
+        """What is wrong with the model itself, where that can be told without running it."""
+        return None
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.text!r})"
 
@@ -139,36 +143,13 @@ class OnnxFile(Source):
         """The inputs in order, for the program."""
         return tuple(tensor(feeds[str(value.name)]) for value in _feeds.inputs_of(self._loaded)), {}
 
+    def fault(self) -> str | None:
+        """What ONNX's checker says of the file."""
+        return fault_of(self.text)
+
     @cached_property
     def _loaded(self) -> ir.Model:
-        try:
-            with _collecting([], "onnx_ir"):
-                model = ir.load(self.text)
-        except Exception as error:
-            raise SardonyxError(
-                f"{self.text} is no ONNX model that can be read: {_first_line(error)}", hint="write or copy it anew"
-            ) from error
-        if not model.opset_imports:  # of an empty file, too, protobuf reads a message: one in which nothing is set
-            raise SardonyxError(f"{self.text} is no ONNX model: nothing is in it", hint="write or copy it anew")
-        self._check_values(model)
-        for name, value in model.graph.initializers.items():
-            held = value.const_value
-            if isinstance(held, ir.ExternalTensor) and not Path(held.path).is_file():
-                raise SardonyxError(
-                    f"{self.text} has its weight {name!r} in {held.path}, which does not exist",
-                    hint="keep the files of a model in one folder",
-                )
-        return model
-
-    def _check_values(self, model: ir.Model) -> None:
-        """Every value that a node reads comes from somewhere."""
-        for node in model.graph.all_nodes():
-            for value in node.inputs:
-                if value is not None and not (value.producer() or value.is_graph_input() or value.is_initializer()):
-                    raise SardonyxError(
-                        f"{self.text} is no whole model: {node.op_type} reads {value.name!r}, which nothing writes",
-                        hint="write it anew, with that value as an input of the model",
-                    )
+        return load_model(self.text)
 
 
 class _InTorch(Source):
@@ -277,32 +258,7 @@ class Exported(_InTorch):
 
     @cached_property
     def _loaded(self) -> torch.export.ExportedProgram:
-        said: list[str] = []
-        try:
-            with _collecting(said, "torch.export"):
-                return torch.export.load(self.text)
-        except Exception as error:
-            unknown = re.search(r"Deserializing (\S+)\.(\w+) in pytree", "\n".join(said))
-            if unknown is not None and unknown[1] not in sys.modules:
-                _module_at(unknown[1])  # which tells torch of its classes
-                return torch.export.load(self.text)
-            raise SardonyxError(
-                f"{self.text} cannot be read by torch.export.load: {said[-1] if said else _first_line(error)}",
-                hint=f"write it by torch.export.save, with torch {torch.__version__} or older",
-            ) from error
-
-
-@contextmanager
-def _collecting(said: list[str], name: str) -> Iterator[None]:
-    """While active, what a package logs is kept instead of shown: torch.export's errors say less than its warnings."""
-    logger, handler = logging.getLogger(name), logging.Handler()
-    handler.emit = lambda record: said.extend(handler.format(record).splitlines())  # type: ignore[method-assign]
-    before = logger.propagate, logger.handlers
-    logger.propagate, logger.handlers = False, [handler]
-    try:
-        yield
-    finally:
-        logger.propagate, logger.handlers = before
+        return _pt2.load(self.text)
 
 
 def source(text: str) -> Source:

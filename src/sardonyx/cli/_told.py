@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,15 +34,40 @@ def example(*lines: str) -> str:
 def tell(found: Any, as_json: bool, *shown: RenderableType) -> None:
     """Print what was found: itself as JSON, or these for people, a text or a table each."""
     if as_json:
-        click.echo(json.dumps(_as_json_has_it(found), indent=1, ensure_ascii=not _is_unicode(), default=str))
+        written = json.dumps(_as_json_has_it(found), indent=1, ensure_ascii=not _is_unicode(), default=str)
+        click.echo(_UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", written))
         return
     width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
     console = Console(width=width, highlight=False, markup=False, emoji=False)
     with console.capture() as captured:
         for part in shown:
-            console.print(part, soft_wrap=isinstance(part, str))
+            console.print(printable(part) if isinstance(part, str) else part, soft_wrap=isinstance(part, str))
     said = "\n".join(line.rstrip() for line in captured.get().splitlines())
     click.echo(said if _is_unicode() else said.encode(sys.stdout.encoding, "replace"))
+
+
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that steer a terminal instead of being shown: escape sequences begin with them, and text is reversed."""
+
+
+def printable(text: str) -> str:
+    r"""Text of others, such as names in a model, with what would steer a terminal written out.
+
+    >>> print(printable("a\x1b[31mb"))
+    a\x1b[31mb
+    """
+    return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+class Warnings(logging.Handler):
+    """Shows warnings on stderr, as Python does by itself, with what would steer a terminal written out."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one."""
+        click.echo(printable(self.format(record)), err=True)
 
 
 def _is_unicode() -> bool:
@@ -66,8 +93,14 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[object]], right: Sequ
     for heading in headings:
         made.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
     for row in rows:
-        made.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+        made.add_row(*map(_cell, row))
     return made
+
+
+def _cell(held: object) -> Text:
+    if isinstance(held, Text):
+        return Text(printable(held.plain), held.style)
+    return Text(printable(str(held)).replace("\n", "\\n"))
 
 
 def counts(found: Mapping[str, int]) -> str:
@@ -102,8 +135,8 @@ def working(what: str, quiet: bool = False) -> Iterator[Callable[[str], object]]
         if quiet or not sys.stderr.isatty():
             yield lambda text: None
             return
-        with Console(stderr=True).status(what) as status:
-            yield status.update
+        with Console(stderr=True).status(Text(what)) as status:
+            yield lambda text: status.update(Text(printable(text)))
 
 
 def counted(items: Sequence[T], what: str, quiet: bool = False) -> Iterator[T]:

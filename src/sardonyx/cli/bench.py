@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any, TypeAlias
 
 import click
@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from sardonyx.cli._feeds import Array
 from sardonyx.cli._given import (
+    FiniteRange,
     Source,
     as_json,
     counted,
@@ -47,6 +48,8 @@ _USUAL = ("eager", "inductor", _PLAIN, "openvino")
 _PAUSE_SECONDS = 0.02
 """A thread pool spins for a moment after a run, and would take a core from who comes next."""
 _SHOWN = 5
+_WIDE = 0.2
+"""The spread from which on a number is told to be uncertain."""
 
 
 @dataclass
@@ -65,9 +68,17 @@ class Contender:
         """Of a call: the median over the rounds."""
         return median(self.rounds) if self.rounds else None
 
+    @property
+    def spread(self) -> float | None:
+        """Between the quartiles of the rounds, as a share of the median: how far the number can be trusted."""
+        if len(self.rounds) < 2 or not self.seconds:
+            return None
+        low, _, high = quantiles(self.rounds, n=4, method="inclusive")
+        return (high - low) / self.seconds
+
     def as_dict(self) -> dict[str, Any]:
         """As plain data."""
-        names = ("name", "seconds", "first", "difference", "failed", "rounds")
+        names = ("name", "seconds", "spread", "first", "difference", "failed", "rounds")
         return {name: getattr(self, name) for name in names}
 
 
@@ -83,7 +94,7 @@ class Contender:
 @click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="Turns that each one gets.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(0, 3600),
+    type=FiniteRange(0, 3600),
     default=0.2,
     show_default=True,
     help="How long a turn is, at least one call.",
@@ -134,6 +145,7 @@ def command(
         *[f"{x.name} failed: {x.failed}" for x in contenders if x.failed],
         "",
         *_told(found),
+        *_doubts(contenders),
     )
     ctx.exit(int(bool(ours.failed)))
 
@@ -228,16 +240,26 @@ def _compare(contenders: Sequence[Contender]) -> None:
 
 
 def _round(contenders: Sequence[Contender], number: int, seconds: float) -> None:
-    """A turn for each, beginning with another one each time."""
+    """A turn for each, beginning with another one each time; of its calls the median counts.
+
+    The threads of who was before may still spin, so a turn begins with a pause and a call that does not count.
+    """
     start = number % len(contenders)
     for contender in (*contenders[start:], *contenders[:start]):
         assert contender.call is not None
         time.sleep(_PAUSE_SECONDS)
-        calls = max(1, math.ceil(seconds / contender.rounds[-1])) if contender.rounds else 1
-        started = time.perf_counter()
-        for _ in range(calls):
+        if not contender.rounds or contender.rounds[-1] < seconds:  # a long call has its own beginning behind it
             contender.call()
-        contender.rounds.append((time.perf_counter() - started) / calls)
+        taken = [_timed(contender.call)]
+        while sum(taken) < seconds:
+            taken.append(_timed(contender.call))
+        contender.rounds.append(median(taken))
+
+
+def _timed(call: Call) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
 
 
 def _table(contenders: Sequence[Contender], ours: Contender) -> Any:
@@ -246,9 +268,19 @@ def _table(contenders: Sequence[Contender], ours: Contender) -> Any:
         if x.seconds is None or ours.seconds is None or x.first is None:
             continue
         off = "" if x.difference is None else f"{x.difference:.1e}"
-        rows.append((x.name, duration(x.seconds), f"{x.seconds / ours.seconds:.2f}", duration(x.first), off))
-    headings = ["", "a call", "÷ sardonyx", "first call", "difference"]
+        spread = "" if x.spread is None else f"±{x.spread / 2:.0%}"
+        ratio = f"{x.seconds / ours.seconds:.2f}"
+        rows.append((x.name, duration(x.seconds), spread, ratio, duration(x.first), off))
+    headings = ["", "a call", "spread", "÷ sardonyx", "first call", "difference"]
     return table(headings, rows, right=headings[1:])
+
+
+def _doubts(contenders: Sequence[Contender]) -> list[str]:
+    """What makes the numbers less than certain."""
+    wide = [x.name for x in contenders if x.spread is not None and x.spread > _WIDE]
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    busy = f"; the load of this machine is {load:.1f} on {os.cpu_count()} cores" if load > (os.cpu_count() or 1) else ""
+    return [f"times of {', '.join(wide)} vary by more than {_WIDE:.0%}{busy}"] if wide else []
 
 
 def _dominates(found: Profile) -> str:

@@ -8,7 +8,17 @@ from typing import Any, cast
 
 import click
 
-from sardonyx.cli._given import Source, as_json, engine_options, example, input_options, model_argument, tell, working
+from sardonyx.cli._given import (
+    FiniteRange,
+    Source,
+    as_json,
+    engine_options,
+    example,
+    input_options,
+    model_argument,
+    tell,
+    working,
+)
 from sardonyx.cli.compare import called
 from sardonyx.diagnose.bisection import bisect
 from sardonyx.diagnose.bisection.setting import KINDS
@@ -25,7 +35,7 @@ from sardonyx.options import Options
 @model_argument
 @click.option("--over", multiple=True, type=click.Choice(KINDS), help="What to search in; by default everything.")
 @click.option("--by", type=click.Choice(["result", "time"]), default="result", show_default=True)
-@click.option("--tolerance", type=click.FloatRange(0), help="What counts as a change, of the largest magnitude.")
+@click.option("--tolerance", type=FiniteRange(0), help="What counts as a change, of the largest magnitude.")
 @engine_options
 @input_options
 @as_json

@@ -8,7 +8,17 @@ from typing import Any
 
 import click
 
-from sardonyx.cli._given import Source, as_json, example, input_options, model_argument, table, tell, working
+from sardonyx.cli._given import (
+    FiniteRange,
+    Source,
+    as_json,
+    example,
+    input_options,
+    model_argument,
+    table,
+    tell,
+    working,
+)
 from sardonyx.diagnose.comparison import Comparison, Nonfinite, Place, Row, compare, find_nonfinite
 from sardonyx.errors import SardonyxError
 from sardonyx.options import Options
@@ -46,7 +56,7 @@ def called(model: Source, inputs: Path | None, sizes: Mapping[str, int], seed: i
 )
 @click.option("--all", "every", is_flag=True, help="List every value, and not only where the error begins.")
 @click.option("--nan", is_flag=True, help="Find what makes NaN or Inf instead, in the first way.")
-@click.option("--tolerance", type=click.FloatRange(0), help="What counts as a difference, of the largest magnitude.")
+@click.option("--tolerance", type=FiniteRange(0), help="What counts as a difference, of the largest magnitude.")
 @click.option(
     "--budget", type=click.IntRange(1), default=256, show_default=True, metavar="MB", help="Values held at a time."
 )

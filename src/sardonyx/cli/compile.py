@@ -12,7 +12,8 @@ import torch
 from rich.filesize import decimal
 
 from sardonyx import native
-from sardonyx.cache.disk import MANIFEST, Entry, default_cache
+from sardonyx.cache.disk import Entry, default_cache
+from sardonyx.cache.manifest import MANIFEST
 from sardonyx.cli._given import (
     Source,
     as_json,

@@ -42,6 +42,8 @@ class Finding:
     says: str
     fix: str = ""
     breaks: bool = False
+    absent: bool = False
+    """Whether it is not there, and need not be."""
 
 
 Findings = Iterator[Finding]
@@ -71,7 +73,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
 def _mark(finding: Finding) -> Text:
     if not finding.fix:
-        return Text("ok", "green")
+        return Text("-", "dim") if finding.absent else Text("ok", "green")
     return Text("broken", "red") if finding.breaks else Text("note", "yellow")
 
 
@@ -117,7 +119,7 @@ def extras() -> Findings:
     for extra, names in wanted.items():
         lacking = [name for name in names if not _installed(name)]
         says = f"not installed: {', '.join(lacking)}; pip install 'sardonyx[{extra}]'" if lacking else ", ".join(names)
-        yield Finding("extra", extra, says)
+        yield Finding("extra", extra, says, absent=bool(lacking))
 
 
 def _installed(name: str) -> bool:
@@ -150,7 +152,7 @@ def all_engines() -> Findings:
             yield Finding("engine", engine.name, engine.version or "")
         else:
             fix = 'pip install "sardonyx[cpu]", or "sardonyx[gpu]" for CUDA' if engine.name == Options().engine else ""
-            yield Finding("engine", engine.name, engine.reason, fix, breaks=bool(fix))
+            yield Finding("engine", engine.name, engine.reason, fix, breaks=bool(fix), absent=True)
 
 
 _LIST = "import json, onnxruntime as o; print(json.dumps(o.get_available_providers()))"
@@ -170,6 +172,8 @@ def providers() -> Findings:
     """The execution providers that onnxruntime lists: whether each can be loaded, in a process that may crash."""
     listed = _python(_LIST)
     if listed.returncode:
+        said = (listed.stderr.strip().splitlines() or ["onnxruntime cannot be asked"])[-1]
+        yield Finding("provider", "all", f"not known: {said}", absent=True)
         return
     for name in json.loads(listed.stdout.splitlines()[-1]):
         done = _python(_TRY, name)
@@ -183,7 +187,9 @@ def providers() -> Findings:
 
 
 def _python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-P", "-c", program, *arguments], capture_output=True, text=True, check=False
+    )
 
 
 def compilers() -> Findings:
@@ -194,7 +200,7 @@ def compilers() -> Findings:
     except SardonyxError as error:
         yield Finding("compiler", "C++", f"{error.what}: no native kernels", error.hint or "install g++")
     if not torch.cuda.is_available():
-        yield Finding("compiler", "nvcc", "not needed: torch sees no GPU")
+        yield Finding("compiler", "nvcc", "not needed: torch sees no GPU", absent=True)
         return
     try:
         yield Finding("compiler", "nvcc", compiler.nvcc().path)
@@ -206,7 +212,7 @@ def folder() -> Findings:
     """The cache's folder."""
     options = Options.of()
     if options.cache_dir == "" or not options.cache_bytes:
-        yield Finding("cache", "folder", "turned off")
+        yield Finding("cache", "folder", "turned off", absent=True)
         return
     cache = DiskCache(place(options.cache_dir), options.cache_bytes)
     try:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import click
 
 from sardonyx.cli._given import (
+    FiniteRange,
     Source,
     as_json,
     example,
@@ -38,17 +39,17 @@ from sardonyx.diagnose.reduction import reduce
 @click.option("--command", "line", metavar="LINE", help="Fails with a status but 0; {model} and {inputs} are files.")
 @click.option("--way", default="onnxruntime:optimize=none", show_default=True, help="How it is run.")
 @click.option("--against", default="reference:optimize=none", show_default=True, help="What counts as right.")
-@click.option("--tolerance", type=click.FloatRange(0), help="What counts as wrong, of the largest magnitude.")
+@click.option("--tolerance", type=FiniteRange(0), help="What counts as wrong, of the largest magnitude.")
 @click.option(
     "--minutes",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     default=3.0,
     show_default=True,
     help="The best so far is kept after these, or at Ctrl-C.",
 )
 @click.option(
     "--limit",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     default=60.0,
     show_default=True,
     metavar="SECONDS",

@@ -66,9 +66,9 @@ def _fill(made: Path, package: str, version: str, operators: Sequence[CustomOp],
         "table": "\n".join(map(_row, manifest["operators"])),
         **manifest["built_with"],
     }
-    (made / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
-    (made / "__init__.py").write_text(filled("packed.py.in", words))
-    (made / "README.md").write_text(filled("packed.md.in", words))
+    (made / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    (made / "__init__.py").write_text(filled("packed.py.in", words), encoding="utf-8")
+    (made / "README.md").write_text(filled("packed.md.in", words), encoding="utf-8")
 
 
 def _build(operators: Sequence[CustomOp], library: Path, march: str | None) -> None:
@@ -156,12 +156,12 @@ def _glibc(library: bytes) -> str | None:
 
 def wheel(folder: Path) -> Path:
     """Write a wheel of a packed folder beside it; its path."""
-    manifest = json.loads((folder / _MANIFEST).read_text())
+    manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
     stem = f"{manifest['name']}-{manifest['version']}"
     tag = f"py3-none-{_platform_tag(manifest['library'])}"
     files = {f"{folder.name}/{path.name}": path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
     about = f"{stem}.dist-info"
-    files[f"{about}/METADATA"] = _metadata(manifest, (folder / "README.md").read_text()).encode()
+    files[f"{about}/METADATA"] = _metadata(manifest, (folder / "README.md").read_text(encoding="utf-8")).encode()
     files[f"{about}/WHEEL"] = (
         f"Wheel-Version: 1.0\nGenerator: sardonyx {manifest['built_with']['sardonyx']}\n"
         f"Root-Is-Purelib: false\nTag: {tag}\n"

@@ -48,13 +48,13 @@ def create(name: str, *, domain: str | None = None, folder: Path | None = None) 
     written = [(folder / where.format(**words), filled(template, words)) for where, template in _FILES.items()]
     for path, text in written:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
     return [path for path, _ in written]
 
 
 def filled(template: str, words: dict[str, str]) -> str:
     """The text of a template."""
-    text = resources.files("sardonyx.customop").joinpath("templates", template).read_text()
+    text = resources.files("sardonyx.customop").joinpath("templates", template).read_text(encoding="utf-8")
     return Template(text).substitute(words)
 
 
@@ -164,7 +164,7 @@ def _with_packages(name: str, root: Path) -> _Place:
 def _version(root: Path) -> str:
     for folder in (root, root.parent):
         if (folder / "pyproject.toml").is_file():
-            told = tomllib.loads((folder / "pyproject.toml").read_text())
+            told = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
             return str(told.get("project", {}).get("version", _FIRST))
     return _FIRST
 

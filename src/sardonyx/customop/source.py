@@ -51,7 +51,7 @@ class Kernel:
         """A kernel given as a string or by the name of a file; `depth` is how far up the one who wrote it is."""
         if isinstance(given, Path) or ("\n" not in given and given.endswith((".cpp", ".cc", ".cu", ".h"))):
             try:
-                return cls(Path(given).read_text(), str(Path(given).resolve()), 1)
+                return cls(Path(given).read_text(encoding="utf-8"), str(Path(given).resolve()), 1)
             except (OSError, UnicodeDecodeError) as error:
                 raise DeclarationError(f"{what}: the kernel's source cannot be read: {error}") from None
         file = sys._getframe(depth + 1).f_code.co_filename

@@ -15,6 +15,7 @@ import torch
 from sardonyx.diagnose.source import annotate
 from sardonyx.options import NUMBER
 from sardonyx.translate import dtypes
+from sardonyx.written_files import replacing, write_file
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +28,8 @@ def dump(
     A place with `{number}` in it is the path of the files, less their suffixes. Weights go into a third file.
     """
     path = _claim(place, kind)
-    path.write_bytes(_with_weights(proto, weights, path.with_suffix(".onnx.data")).SerializeToString())
-    path.with_suffix(".txt").write_text(graph.print_readable(print_output=False))
+    write_file(path, _with_weights(proto, weights, path.with_suffix(".onnx.data")).SerializeToString())
+    write_file(path.with_suffix(".txt"), graph.print_readable(print_output=False))
     log.info("dumped %s", path)
     return path
 
@@ -40,7 +41,7 @@ def _with_weights(proto: onnx.ModelProto, weights: Mapping[str, torch.Tensor], p
     held = [tensor for tensor in copy.graph.initializer if tensor.name in weights]
     if not held:
         return copy
-    with path.open("wb") as file:
+    with replacing(path) as file:
         for tensor in held:
             offset = file.tell()
             file.write(dtypes.to_array(weights[tensor.name].cpu()).tobytes())

@@ -24,6 +24,7 @@ from sardonyx.diagnose.verify import difference
 from sardonyx.diagnose.words import duration
 from sardonyx.errors import MissingDependency, OptionError
 from sardonyx.options import Options
+from sardonyx.written_files import write_file
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _MOST_GRAPHS = 64
@@ -72,7 +73,7 @@ def write(options: Options) -> None:
     with _lock:
         book = _books.get(path)
         if book is not None:
-            _replace(path, render(book.report, book.options, more=book.more))
+            write_file(path, render(book.report, book.options, more=book.more))
 
 
 def forget() -> None:
@@ -91,7 +92,7 @@ def save(report: Report, path: str | os.PathLike[str], options: Options | None =
     True
     """
     path = Path(path)
-    _replace(path, render(report, options or Options(), title))
+    write_file(path, render(report, options or Options(), title))
     return path
 
 
@@ -130,13 +131,6 @@ def _path(options: Options) -> Path:
     if not path.parent.is_dir():
         raise OptionError(f"report is {options.report!r}, and there is no folder {path.parent}")
     return path
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file so that whoever looks at it never sees half of it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
 
 
 # The page

@@ -137,15 +137,15 @@ def _write(
     if values:
         torch.save(values, folder / VALUES)
     names, how = [node.name for node in placeholders], f"door={door!r}, kind={kind!r}, weights={sorted(weights)}"
-    (folder / "repro.py").write_text(_program(error, graph, names, known, how, chosen, left_out))
+    (folder / "repro.py").write_text(_program(error, graph, names, known, how, chosen, left_out), encoding="utf-8")
     return folder
 
 
 def started(place: Path, kind: str, error: Exception) -> Path:
     """A new folder with what is written of any error: what it says, and the versions it happened with."""
     folder = _claim(place, kind)
-    (folder / "error.txt").write_text("".join(traceback.format_exception(error)))
-    (folder / "versions.json").write_text(json.dumps(versions(), indent=1) + "\n")
+    (folder / "error.txt").write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    (folder / "versions.json").write_text(json.dumps(versions(), indent=1) + "\n", encoding="utf-8")
     return folder
 
 

@@ -72,12 +72,12 @@ def _write(folder: Path, error: CaptureError, options: Options, call: _Call) -> 
     try:
         held, sources, tensors = _pickled(call)
     except Exception as failure:  # pickle raises what it likes
-        (folder / "README.md").write_text(_told(error, call, failure))
+        (folder / "README.md").write_text(_told(error, call, failure), encoding="utf-8")
         return str(folder / "README.md")
     (folder / _CALL).write_bytes(held)
     if tensors:
         torch.save(tensors, folder / VALUES)
-    (folder / "repro.py").write_text(_program(error, options, sources))
+    (folder / "repro.py").write_text(_program(error, options, sources), encoding="utf-8")
     return f"python {folder / 'repro.py'}"
 
 

@@ -120,17 +120,24 @@ def keep(
     options: Options, at: str, module: torch.nn.Module, traced: Traced, run: Any, protos: Sequence[onnx.ModelProto]
 ) -> None:
     """Keep the model of a call, if it is one, and one that can be called without its graph."""
-    calling = _calling(traced, run, protos[0]) if len(protos) == 1 else None
+    proto = protos[0] if len(protos) == 1 else _chosen(run)
+    calling = _calling(traced, run, proto) if proto is not None else None
     cache = default_cache(options)
-    if calling is None or cache is None:
+    if proto is None or calling is None or cache is None:
         log.info("the model of %s is not kept", type(module).__name__)
         return
 
     def make(folder: Path) -> None:
-        (folder / _MODEL).write_bytes(protos[0].SerializeToString())
-        (folder / _CALLING).write_text(json.dumps(vars(calling)))
+        (folder / _MODEL).write_bytes(proto.SerializeToString())
+        (folder / _CALLING).write_text(json.dumps(vars(calling)), encoding="utf-8")
 
-    cache.get_or_make(at, make, {"what": "module", "name": type(module).__name__, "engine": options.engine})
+    cache.keep(at, make, {"what": "module", "name": type(module).__name__, "engine": options.engine})
+
+
+def _chosen(run: Any) -> onnx.ModelProto | None:
+    """Of several models the one whose engine `auto` chose."""
+    region = getattr(run, "__self__", None)
+    return region.chosen_model() if isinstance(region, CompiledRegion) else None
 
 
 def _calling(traced: Traced, run: Any, proto: onnx.ModelProto) -> Calling | None:
@@ -191,7 +198,7 @@ def find(
         cache.drop(at)
 
     try:
-        calling = Calling(**json.loads((folder / _CALLING).read_text()))
+        calling = Calling(**json.loads((folder / _CALLING).read_text(encoding="utf-8")))
         accepts = function_of_sizes(calling.condition)
         if not accepts(sizes):
             log.info("the kept model of %s is for other sizes", type(module).__name__)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -19,14 +17,13 @@ from sardonyx.doors.call_arguments import Argument
 from sardonyx.doors.export import add_kernels
 from sardonyx.doors.program import Calling, Output, Program, hold
 from sardonyx.errors import SardonyxError
+from sardonyx.model_files import UserModel, blaming, load_model
 from sardonyx.options import OLDEST_OPSET, Options
 from sardonyx.pipeline import rewrite
 from sardonyx.translate import inference
 
 
-def optimize(
-    model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, *, domains: Sequence[str] | None = None, **options: Any
-) -> Program:
+def optimize(model: UserModel, *, domains: Sequence[str] | None = None, **options: Any) -> Program:
     """Rewrite an ONNX model, given as a file or in memory, by the same rules that compiled models pass through.
 
     What is given stays as it is. With `opset` it is converted to a later one first: attention, RMS norm and rotary
@@ -40,29 +37,15 @@ def optimize(
     tensor([0., 0.])
     """
     chosen = Options.of(options)
-    with collecting() as report:
+    with blaming(model), collecting() as report:
         graph_report = new_graph_report("given", 0)
         with graph_report.stage("load"):
-            loaded = _described(_modern(hold(_loaded(model)), chosen.opset))
+            loaded = _described(_modern(hold(load_model(model)), chosen.opset))
         graph_report.operators = sum(1 for _ in loaded.graph.all_nodes())
         rewrite(loaded, chosen, domains, graph_report)
         device = torch.device("cpu")
         library = add_kernels(loaded, device, chosen, graph_report)
     return Program(loaded, _calling(loaded), device, chosen, report, library)
-
-
-def _loaded(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model) -> ir.Model:
-    if isinstance(model, ir.Model):
-        return model.clone()
-    if isinstance(model, onnx.ModelProto):
-        return ir.from_proto(model)
-    path = Path(model)
-    try:
-        return ir.load(path)
-    except FileNotFoundError:
-        raise
-    except Exception as error:
-        raise SardonyxError(f"{path} is no ONNX model that can be read: {error}") from error
 
 
 def _modern(model: ir.Model, wanted: int | None) -> ir.Model:

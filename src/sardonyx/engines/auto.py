@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -147,9 +148,18 @@ def _limits(options: Options) -> _Limits:
         if name not in known:
             find(name)  # an engine's own options; an unknown name is an error with a suggestion
     limits = {name: value for name, value in given.items() if name in known}
-    if isinstance(limits.get("engines"), str) or not limits.get("engines", [""]):
-        raise OptionError(f"engines is {limits['engines']!r}", hint="use a list of names")
+    _check_limits(limits)
     return _Limits(**{**limits, **({"engines": tuple(limits["engines"])} if limits.get("engines") else {})})
+
+
+def _check_limits(limits: Mapping[str, Any]) -> None:
+    names, seconds = limits.get("engines", [""]), limits.get("seconds", _SECONDS)
+    if names is not None and not (
+        isinstance(names, (list, tuple)) and names and all(isinstance(x, str) for x in names)
+    ):
+        raise OptionError(f"engines is {names!r}", hint="use a list of names")
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
+        raise OptionError(f"seconds is {seconds!r}", hint="use a number of seconds")
 
 
 class _Contest:
@@ -261,7 +271,7 @@ def _recalled(key: str, options: Options) -> Choice | None:
     if folder is None:
         return None
     try:
-        return Choice(**json.loads((folder / _FILE).read_text()), remembered=True)
+        return Choice(**json.loads((folder / _FILE).read_text(encoding="utf-8")), remembered=True)
     except (OSError, ValueError, TypeError) as error:
         log.warning("the engine chosen before cannot be read, so they are measured again: %s", error)
         return None
@@ -274,11 +284,11 @@ def _remember(key: str, choice: Choice, options: Options) -> None:
     written = {"engine": choice.engine, "seconds": dict(choice.seconds), "discarded": dict(choice.discarded)}
     about = {"what": "choice", "engine": choice.engine}
     cache.drop(key)  # one that was remembered and did not work
-    cache.get_or_make(key, lambda folder: _write(folder / _FILE, written), about)
+    cache.keep(key, lambda folder: _write(folder / _FILE, written), about)
 
 
 def _write(path: Path, written: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(written))
+    path.write_text(json.dumps(written), encoding="utf-8")
 
 
 class AutoRunner(Runner):

@@ -11,8 +11,9 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from sardonyx.errors import OptionError
+from sardonyx.model_files import UserModel
 from sardonyx.native.carve import Library, Plan, plan
-from sardonyx.native.given import Given, given
+from sardonyx.native.given import given
 from sardonyx.native.measure import Bounds, Feeds, Tell, Trial, made_up
 from sardonyx.native.model import NativeModel
 from sardonyx.native.processor import Processor
@@ -34,7 +35,7 @@ class Generated:
 
 
 def compile(
-    model: Given,
+    model: UserModel,
     *,
     select: Choice = "auto",
     inputs: Sequence[str] = (),
@@ -87,7 +88,7 @@ def compile(
 
 
 def generate(
-    model: Given,
+    model: UserModel,
     *,
     select: Choice = "auto",
     inputs: Sequence[str] = (),
@@ -101,7 +102,7 @@ def generate(
 
 
 def convert_graph(
-    model: Given,
+    model: UserModel,
     *,
     select: Choice = "auto",
     inputs: Sequence[str] = (),

@@ -88,7 +88,7 @@ class NativeModel:
         write(self.model, folder / MODEL)
         if self.library is not None:
             shutil.copyfile(self.library, folder / LIBRARY)
-            (folder / target_of(self.target).source).write_text(self.source)
+            (folder / target_of(self.target).source).write_text(self.source, encoding="utf-8")
         told = {
             "format": _FORMAT,
             "readme": _readme(target_of(self.target), has_kernels=self.library is not None),
@@ -99,7 +99,7 @@ class NativeModel:
             "files": {path.name: _described(path) for path in sorted(folder.iterdir())},
             "report": self.report.as_dict(),
         }
-        (folder / MANIFEST).write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n")
+        (folder / MANIFEST).write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
     def __repr__(self) -> str:
         return f"NativeModel({len(self.report.kernels)} kernels; {self.report.nodes_after} nodes)"
@@ -139,7 +139,7 @@ def load(folder: str | os.PathLike[str]) -> NativeModel:
     return NativeModel(
         ir.load(folder / MODEL),
         folder / LIBRARY if has_kernels else None,
-        (folder / target_of(target).source).read_text() if has_kernels else "",
+        (folder / target_of(target).source).read_text(encoding="utf-8") if has_kernels else "",
         told["built_with"]["compiler"],
         processor,
         NativeReport.of_dict(told["report"]),
@@ -149,7 +149,7 @@ def load(folder: str | os.PathLike[str]) -> NativeModel:
 
 def _manifest(folder: Path) -> dict[str, Any]:
     try:
-        told: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+        told: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FolderError(
             f"{folder} has no {MANIFEST}", hint="name a folder that NativeModel.save or `sardonyx native compile` wrote"

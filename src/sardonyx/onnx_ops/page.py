@@ -40,4 +40,4 @@ def _row(x: Operator) -> str:
 
 if __name__ == "__main__":
     path = Path(sys.argv[1])
-    path.write_text(updated(path.read_text()))
+    path.write_text(updated(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
@@ -141,6 +142,7 @@ class CompiledRegion(torch.nn.Module):
         self._strides = strides_of_results(region.results, region.graph)
         self._chosen: CompiledRegion | None = None
         self._missing: MissingKernel | None = None
+        self._proto: onnx.ModelProto | None = None
 
     def run_boxed(self, args: list[Any]) -> Sequence[Any]:
         """Call with a list of arguments, which is cleared so that tensors nobody needs can go."""
@@ -231,6 +233,10 @@ class CompiledRegion(torch.nn.Module):
         self._graph_report.replace(self._report, chosen._report)
         self._first = None
         return chosen
+
+    def chosen_model(self) -> onnx.ModelProto | None:
+        """The model of the engine that `auto` chose; None where there was no choice."""
+        return None if self._chosen is None else self._chosen._proto
 
     def _contender(self, auto: Auto, engine: Engine, args: Sequence[Any]) -> tuple[CompiledRegion, Any]:
         """This region for one engine, and a call of it that draws the same random numbers each time."""
@@ -390,6 +396,7 @@ class CompiledRegion(torch.nn.Module):
             proto = ir.to_proto(model)
         for transform in self._options.transforms:
             proto = transform(proto) or proto
+        self._proto = proto
         if self._options.dump:
             dump.dump(self._options.dump, self._kind, proto, weights, self._region.graph)
         serialized: bytes = proto.SerializeToString()

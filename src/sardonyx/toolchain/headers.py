@@ -7,4 +7,4 @@ from importlib import resources
 
 def header(package: str, name: str) -> str:
     """The text of a header, by the package it lies in."""
-    return resources.files(package).joinpath(name).read_text().replace("#pragma once\n", "")
+    return resources.files(package).joinpath(name).read_text(encoding="utf-8").replace("#pragma once\n", "")

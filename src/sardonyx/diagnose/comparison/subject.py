@@ -7,7 +7,6 @@ import re
 from ast import literal_eval
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -126,8 +125,7 @@ def _of_onnx(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], also: S
     from sardonyx.doors.optimize import optimize
 
     given = model.model if isinstance(getattr(model, "model", None), ir.Model) else model
-    given = onnx.load_model_from_string(given) if isinstance(given, bytes) else given
-    base = optimize(Path(given) if isinstance(given, str) else given, optimize="none").model
+    base = optimize(given, optimize="none").model
     inputs = [str(x.name) for x in base.graph.inputs if not x.is_initializer()]
     first = _feeds(inputs, base, args, kwargs)
     calls = [({**first, **x},) if isinstance(x, Mapping) else _call(x, (), {})[0] for x in also]

@@ -73,7 +73,7 @@ class _Sum:
 
 def read(file: Path, optimized: Path | None, picture: Picture, skip: int, calls: int) -> Events:
     """Read what a session wrote: all its runs but the first ones. The others were for so many calls of the model."""
-    raw = json.loads(file.read_text())
+    raw = json.loads(file.read_text(encoding="utf-8"))
     runs = sorted((e for e in raw if e["name"] == "model_run"), key=lambda e: e["ts"])[skip:]
     start = runs[0]["ts"] if runs else float("inf")
     kernels = [e for e in raw if e["cat"] == "Node" and e["name"].endswith(_SUFFIX) and e["ts"] >= start]

@@ -24,6 +24,7 @@ from sardonyx.diagnose.profiling.result import Measured, Profile, profile_of
 from sardonyx.diagnose.profiling.session import Watched, events_of, profiling
 from sardonyx.diagnose.report import observing
 from sardonyx.errors import EngineError, OptionError
+from sardonyx.model_files import load_model
 from sardonyx.options import Options
 from sardonyx.translate import dtypes
 
@@ -232,11 +233,8 @@ def _loaded(model: Any) -> tuple[ir.Model, Path | None, Path | None]:
 
     if isinstance(model, NativeModel):
         return model.model, model.library, None
-    if isinstance(model, ir.Model):
-        return model, None, None
-    if isinstance(model, onnx.ModelProto):
-        return ir.from_proto(model), None, None
-    return ir.load(model), None, Path(model)
+    path = Path(model) if isinstance(model, (str, os.PathLike)) else None
+    return load_model(model), None, path
 
 
 def _session(model: ir.Model, library: Path | None, path: Path | None, settings: Mapping[str, Any]) -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sardonyx.diagnose.profiling.events import Events, NodeTime
+from sardonyx.written_files import write_file
 
 FUSED = "fused by onnxruntime"
 """What stands for the module and the line of a node that onnxruntime made of others and gave another name."""
@@ -135,7 +136,7 @@ class Profile:
     def save_trace(self, path: str | os.PathLike[str]) -> Path:
         """Write what onnxruntime recorded, for chrome://tracing or Perfetto; sessions are one process each there."""
         events = [{**event, "pid": number} for number, raw in enumerate(self._raw) for event in raw]
-        Path(path).write_text(json.dumps(events))
+        write_file(Path(path), json.dumps(events))
         return Path(path)
 
     def __str__(self) -> str:

@@ -105,7 +105,7 @@ def save(
         parts.append(_COMPARE.format(against=against, tolerance=allowed if tolerance is None else tolerance))
     else:
         parts.append(_SHOW)
-    (folder / "reproduce.py").write_text(f"# {kind}: {_line(text)}\n" + "\n".join(parts))
+    (folder / "reproduce.py").write_text(f"# {kind}: {_line(text)}\n" + "\n".join(parts), encoding="utf-8")
     return _told(folder, case, kind, text, way)
 
 
@@ -129,14 +129,15 @@ def save_traced(folder: Path, case: TracedCase, kind: str, text: str, way: Way, 
         parts.append(_COMPARE_TRACED.format(against=case.against, allowed=allowed))
     else:
         parts.append(_SHOW)
-    (folder / "reproduce.py").write_text(f"# {kind}: {_line(text)}\n" + "\n".join(parts))
+    (folder / "reproduce.py").write_text(f"# {kind}: {_line(text)}\n" + "\n".join(parts), encoding="utf-8")
     return _told(folder, case, kind, text, way)
 
 
 def _told(folder: Path, case: Case | TracedCase, kind: str, text: str, way: Way) -> Path:
     operators = ", ".join(dict.fromkeys(case.operators))
     (folder / "README.md").write_text(
-        f"`python reproduce.py` shows it: {kind} in {way}, {len(case.nodes)} node(s): {operators}. {_line(text)}\n"
+        f"`python reproduce.py` shows it: {kind} in {way}, {len(case.nodes)} node(s): {operators}. {_line(text)}\n",
+        encoding="utf-8",
     )
     return folder
 

@@ -20,6 +20,7 @@ from sardonyx.options import Options
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
+_CHILD = "sardonyx.diagnose.reduction.child"
 _PATIENCE = 120.0
 """Seconds for the process to start, which loads torch."""
 
@@ -90,7 +91,8 @@ class Worker:
 
     def _start(self) -> Connection:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "sardonyx.diagnose.reduction.child", str(theirs.fileno()), *self._engines]
+        # -P: a torch.py or json.py in the working folder is not what the child imports
+        command = [sys.executable, "-P", "-m", _CHILD, str(theirs.fileno()), *self._engines]
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
         theirs.close()
         self._connection = Connection(ours.detach())

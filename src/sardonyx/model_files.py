@@ -1,0 +1,281 @@
+"""The one place where a user's ONNX model is read: from a file, its bytes or memory, checked before anything uses it.
+
+A model may come from anywhere. Its weights are read from its own folder alone, its nodes are put in topological order,
+and what is missing or damaged is an error that says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.traversal import RecursiveGraphIterator
+
+from sardonyx.errors import SardonyxError
+
+log = logging.getLogger(__name__)
+
+_ANEW = "write or copy it anew"
+_OPTIONAL_INPUTS = 4
+"""The IR version since which weights need not be inputs: one that is has a default value."""
+_ONE_FOLDER = "keep the files of a model in one folder"
+
+
+class HoldsModel(Protocol):
+    """Something around a model, as what `sardonyx.export` and `sardonyx.optimize` return."""
+
+    model: ir.Model
+
+
+UserModel: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model | HoldsModel"
+"""A file, its content, a model in memory, or a `Program`."""
+
+
+def load_model(model: UserModel) -> ir.Model:
+    """A model that the caller may edit: what is given stays as it is, and its weights are not copied."""
+    if isinstance(model, (str, os.PathLike)):
+        return _of_file(Path(model))
+    if isinstance(model, bytes):
+        return _of_bytes(model)
+    if isinstance(model, onnx.ModelProto):
+        return _of_proto(model, "the model")
+    held = model if isinstance(model, ir.Model) else getattr(model, "model", None)
+    if isinstance(held, ir.Model):
+        return _copied(held)
+    raise TypeError(
+        "a model is a path, bytes, an onnx.ModelProto, an onnx_ir.Model or a sardonyx.Program, "
+        f"not {type(model).__name__}"
+    )
+
+
+def _of_file(path: Path) -> ir.Model:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    with _said_clearly(str(path)):
+        return _checked(ir.load(path), str(path))
+
+
+def _of_bytes(content: bytes) -> ir.Model:
+    try:
+        proto = onnx.load_model_from_string(content)
+    except Exception as error:
+        raise SardonyxError(f"these {len(content)} bytes are no ONNX model: {_first_line(error)}") from error
+    return _of_proto(proto, "the model")
+
+
+def _of_proto(proto: onnx.ModelProto, name: str) -> ir.Model:
+    with _said_clearly(name):
+        return _checked(ir.from_proto(proto), name)
+
+
+def _copied(model: ir.Model) -> ir.Model:
+    _check_values(model, "the model")
+    if not _is_sorted(model):
+        raise SardonyxError("the model's nodes are not sorted topologically", hint="call model.graph.sort() first")
+    _check_weights(model, "the model")
+    copy = model.clone()
+    _settle_defaults(copy, "the model")
+    return copy
+
+
+@contextmanager
+def _said_clearly(name: str) -> Iterator[None]:
+    """Turn what the reader of a file raises into an error of ours, and keep what it logs to itself."""
+    try:
+        with collecting([], "onnx_ir"):
+            yield
+    except SardonyxError:
+        raise
+    except Exception as error:
+        raise SardonyxError(f"{name} is no ONNX model that can be read: {_first_line(error)}", hint=_ANEW) from error
+
+
+@contextmanager
+def collecting(said: list[str], name: str) -> Iterator[None]:
+    """While active, what a package logs is collected instead of shown."""
+    logger, handler = logging.getLogger(name), logging.Handler()
+    handler.emit = lambda record: said.extend(handler.format(record).splitlines())  # type: ignore[method-assign]
+    before = logger.propagate, logger.handlers
+    logger.propagate, logger.handlers = False, [handler]
+    try:
+        yield
+    finally:
+        logger.propagate, logger.handlers = before
+
+
+def _checked(model: ir.Model, name: str) -> ir.Model:
+    if not model.opset_imports:  # of an empty file, too, protobuf reads a message: one in which nothing is set
+        raise SardonyxError(f"{name} is no ONNX model: nothing is in it", hint=_ANEW)
+    _check_values(model, name)
+    _sort(model, name)
+    _check_weights(model, name)
+    _settle_defaults(model, name)
+    return model
+
+
+def _settle_defaults(model: ir.Model, name: str) -> None:
+    """An input that has a value in the file is a constant: rules and kernels read it as one."""
+    for value in [value for value in model.graph.inputs if value.is_initializer()]:
+        model.graph.inputs.remove(value)
+        if model.ir_version >= _OPTIONAL_INPUTS:
+            log.warning("%s has a value for its input %r, which is taken for a constant", name, value.name)
+
+
+def _graphs(model: ir.Model) -> Iterator[ir.Graph]:
+    yield model.graph
+    for function in model.functions.values():
+        yield function.graph
+
+
+def _nodes(model: ir.Model) -> Iterator[ir.Node]:
+    for graph in _graphs(model):
+        yield from RecursiveGraphIterator(graph)
+
+
+def _check_values(model: ir.Model, name: str) -> None:
+    """Every value that a node reads, or that is a result, comes from somewhere."""
+    read = [(value, f"{node.op_type} reads") for node in _nodes(model) for value in node.inputs if value is not None]
+    read += [(value, "it returns") for graph in _graphs(model) for value in graph.outputs]
+    read += [(value, "a branch returns") for graph in _branches(model) for value in graph.outputs]
+    for value, who in read:
+        if not (value.producer() or value.is_graph_input() or value.is_initializer()):
+            raise SardonyxError(
+                f"{name} is no whole model: {who} {value.name!r}, which nothing writes",
+                hint="write it anew, with that value as an input of the model",
+            )
+
+
+def _branches(model: ir.Model) -> Iterator[ir.Graph]:
+    """The graphs in attributes: branches and bodies of loops."""
+    for node in _nodes(model):
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH and attribute.value is not None:
+                yield attribute.as_graph()
+            elif attribute.type == ir.AttributeType.GRAPHS and attribute.value is not None:
+                yield from attribute.as_graphs()
+
+
+# Order
+
+
+def _sort(model: ir.Model, name: str) -> None:
+    if _is_sorted(model):
+        return
+    try:
+        for graph in _graphs(model):
+            graph.sort()
+    except ValueError as error:
+        raise SardonyxError(f"{name} is no ONNX model: its nodes form a cycle", hint=_ANEW) from error
+    log.warning("%s is not sorted topologically, as ONNX asks for: its nodes were sorted", name)
+
+
+def _is_sorted(model: ir.Model) -> bool:
+    """Whether every node comes after those whose results it reads, those of branches after what is around them."""
+    seen: set[ir.Node] = set()
+    for node in _nodes(model):
+        producers = {value.producer() for value in node.inputs if value is not None} - {None}
+        if not producers <= seen:
+            return False
+        seen.add(node)
+    return True
+
+
+# Weights
+
+
+def _check_weights(model: ir.Model, name: str) -> None:
+    for tensor in _tensors(model):
+        if isinstance(tensor, ir.ExternalTensor):
+            _check_external(tensor, name)
+
+
+def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
+    """Every constant of a model: of its graph, of branches and functions, and in attributes."""
+    for graph in (*_graphs(model), *_branches(model)):
+        yield from _initializers(graph)
+    for node in _nodes(model):
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.TENSOR and attribute.value is not None:
+                yield attribute.as_tensor()
+            elif attribute.type == ir.AttributeType.TENSORS and attribute.value is not None:
+                yield from attribute.as_tensors()
+
+
+def _initializers(graph: ir.Graph) -> Iterator[ir.TensorProtocol]:
+    for value in graph.initializers.values():
+        if value.const_value is not None:
+            yield value.const_value
+
+
+def _check_external(tensor: ir.ExternalTensor, name: str) -> None:
+    """The file of a weight lies in the model's folder, also after links are followed, and is long enough."""
+    said = f"{name} has its weight {tensor.name!r} in {tensor.location}"
+    folder = Path(tensor.base_dir or ".").resolve()
+    location = Path(tensor.location)
+    path = (folder / location).resolve()
+    if location.is_absolute() or ".." in location.parts or not path.is_relative_to(folder):
+        raise SardonyxError(f"{said}, which is outside the model's folder", hint=_ONE_FOLDER)
+    if not path.is_file():
+        raise SardonyxError(f"{said}, which does not exist", hint=_ONE_FOLDER)
+    begin, size = tensor.offset or 0, path.stat().st_size
+    if begin < 0 or begin + max(tensor.nbytes, tensor.length or 0) > size:
+        raise SardonyxError(f"{said}, which has {size} bytes and is too short for it", hint=_ANEW)
+
+
+# Faults
+
+
+@contextmanager
+def blaming(model: UserModel) -> Iterator[None]:
+    """While active, an unexpected error becomes one about the model, if that is not valid; else it is left alone."""
+    try:
+        yield
+    except (SardonyxError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        fault = fault_of(model)
+        if fault is None:
+            raise
+        raise SardonyxError(fault, hint=_ANEW) from error
+
+
+def fault_of(model: UserModel) -> str | None:
+    """What is wrong with a model that something failed on; None if it is valid as far as ONNX's checker tells."""
+    name = str(model) if isinstance(model, (str, os.PathLike)) else "the model"
+    try:
+        loaded = load_model(model)
+    except SardonyxError as error:
+        return error.what
+    except Exception:
+        return None
+    said = _unreadable(loaded) or _invalid(loaded)
+    return said and f"{name} is no valid ONNX model: {said}"
+
+
+def _unreadable(model: ir.Model) -> str | None:
+    for tensor in _tensors(model):
+        try:
+            tensor.numpy()
+        except Exception as error:
+            return f"its weight {tensor.name!r} cannot be read: {_first_line(error)}"
+    return None
+
+
+def _invalid(model: ir.Model) -> str | None:
+    if any(isinstance(tensor, ir.ExternalTensor) for tensor in _tensors(model)):
+        return None  # the checker would look for their files elsewhere
+    try:
+        onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    except Exception as error:
+        return _first_line(error)
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
