@@ -54,7 +54,7 @@ def samples(op: Any, dtype: torch.dtype, count: int | None = None) -> list[Any]:
 
 def database_samples(op: Any, dtype: torch.dtype, count: int | None = None) -> list[Any]:
     """Those of the database alone."""
-    if dtype not in op.supported_dtypes("cpu"):
+    if dtype not in op.supported_dtypes("cpu") or count == 0:
         return []
     torch.manual_seed(SEED)
     found = list(op.sample_inputs("cpu", dtype, requires_grad=False))
