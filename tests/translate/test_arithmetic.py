@@ -179,6 +179,11 @@ def test_angles_of_points_on_the_axes() -> None:
     assert torch.equal(got.signbit() & ~got.isnan(), wanted.signbit() & ~wanted.isnan())
 
 
+def test_numbers_beyond_half_precision_are_finite_factors() -> None:
+    x = torch.tensor([0.0, -0.0, 1e-4, -1.0, math.inf, math.nan], dtype=torch.float16)
+    exact([lambda x: (x * 1e9, x / 1e9, x + 1e9, x - 1e9, 1e9 / x, 1e9 - x)], x)
+
+
 def test_nan_to_num_replaces_only_what_was_there() -> None:
     exact([torch.nan_to_num, lambda x: x.nan_to_num(math.inf, -1.0, math.nan)], numbers(torch.float32))
 
