@@ -48,7 +48,7 @@ template <class V> LANES_INLINE V relu(V a) { return greater(V{}, a); }
 template <class V> LANES_INLINE V sign(V a) {
   const V one = all<V>(1);
   const V negative = std::is_unsigned_v<ScalarOf<V>> ? V{} : V(-one);
-  return select(less(V{}, a), one, select(less(a, V{}), negative, a));
+  return select(less(V{}, a), one, select(less(a, V{}), negative, select(is_nan(a), a, V{})));  // of −0 it is 0
 }
 template <class V> LANES_INLINE V square_root(V a) { return each(a, [](auto x) { return std::sqrt(x); }); }
 template <class V> LANES_INLINE V floored(V a) { return each(a, [](auto x) { return std::floor(x); }); }

@@ -42,7 +42,7 @@ def _keep_addend(graph: ir.Graph, node: ir.Node) -> None:
         assert dtype is not None
         others = [x for x in node.inputs if x is not None and x is not zeros[0]]
         node.op_type = "Sum"
-        _set_inputs(node, [*others, _constant(graph, 0, dtype)])
+        _set_inputs(node, [*others, _constant(graph, node, 0, dtype)])
 
 
 def _is_zero(x: ir.Value, negative: bool) -> bool:
@@ -85,11 +85,11 @@ def _rewrite(graph: ir.Graph, node: ir.Node) -> None:
     assert x is not None
     assert y is not None
     assert result.dtype is not None
-    negated = _insert(graph, node, "Xor", [condition, _constant(graph, True, _T.BOOL)], condition)
+    negated = _insert(graph, node, "Xor", [condition, _constant(graph, node, True, _T.BOOL)], condition)
     if not _may_be_negative_zero(y):
         _set_inputs(node, [negated, y, x])
         return
-    one = _constant(graph, 1, result.dtype)
+    one = _constant(graph, node, 1, result.dtype)
     factors = [_insert(graph, node, "Where", [c, one, v], v) for c, v in ((negated, x), (condition, y))]
     node.op_type = "Mul"
     _set_inputs(node, factors)
@@ -105,7 +105,7 @@ def _insert(graph: ir.Graph, before: ir.Node, op_type: str, inputs: Sequence[ir.
     """The result of a new node, which has the type of `like`."""
     made = ir.Node("", op_type, inputs, num_outputs=1)
     output = made.outputs[0]
-    output.name, output.type = f"{before.outputs[0].name}_{op_type.lower()}_{like.name}", like.type
+    output.name, output.type = f"{before.outputs[0].name}_{op_type.lower()}_{inputs[0].name}", like.type
     dims = [x.meta["dims"] for x in inputs if x.meta.get("dims") is not None]
     if len(dims) == len(inputs):
         set_dims(output, broadcast(*dims))
@@ -114,11 +114,11 @@ def _insert(graph: ir.Graph, before: ir.Node, op_type: str, inputs: Sequence[ir.
     return output
 
 
-def _constant(graph: ir.Graph, number: float, dtype: ir.DataType) -> ir.Value:
-    name = f"{graph.name}_{dtype.name.lower()}_{int(number)}"
-    if name not in graph.initializers:
-        tensor = ir.tensor(np.array(number, dtype.numpy()), name=name)
-        value = ir.Value(name=name, type=ir.TensorType(dtype), const_value=tensor)
-        set_dims(value, ())
-        graph.register_initializer(value)
-    return graph.initializers[name]
+def _constant(graph: ir.Graph, node: ir.Node, number: float, dtype: ir.DataType) -> ir.Value:
+    """A number for one node, by whose result it is named: graphs within graphs share their names."""
+    name = f"{node.outputs[0].name}_{dtype.name.lower()}_{int(number)}"
+    tensor = ir.tensor(np.array(number, dtype.numpy()), name=name)
+    value = ir.Value(name=name, type=ir.TensorType(dtype), const_value=tensor)
+    set_dims(value, ())
+    graph.register_initializer(value)
+    return value

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import torch
 
 from sardonyx.translate import dtypes
-from sardonyx.translate.aten.pointwise import operands
+from sardonyx.translate.aten.pointwise import binary, operands
 from sardonyx.translate.aten.signs import sign_factor
 from sardonyx.translate.builder import Builder, Operand
 from sardonyx.translate.table import aten
@@ -30,7 +30,7 @@ def _narrowed(g: Builder, x: Value) -> Value:
 
 @aten("div.Tensor", "div.Scalar", "true_divide.Tensor")
 def div(g: Builder, x: Operand, y: Operand) -> Value:
-    return g.Div(*operands(g, x, y))
+    return binary(g, "Div", x, y)
 
 
 @aten("div.Tensor_mode", "div.Scalar_mode")

@@ -25,9 +25,26 @@ def operands(g: Builder, *xs: Operand) -> list[Value]:
 
 @aten("add.Tensor", "add.Scalar")
 def add(g: Builder, x: Operand, y: Operand, alpha: Operand = 1) -> Value:
+    if _is(alpha, 1):
+        return binary(g, "Or" if g.out.dtype == torch.bool else "Add", x, y)
     x, y = operands(g, x, y)
-    y = y if _is(alpha, 1) else _times(g, y, alpha)
+    y = _times(g, y, alpha)
     return g.Or(x, y) if g.out.dtype == torch.bool else g.Add(x, y)
+
+
+def _overflows(g: Builder, *xs: Operand) -> bool:
+    """Whether a number is infinite in the half precision of the result, where torch computes with it in single."""
+    if g.out.dtype not in (torch.float16, torch.bfloat16):
+        return False
+    numbers = [x for x in xs if isinstance(x, (int, float)) and math.isfinite(x)]
+    return any(abs(number) > torch.finfo(g.out.dtype).max for number in numbers)
+
+
+def binary(g: Builder, op_type: str, x: Operand, y: Operand) -> Value:
+    """An operator of two operands in the dtype of the result."""
+    if not _overflows(g, x, y):
+        return g.node(op_type, operands(g, x, y))
+    return g.cast(g.node(op_type, [g.cast(v, torch.float32) for v in (x, y)]), g.out.dtype)
 
 
 @aten("sub.Tensor", "sub.Scalar")
@@ -43,8 +60,7 @@ def rsub(g: Builder, x: Operand, y: Operand, alpha: Operand = 1) -> Value:
 
 @aten("mul.Tensor", "mul.Scalar")
 def mul(g: Builder, x: Operand, y: Operand) -> Value:
-    x, y = operands(g, x, y)
-    return g.And(x, y) if g.out.dtype == torch.bool else g.Mul(x, y)
+    return binary(g, "And" if g.out.dtype == torch.bool else "Mul", x, y)
 
 
 def _times(g: Builder, x: Value, factor: Operand) -> Value:
