@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -65,11 +64,15 @@ def upsample_nearest(g: Builder, x: Value, size: Sequence[Dim], *scales: float |
 
 @aten("upsample_bilinear2d", "upsample_linear1d", "upsample_trilinear3d")
 def upsample_linear(g: Builder, x: Value, size: Sequence[Dim], align_corners: bool, *scales: float | None) -> Value:
+    if g.dtype(x) == torch.uint8 and g.rank(x) == 4:
+        return _bytes_resized(g, x, "upsample_bilinear2d", align_corners, scales)
     return _resize(g, x, "linear", align_corners, scales)
 
 
 @aten("upsample_bicubic2d")
 def upsample_bicubic(g: Builder, x: Value, size: Sequence[Dim], align_corners: bool, *scales: float | None) -> Value:
+    if g.dtype(x) == torch.uint8:
+        return _bytes_resized(g, x, "upsample_bicubic2d", align_corners, scales)
     return _resize(g, x, "cubic", align_corners, scales)
 
 
@@ -77,44 +80,91 @@ def upsample_bicubic(g: Builder, x: Value, size: Sequence[Dim], align_corners: b
 def upsample_nearest_vec(
     g: Builder, x: Value, size: Sequence[Dim] | None, scale_factors: Sequence[float] | None
 ) -> Value:
-    return _resize(g, x, "nearest", None, scale_factors or ())
+    return upsample_nearest(g, x, size or (), *(scale_factors or ()))
 
 
 @aten("upsample_bilinear2d.vec", "upsample_linear1d.vec", "upsample_trilinear3d.vec")
 def upsample_linear_vec(
     g: Builder, x: Value, size: Sequence[Dim] | None, align_corners: bool, scale_factors: Sequence[float] | None
 ) -> Value:
-    return _resize(g, x, "linear", align_corners, scale_factors or ())
+    return upsample_linear(g, x, size or (), align_corners, *(scale_factors or ()))
 
 
 @aten("upsample_bicubic2d.vec")
 def upsample_bicubic_vec(
     g: Builder, x: Value, size: Sequence[Dim] | None, align_corners: bool, scale_factors: Sequence[float] | None
 ) -> Value:
-    return _resize(g, x, "cubic", align_corners, scale_factors or ())
+    return upsample_bicubic(g, x, size or (), align_corners, *(scale_factors or ()))
 
 
-def _smoothing(g: Builder, old: Dim, new: Dim, resize: Callable[[torch.Tensor, int], torch.Tensor]) -> Value:
-    """Resizing of an axis with antialiasing, as a matrix: what torch makes of each unit vector."""
-    if not isinstance(old, int) or not isinstance(new, int):
-        raise Unsupported("resizing of a symbolic size with antialiasing")
-    # Two columns, though one would do: of images of one column, torch 2.13 returns the first row everywhere.
-    units = torch.eye(old, dtype=torch.float64).reshape(1, old, old, 1).repeat(1, 1, 1, 2)
-    held = resize(units, new)[0, :, :, 0].to(g.out.dtype)
-    return g.constant(dtypes.to_array(held), dtypes.to_onnx(held.dtype))
+# Resizing of an axis as a matrix
+
+
+def _matrices(
+    name: str, old: Dims, new: Dims, align_corners: bool, scales: Sequence[float | None]
+) -> list[torch.Tensor]:
+    """For each axis of an image, what torch makes of the unit vectors along it."""
+    resize = getattr(torch.ops.aten, name).default
+    given = list(scales) or [None, None]
+    found = []
+    for before, after, scale in zip(old[2:], new[2:], given, strict=True):
+        if not isinstance(before, int) or not isinstance(after, int):
+            raise Unsupported("resizing of a symbolic size by a matrix")
+        # Two columns, though one would do: of images of one column, torch 2.13 returns the first row everywhere.
+        units = torch.eye(before, dtype=torch.float64).reshape(1, before, before, 1).repeat(1, 1, 1, 2)
+        found.append(resize(units, [after, 2], align_corners, scale, None)[0, :, :, 0])
+    return found
+
+
+def _constant(g: Builder, array: torch.Tensor, dtype: torch.dtype) -> Value:
+    return g.constant(dtypes.to_array(array.to(dtype)), dtypes.to_onnx(dtype))
+
+
+def _bytes_resized(g: Builder, x: Value, name: str, align_corners: bool, scales: Sequence[float | None]) -> Value:
+    """Bytes are resized in fixed-point arithmetic, along the width first, and are bytes again in between."""
+    old, new = g.dims(x), g.like(g.out)
+    matrices = _matrices(name, old, new, align_corners, scales)
+    for axis in (3, 2):
+        if old[axis] != new[axis]:
+            x = _in_fixed_point(g, x, axis, matrices[axis - 2])
+    return x
+
+
+def _in_fixed_point(g: Builder, x: Value, axis: int, matrix: torch.Tensor) -> Value:
+    """torch's integers of 16 bits: weights of as many binary digits as the largest of them leaves room for."""
+    digits = next((p for p in range(22) if int(0.5 + matrix.max().item() * 2 ** (p + 1)) >= 2**15), 22)
+    weights = (matrix * 2**digits + matrix.sign() / 2).trunc()
+    total = _weighted(g, x, axis, weights)
+    rounded = g.Div(g.Add(total, _integer(g, 2 ** (digits - 1))), _integer(g, 2**digits))
+    return g.cast(g.Clip(rounded, _integer(g, 0), _integer(g, 255)), torch.uint8)
+
+
+def _integer(g: Builder, value: int) -> Value:
+    return g.scalar(value, torch.int32)
+
+
+_MOST_TAPS = 4
+
+
+def _weighted(g: Builder, x: Value, axis: int, weights: torch.Tensor) -> Value:
+    """The integer matrix times each line along an axis: tap by tap where few elements count, as in a cubic curve."""
+    taps = int((weights != 0).sum(0).max())
+    if taps > _MOST_TAPS:
+        return g.cast(along(g, g.cast(x, torch.float64), axis, _constant(g, weights, torch.float64)), torch.int32)
+    places = (weights != 0).int().argsort(dim=0, descending=True, stable=True)[:taps]
+    dims = [weights.shape[1] if i == axis else dim for i, dim in enumerate(g.dims(x))]
+    total = _integer(g, 0)
+    for place, weight in zip(places, weights.gather(0, places), strict=True):
+        taken = g.shaped(g.Gather(x, _constant(g, place, torch.int64), axis=axis), dims)
+        factors = _constant(g, weight.reshape([-1] + [1] * (len(dims) - 1 - axis)), torch.int32)
+        total = g.Add(total, g.Mul(g.cast(taken, torch.int32), factors))
+    return total
+
+
+# Antialiasing
 
 
 def _register_antialiased(name: str) -> None:
-    resize = getattr(torch.ops.aten, name).default
-
-    def matrices(g: Builder, old: Dims, new: Dims, align: bool, scales: Sequence[float | None]) -> list[Value]:
-        def line(scale: float | None, units: torch.Tensor, size: int) -> torch.Tensor:
-            resized: torch.Tensor = resize(units, [size, 2], align, scale, None)
-            return resized
-
-        sizes = zip(old[2:], new[2:], scales, strict=True)
-        return [_smoothing(g, before, after, partial(line, scale)) for before, after, scale in sizes]
-
     @aten(name)
     def antialiased(
         g: Builder,
@@ -124,8 +174,11 @@ def _register_antialiased(name: str) -> None:
         scale_h: float | None = None,
         scale_w: float | None = None,
     ) -> Value:
-        for axis, matrix in enumerate(matrices(g, g.dims(x), g.like(g.out), align_corners, [scale_h, scale_w]), 2):
-            x = along(g, x, axis, matrix)
+        scales = [scale_h, scale_w]
+        if g.dtype(x) == torch.uint8:
+            return _bytes_resized(g, x, name, align_corners, scales)
+        for axis, matrix in enumerate(_matrices(name, g.dims(x), g.like(g.out), align_corners, scales), 2):
+            x = along(g, x, axis, _constant(g, matrix, g.out.dtype))
         return x
 
     @aten(f"{name}_backward")
@@ -138,9 +191,9 @@ def _register_antialiased(name: str) -> None:
         scale_h: float | None = None,
         scale_w: float | None = None,
     ) -> Value:
-        there = matrices(g, tuple(input_size), g.dims(grad), align_corners, [scale_h, scale_w])
+        there = _matrices(name, tuple(input_size), g.dims(grad), align_corners, [scale_h, scale_w])
         for axis, matrix in enumerate(there, 2):
-            grad = along(g, grad, axis, g.transpose(matrix, [1, 0]))
+            grad = along(g, grad, axis, g.transpose(_constant(g, matrix, g.out.dtype), [1, 0]))
         return grad
 
 
