@@ -217,18 +217,33 @@ def hints(dynamic_shapes: Any) -> Any:
 def names_of_sizes(
     model: torch.nn.Module, captured: Captured, dynamic_shapes: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[sympy.Symbol, str]:
-    """The user's names of symbolic sizes: that of `Dim("batch")`, or a text, at an axis names the size found there."""
+    """The user's names of symbolic sizes: that of `Dim("batch")`, or a text, at an axis names the size found there.
+
+    Sizes of one name are one size, also where torch.export took them for several.
+    """
     specs = list(_leaf_specs([*args, dict(kwargs)], _by_position(model, dynamic_shapes, args, kwargs)))
     placeholders = list(captured.graph.graph.find_nodes(op="placeholder"))
-    names: dict[sympy.Symbol, str] = {}
+    named: list[tuple[str, Any]] = []
     for index, place in captured.given.items():
         val, spec = placeholders[index].meta.get("val"), specs[place]
         if isinstance(val, torch.Tensor) and spec is not None:
             for axis, dim in spec.items() if isinstance(spec, Mapping) else enumerate(spec):
-                symbol, name = dim_of(val.shape[axis]), dim if isinstance(dim, str) else getattr(dim, "__name__", None)
-                if isinstance(symbol, sympy.Symbol) and name:
-                    names.setdefault(symbol, name)
+                name = dim if isinstance(dim, str) else getattr(dim, "__name__", None)
+                named += [(name, val.shape[axis])] if name else []
+    _unify(named)
+    names: dict[sympy.Symbol, str] = {}
+    for name, size in named:
+        symbol = dim_of(size)
+        if isinstance(symbol, sympy.Symbol):
+            names.setdefault(symbol, name)
     return names
+
+
+def _unify(named: Sequence[tuple[str, Any]]) -> None:
+    """Let torch know that sizes of one name are equal, as they are in the example: it then has one symbol for them."""
+    first: dict[str, Any] = {}
+    for name, size in named:
+        bool(first.setdefault(name, size) == size)
 
 
 def _by_position(model: torch.nn.Module, dynamic_shapes: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
