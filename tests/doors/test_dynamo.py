@@ -19,6 +19,7 @@ import sardonyx
 from sardonyx.diagnose.report import collecting
 from sardonyx.doors.dynamo import modern
 from sardonyx.translate.translator import NotExpressible, Refusal, translate
+from tests.sizes import agrees_at_the_edges
 
 
 def mlp() -> nn.Sequential:
@@ -158,6 +159,10 @@ class TestDynamicShapes:
                 x = torch.randn(batch, 8)
                 close(run(x), model(x))
         assert len(report.graphs) == 1
+
+    def test_sizes_of_zero_one_and_many(self) -> None:
+        model = mlp()
+        agrees_at_the_edges(compiled(model, dynamic=True), model, lambda batch: (torch.randn(batch, 8),), {"batch": 3})
 
     def test_a_number_taken_for_constant_may_change(self) -> None:
         def scaled(x: torch.Tensor, factor: float) -> torch.Tensor:

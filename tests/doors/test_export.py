@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 import sardonyx
 from sardonyx.diagnose.verify import difference
 from sardonyx.translate.builder import Builder
+from tests.sizes import agrees_at_the_edges
 
 TOLERANCE = 1e-5
 
@@ -89,8 +90,19 @@ def test_dynamic_sizes_by_name_by_dim_and_by_example() -> None:
     assert names == ["rows", "batch"]
     for program in (by_text, by_dim, by_example):
         assert not isinstance(program.model.graph.inputs[0].shape[0], int)
-        for rows in (1, 2, 7):
-            assert_same(program(torch.ones(rows, 4)), model(torch.ones(rows, 4)))
+        agrees_at_the_edges(program, model, lambda rows: (torch.ones(rows, 4),), {"rows": 7})
+
+
+@torch.no_grad()
+def test_sizes_of_one_name_are_one_size() -> None:
+    class Joined(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x.reshape(y.shape[0], -1)
+
+    shapes = {"x": {0: "rows"}, "y": {0: "rows"}}
+    program = sardonyx.export(Joined(), (torch.randn(3, 4), torch.randn(3, 2)), dynamic_shapes=shapes)
+    assert [str(size) for size in program.model.graph.outputs[0].shape] == ["rows", "4"]
+    assert program(torch.randn(0, 4), torch.randn(0, 2)).shape == (0, 4)
 
 
 def test_both_ways_to_say_what_is_dynamic_is_an_error() -> None:

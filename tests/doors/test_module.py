@@ -22,6 +22,7 @@ from torch import nn
 
 import sardonyx
 from sardonyx.options import defaults
+from tests.sizes import agrees_at_the_edges
 
 
 @pytest.fixture(autouse=True)
@@ -472,6 +473,12 @@ def test_every_size_can_be_dynamic_from_the_start() -> None:
     for sizes in ((3, 4), (5, 6), (2, 9)):
         same(compiled(torch.ones(sizes)), nn.GELU()(torch.ones(sizes)))
     assert compiled.cache_info().built == 1
+
+
+def test_sizes_of_zero_one_and_many() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2)).eval()
+    compiled = sardonyx.compile(model, dynamic=True, cache_size=9)
+    agrees_at_the_edges(compiled, model, lambda a, b: (torch.randn(a, b, 4),), {"a": 3, "b": 5}, edges=(0, 1, 33))
 
 
 def test_a_size_that_decides_is_not_shared_by_those_it_decides_differently_for() -> None:

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 import sardonyx
 from sardonyx.diagnose.verify import difference
 from tests.models.architectures import ARCHITECTURES, GROUPED, TOLERANCE, ids
+from tests.sizes import LARGE, agrees_at_the_edges
 
 
 def without_cache(model: nn.Module) -> nn.Module:
@@ -68,6 +69,9 @@ def test_one_dynamic_model_serves_every_batch_and_length() -> None:
     for batch, length in ((1, 1), (2, 5), (3, 16), (2, 100)):
         x = ids(batch, length)
         assert difference(program(input_ids=x).logits, model(input_ids=x).logits) <= TOLERANCE, (batch, length)
+    run, eager = (lambda x, m=m: m(input_ids=x).logits for m in (program, model))
+    agrees_at_the_edges(run, eager, lambda batch: (ids(batch, 5),), {"batch": 2})
+    agrees_at_the_edges(run, eager, lambda length: (ids(2, length),), {"length": 5}, edges=(1, LARGE))
 
 
 @torch.no_grad()

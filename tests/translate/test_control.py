@@ -18,6 +18,7 @@ from torch._higher_order_ops.map import map as map_over
 from torch.testing._internal.hop_db import hop_db
 from torch.utils._pytree import tree_leaves
 
+import sardonyx
 from sardonyx.diagnose.report import Report, collecting
 from sardonyx.translate.translator import NotExpressible, translate
 
@@ -514,3 +515,55 @@ def test_an_unknown_higher_order_operator_is_refused() -> None:
     with pytest.raises(NotExpressible) as caught:
         translate(module, opset=21, outputs=())
     assert caught.value.refusals[0].reason == "no translation of this higher-order operator"
+
+
+# Branches that return memory of their operands
+
+
+def same(x: Tensor) -> Tensor:
+    return x
+
+
+def turned(x: Tensor) -> Tensor:
+    return x.t()
+
+
+def more(x: Tensor) -> Tensor:
+    return x + 1
+
+
+def more_turned(x: Tensor) -> Tensor:
+    return (x + 1).t()
+
+
+def twice(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    return y, y
+
+
+def both(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x, x.view(x.shape)
+
+
+@pytest.mark.parametrize(
+    ("then", "otherwise"),
+    [(same, more), (more, same), (turned, more_turned), (twice, both)],
+    ids=["an operand", "an operand in the other", "a view", "a tensor twice"],
+)
+@pytest.mark.parametrize("door", ["torch.compile", "wrapper", "export"])
+def test_a_branch_may_return_its_operand_or_a_view_of_it(then: Function, otherwise: Function, door: str) -> None:
+    class Branching(torch.nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return torch.cond(x.sum() > 0, then, otherwise, (x,))
+
+    model, x = Branching().eval(), torch.rand(2, 3) + 1
+    doors: dict[str, Function] = {
+        "torch.compile": onnx,
+        "wrapper": sardonyx.compile,
+        "export": lambda m: sardonyx.export(m, (x,)),
+    }
+    run = doors[door](model)
+    for given in (x, -x):
+        for got, wanted in zip(tree_leaves(run(given)), tree_leaves(model(given)), strict=True):
+            torch.testing.assert_close(got, wanted)
+            assert door == "export" or got.stride() == wanted.stride()

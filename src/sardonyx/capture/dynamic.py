@@ -164,13 +164,29 @@ def _declared(
 
 
 def names_of_sizes(call: ExampleCall, captured: Captured, specs: Mapping[str, Any]) -> dict[sympy.Symbol, str]:
-    """The user's names of symbolic sizes: that of `Dim("batch")`, or a text, at an axis names the size found there."""
+    """The user's names of symbolic sizes: that of `Dim("batch")`, or a text, at an axis names the size found there.
+
+    Sizes of one name are one size, also where torch.export took them for several.
+    """
+    named = [(_name_of(dim), size) for _, size, dim in _declared(call, captured, specs) if _name_of(dim)]
+    _unify(named)
     names: dict[sympy.Symbol, str] = {}
-    for _, size, dim in _declared(call, captured, specs):
-        symbol, name = dim_of(size), dim if isinstance(dim, str) else getattr(dim, "__name__", None)
-        if isinstance(symbol, sympy.Symbol) and name:
+    for name, size in named:
+        symbol = dim_of(size)
+        if isinstance(symbol, sympy.Symbol):
             names.setdefault(symbol, name)
     return names
+
+
+def _name_of(dim: Any) -> str:
+    return dim if isinstance(dim, str) else getattr(dim, "__name__", None) or ""
+
+
+def _unify(named: Sequence[tuple[str, Any]]) -> None:
+    """Let torch know that sizes of one name are equal, as they are in the example: it then has one symbol for them."""
+    first: dict[str, Any] = {}
+    for name, size in named:
+        bool(first.setdefault(name, size) == size)
 
 
 def refuse_constants(

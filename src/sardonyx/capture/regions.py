@@ -20,8 +20,8 @@ class Result:
     """One thing a region returns: an ONNX output, an input handed back, or None.
 
     `order` is the layout in memory that the ONNX output has and torch is to see through a permutation; `strides`
-    those of the rare result that is no permutation of dense memory, which may depend on sizes. `complex` says that the output's last axis is a
-    pair, real and imaginary part; `number` that torch is to see the one integer it holds.
+    those of the rare result that is no permutation of dense memory, which may depend on sizes. `complex` says that
+    the output's last axis is a pair, real and imaginary part; `number` that torch is to see the one integer it holds.
     """
 
     output: int | None = None

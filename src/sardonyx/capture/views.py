@@ -23,19 +23,27 @@ def views_of_inputs(graph: torch.fx.Graph) -> set[torch.fx.Node]:
 
     AOTAutograd rebuilds such an output from our tensor's strides and base, so it must be torch's own view.
     """
-    found: set[torch.fx.Node] = set()
-    for result in _tensors(graph.output_node().args[0]):
-        chain = _chain_to_input(result)
-        found.update(chain)
-    return found
+    chains = map(_view_chain, _tensors(graph.output_node().args[0]))
+    return {node for root, chain in chains if root.op == "placeholder" for node in chain}
 
 
-def _chain_to_input(node: torch.fx.Node) -> list[torch.fx.Node]:
+def views_of_outputs(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """Nodes that are views of a graph output all the way down and lead to another output.
+
+    So AOTAutograd returns tensors that share memory and need a gradient; it rebuilds each from the strides, the offset
+    and the base of ours.
+    """
+    results = _tensors(graph.output_node().args[0])
+    return {node for root, chain in map(_view_chain, results) if root in results for node in chain}
+
+
+def _view_chain(node: torch.fx.Node) -> tuple[torch.fx.Node, list[torch.fx.Node]]:
+    """What a node is a view of, and the views between."""
     chain = []
     while node.op == "call_function" and (is_view(node) or _is_item_of_view(node)):
         chain.append(node)
         node = node.all_input_nodes[0]
-    return chain if node.op == "placeholder" else []
+    return node, chain
 
 
 def _is_item_of_view(node: torch.fx.Node) -> bool:

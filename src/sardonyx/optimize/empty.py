@@ -84,7 +84,9 @@ def _neighbours(node: ir.Node) -> list[ir.Node]:
 
 
 def _is_fused_with_product(node: ir.Node) -> bool:
-    return node.op_type == "Transpose" or (node.op_type in ("Mul", "Div") and any(_dims(x) in ((), (1,)) for x in node.inputs))
+    return node.op_type == "Transpose" or (
+        node.op_type in ("Mul", "Div") and any(_dims(x) in ((), (1,)) for x in node.inputs)
+    )
 
 
 _CRITICAL: dict[tuple[str, str], _Sizes] = {

@@ -488,9 +488,7 @@ def _are_outputs(results: Sequence[Result]) -> bool:
     return all(result == Result(i) for i, result in enumerate(results))
 
 
-def _result(
-    result: Result, strides: SizesOfCall | None, outputs: Sequence[torch.Tensor], args: Sequence[Any]
-) -> Any:
+def _result(result: Result, strides: SizesOfCall | None, outputs: Sequence[torch.Tensor], args: Sequence[Any]) -> Any:
     if result.passed is not None:
         return args[result.passed]
     if result.output is None:

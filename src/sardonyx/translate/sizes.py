@@ -28,7 +28,9 @@ def expression_of(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> symp
     """
     expression, environment = number.node.expr, number.node.shape_env
     ranges = environment.var_to_range if environment is not None else {}
-    zeros = {s: _nonnegative(s) for s in expression.free_symbols if s.is_positive and s in ranges and ranges[s].lower <= 0}
+    zeros = {
+        s: _nonnegative(s) for s in expression.free_symbols if s.is_positive and s in ranges and ranges[s].lower <= 0
+    }
     made: sympy.Expr = expression.xreplace(zeros)
     return made
 

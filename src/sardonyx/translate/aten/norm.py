@@ -238,6 +238,8 @@ def native_batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Value, Value, Value]:
+    if training and running_mean is None and running_var is None:  # instance norm, as torch.export leaves it
+        return batch_norm_without_statistics(g, x, weight, bias, training, momentum, eps)
     if training:
         raise Unsupported("batch norm in training mode, which changes its running statistics in place")
     if running_mean is None or running_var is None:

@@ -1,0 +1,52 @@
+"""Results have torch's strides, whatever of their sizes is dynamic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sardonyx.run.layout import with_strides
+
+
+def views(x: Tensor) -> tuple[Tensor, ...]:
+    y, z = x + 1, x.unsqueeze(0) * x.unsqueeze(1)
+    slices = (y[:, ::2], y[1:, 1:], y[:, 1], y.t()[1:], *y.chunk(2, 1), y[:2, :2].diagonal())
+    expanded = (y.unsqueeze(0).expand(3, *y.shape), y.sum(1, keepdim=True).expand(-1, x.shape[1]))
+    return *slices, *expanded, y.t(), z.permute(2, 0, 1), z.permute(1, 2, 0)[:, 1:], y.unfold(1, 2, 1), y * 2
+
+
+def strides(tensors: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    return [(tuple(x.shape), x.stride()) for x in tensors]
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_views_of_dynamic_sizes_have_torchs_strides(training: bool) -> None:
+    run = torch.compile(views, backend="sardonyx", dynamic=True, options={"fallback": "error"})
+    with torch.set_grad_enabled(training):
+        for shape in ((4, 6), (6, 4), (3, 8)):
+            x = torch.randn(shape, requires_grad=training)
+            results, expected = run(x), views(x)
+            assert strides(results) == strides(expected)
+            for got, wanted in zip(results, expected, strict=True):
+                torch.testing.assert_close(got, wanted)
+            if training:
+                grads = [torch.autograd.grad(sum((y * y).sum() for y in made), x)[0] for made in (results, expected)]
+                torch.testing.assert_close(*grads)
+                assert grads[0].stride() == grads[1].stride()
+
+
+def test_axes_of_one_element_have_torchs_strides() -> None:
+    run = torch.compile(views, backend="sardonyx", options={"fallback": "error"})
+    x = torch.randn(2, 6)[:1]
+    assert strides(run(x)[2:5]) == strides(views(x)[2:5])
+
+
+def test_strides_that_move_no_element_copy_nothing() -> None:
+    x = torch.randn(1, 4)
+    assert with_strides(x, (1, 1)).data_ptr() == x.data_ptr()
+    assert with_strides(x, (4, 1)) is x
+    assert with_strides(torch.empty(0, 4), (7, 1)).stride() == (7, 1)
+    assert torch.equal(with_strides(x, (4, 2)), x)
