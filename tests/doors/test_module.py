@@ -590,8 +590,40 @@ def test_gradients_are_torchs_in_both_modes(training: bool) -> None:
 def test_modules_in_training_do_not_use_up_each_others_recompilations() -> None:
     for width in range(2, 2 + 2 * torch._dynamo.config.recompile_limit):
         compiled = sardonyx.compile(nn.Sequential(nn.Linear(width, 2), nn.Tanh()).train())
-        compiled(torch.ones(3, width))
+        with torch.enable_grad():
+            compiled(torch.ones(3, width))
         assert compiled.report.graphs, width
+        assert not compiled.builds
+
+
+@pytest.mark.parametrize("why", ["no_grad", "nothing requires a gradient"])
+def test_training_mode_with_nothing_to_train_has_a_session(why: str) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 2), nn.Tanh()).train(), torch.randn(3, 4)
+    model.requires_grad_(why == "no_grad")
+    compiled = sardonyx.compile(model, cache_dir="", fallback="error")
+    with torch.set_grad_enabled(why != "no_grad"):
+        same(compiled(x), model(x))
+    assert compiled.cache_info().built == 1
+    with torch.enable_grad():
+        assert compiled(x.requires_grad_()).grad_fn is not None
+    assert compiled.cache_info().built == 1
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.BatchNorm1d(4)], ids=["dropout", "batch norm"])
+def test_training_mode_that_is_at_work_is_told_once(layer: nn.Module, caplog: pytest.LogCaptureFixture) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), layer).train(), torch.randn(6, 4)
+    compiled = sardonyx.compile(copy.deepcopy(model), cache_dir="")
+    with caplog.at_level("WARNING", "sardonyx"):
+        results = [compiled(x) for _ in range(2)]
+    assert caplog.text.count("in training mode: eval() is for inference") == 1
+    assert len(compiled.report.fallbacks) == 1
+    if isinstance(layer, nn.Dropout):
+        assert not torch.equal(*results)
+        assert 0 < (results[0] == 0).sum() < results[0].numel()
+    else:
+        same(results[0], model(x))
+        model(x)
+        same(compiled.get_submodule("1").running_mean, model[1].running_mean)
 
 
 def test_second_derivatives_and_hooks_of_parameters_are_eagers() -> None:

@@ -278,8 +278,6 @@ class Results:
             if not _alike(_held(container), held)
         ]
         self._result = self._maker(result)
-        self.count = len(self._new)
-        """How many tensors the model has to compute."""
         del self._given, self._alive, self._containers, self._size, self._places, self._gaps
 
     def take(self) -> tuple[torch.Tensor, ...]:

@@ -74,11 +74,12 @@ def _by_position(call: ExampleCall, specs: list[Any]) -> Mapping[str, Any]:
         return dict(zip(call.grouped, specs, strict=True))
     if len(specs) == len(call.arguments):
         return dict(zip(call.arguments, specs, strict=True))
-    raise CaptureError(
-        f"dynamic_shapes has {len(specs)} elements, and the call {len(call.arguments)} arguments: "
-        + ", ".join(call.arguments),
-        hint=_FORM,
-    )
+    given = f"{len(call.arguments)} arguments: {', '.join(call.arguments)}"
+    raise _misdeclared(f"dynamic_shapes has {len(specs)} elements, and the call {given}")
+
+
+def _misdeclared(what: str) -> CaptureError:
+    return CaptureError(f"torch.export cannot capture the model: {what}", hint=_FORM)
 
 
 def _fits(group: tuple[str, Sequence[str]], spec: Any) -> bool:
@@ -96,16 +97,14 @@ def _is_grouped(names: Sequence[str], spec: Any) -> bool:
 def _by_argument(call: ExampleCall, name: str, spec: Any) -> dict[str, Any]:
     names = call.grouped.get(name, [name] if name in call.arguments else None)
     if names is None:
-        raise CaptureError(
-            f"dynamic_shapes names {name!r}, which the call does not have: it has {', '.join(call.arguments)}",
-            hint=_FORM,
-        )
+        given = ", ".join(call.arguments)
+        raise _misdeclared(f"dynamic_shapes names {name!r}, which the call does not have: it has {given}")
     if list(names) == [name]:
         return {name: spec}
     if spec is None:
         return {}
     if not _is_grouped(names, spec):
-        raise CaptureError(f"dynamic_shapes has {spec!r} for the {len(names)} arguments of {name!r}", hint=_FORM)
+        raise _misdeclared(f"dynamic_shapes has {spec!r} for the {len(names)} arguments of {name!r}")
     return dict(spec) if isinstance(spec, Mapping) else dict(zip(names, spec, strict=True))
 
 
