@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import onnx
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from sardonyx.diagnose import dump
 from sardonyx.diagnose.intercept import intercept, watched
@@ -178,6 +179,7 @@ def to_onnx(
 ) -> onnx.ModelProto | tuple[onnx.ModelProto, Program]:
     """Export as `sardonyx.export` does, to a ModelProto; with `return_builder` the `Program` comes with it.
 
+    Graphs and arguments as a backend of `torch.compile` is handed them are taken, too: sizes that are SymInts are dynamic.
     The model has operators of ONNX alone, unless the patterns or the opsets name ONNX Runtime's. Everything that is not
     named here goes to `sardonyx.export`.
 
@@ -187,19 +189,21 @@ def to_onnx(
     chosen = options or OptimizationOptions()
     _show_logs(max(verbose, chosen.verbose))
     opsets = target_opset if isinstance(target_opset, Mapping) else {"": target_opset}
-    program = export(
-        mod,
-        args,
-        kwargs,
-        opset=opsets.get(""),
-        input_names=input_names or (),
-        optimize=chosen.optimize if optimize else "none",
-        domains=[*chosen.domains, *(domain for domain in opsets if domain and domain not in chosen.domains)],
-        **_still_meant(more),
-    )
-    if filename is not None:
-        program.save(filename)
-    return (program.proto(), program) if return_builder else program.proto()
+    with _disable_current_modes():  # those of a backend's compiler, in which no tensor has a value
+        program = export(
+            mod,
+            args,
+            kwargs,
+            opset=opsets.get(""),
+            input_names=input_names or (),
+            optimize=chosen.optimize if optimize else "none",
+            domains=[*chosen.domains, *(domain for domain in opsets if domain and domain not in chosen.domains)],
+            **_still_meant(more),
+        )
+        if filename is not None:
+            program.save(filename)
+        proto = program.proto()
+    return (proto, program) if return_builder else proto
 
 
 # onnx-mlir's package for torch

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import traceback
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from sardonyx.capture.aot import decompositions
+from sardonyx.capture.faked import is_faked, trace_faked
 from sardonyx.capture.surgery import drop_idle_dropout, edits, inline_wrappers, take_apart, without_simple_edits
 from sardonyx.capture.whole import keeping_whole
 from sardonyx.errors import CaptureError
@@ -50,12 +51,14 @@ def capture(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     dynamic_shapes: Any = None,
-    whole: Container[str] = (),
+    whole: Collection[str] = (),
 ) -> Captured:
     """Trace the module with these arguments; what is dynamic is said as torch.export takes it.
 
     Operators named in `whole` stay as they are, beside those of our table.
     """
+    if is_faked(args, kwargs):
+        return _faked(model, args, kwargs, frozenset(whole))
     program = _exported(model, tuple(args), dict(kwargs), dynamic_shapes)
     drop_idle_dropout(program.graph_module)
     without_simple_edits(program.graph_module)
@@ -66,6 +69,21 @@ def capture(
     inline_wrappers(graph)
     take_apart(graph, whole)
     return _described(program, graph)
+
+
+def _faked(model: torch.nn.Module, args: Any, kwargs: Any, whole: frozenset[str]) -> Captured:
+    """A graph as a backend is handed it: its weights are arguments, and its sizes symbols already."""
+    try:
+        graph, in_spec, out_spec = trace_faked(model, args, kwargs, whole)
+    except Exception as error:
+        raise CaptureError(
+            f"a graph with fake arguments cannot be traced: {error}",
+            hint="pass tensors, and integers in the place of SymInts; dynamic_shapes says which sizes may change",
+        ) from error
+    take_apart(graph, whole)
+    given = {index: index for index, _ in enumerate(graph.graph.find_nodes(op="placeholder"))}
+    returned: Any = graph.graph.output_node().args[0]
+    return Captured(graph, {}, given, tuple(returned), in_spec, out_spec)
 
 
 def _exported(model: torch.nn.Module, args: Any, kwargs: Any, dynamic_shapes: Any) -> ExportedProgram:
