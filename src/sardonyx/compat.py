@@ -179,7 +179,7 @@ def to_onnx(
 ) -> onnx.ModelProto | tuple[onnx.ModelProto, Program]:
     """Export as `sardonyx.export` does, to a ModelProto; with `return_builder` the `Program` comes with it.
 
-    Graphs and arguments as a backend of `torch.compile` is handed them are taken, too: sizes that are SymInts are dynamic.
+    Graphs and arguments as a backend of `torch.compile` is handed them are taken, too; SymInts are dynamic sizes.
     The model has operators of ONNX alone, unless the patterns or the opsets name ONNX Runtime's. Everything that is not
     named here goes to `sardonyx.export`.
 

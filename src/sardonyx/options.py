@@ -211,7 +211,7 @@ def _by_name(translations: Any) -> Mapping[str, Callable[..., Any]]:
         raise OptionError(f"translations is {translations!r}", hint="use a dict: {torch.ops.mylib.op: function}")
     found = {}
     for target, function in translations.items():
-        overload = getattr(target, "default", target)
+        overload: Any = getattr(target, "default", target)
         name = target if isinstance(target, str) else str(overload.name()) if hasattr(overload, "name") else ""
         if "::" not in name or not callable(function):
             raise OptionError(
@@ -248,11 +248,13 @@ def _known(cls: type[Options], given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _suggestion(key: str, names: Sequence[str]) -> str:
     """What may be meant by the name of no option: one of ours, or one of another program's."""
-    near = difflib.get_close_matches(key, [*names, *_ELSEWHERE], n=1, cutoff=0.65)
-    if not near:
-        return "known options: " + ", ".join(names)
-    meant = "" if near[0] == key else f"did you mean {near[0]!r}? "
-    return meant + _ELSEWHERE[near[0]] if near[0] in _ELSEWHERE else meant.strip()
+    if key in _ELSEWHERE:
+        return _ELSEWHERE[key]
+    for known, cutoff in ((names, 0.75), (list(_ELSEWHERE), 0.75), (names, 0.5)):
+        near = difflib.get_close_matches(key, known, n=1, cutoff=cutoff)
+        if near:
+            return " ".join(filter(None, (f"did you mean {near[0]!r}?", _ELSEWHERE.get(near[0]))))
+    return "known options: " + ", ".join(names)
 
 
 _IN_TORCH_COMPILE = "it is an argument of torch.compile, and no option: torch.compile(model, {}=...)"
@@ -271,7 +273,6 @@ _ELSEWHERE = {
     "default_execution_providers": "use 'providers'",
     "infer_execution_providers": "leave it out: the provider follows the tensors' device unless 'providers' names one",
     "execution_providers": "use 'providers'",
-    "provider": "use 'providers', a list",
     "ort_session_options": "use 'session_options'",
     "preallocate_output": "use 'preallocate_outputs'",
     "pre_ort_model_transforms": "use 'transforms'",
