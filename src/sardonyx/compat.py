@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import onnx
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from sardonyx.diagnose import dump
 from sardonyx.diagnose.intercept import intercept, watched
@@ -196,6 +197,7 @@ def to_onnx(
 ) -> onnx.ModelProto | tuple[onnx.ModelProto, Program]:
     """Export as `sardonyx.export` does, to a ModelProto; with `return_builder` the `Program` comes with it.
 
+    Graphs and arguments as a backend of `torch.compile` is handed them are taken, too; SymInts are dynamic sizes.
     The model has operators of ONNX alone, unless the patterns or the opsets name ONNX Runtime's. Everything that is not
     named here goes to `sardonyx.export`.
 
@@ -206,19 +208,21 @@ def to_onnx(
     _show_logs(max(verbose, chosen.verbose))
     opsets = target_opset if isinstance(target_opset, Mapping) else {"": target_opset}
     more = {name: value for name, value in more.items() if not isinstance(value, OxsDispatcher)}
-    program = export(
-        mod,
-        args,
-        kwargs,
-        opset=opsets.get(""),
-        input_names=input_names or (),
-        optimize=chosen.optimize if optimize else "none",
-        domains=[*chosen.domains, *(domain for domain in opsets if domain and domain not in chosen.domains)],
-        **_still_meant(more),
-    )
-    if filename is not None:
-        program.save(filename)
-    return (program.proto(), program) if return_builder else program.proto()
+    with _disable_current_modes():  # those of a backend's compiler, in which no tensor has a value
+        program = export(
+            mod,
+            args,
+            kwargs,
+            opset=opsets.get(""),
+            input_names=input_names or (),
+            optimize=chosen.optimize if optimize else "none",
+            domains=[*chosen.domains, *(domain for domain in opsets if domain and domain not in chosen.domains)],
+            **_still_meant(more),
+        )
+        if filename is not None:
+            program.save(filename)
+        proto = program.proto()
+    return (proto, program) if return_builder else proto
 
 
 # onnx-mlir's package for torch

@@ -209,7 +209,7 @@ def _by_name(translations: Mapping[Any, Any]) -> Mapping[str, Callable[..., Any]
     """Translations by the qualified names of operators."""
     found = {}
     for target, function in translations.items():
-        overload = getattr(target, "default", target)
+        overload: Any = getattr(target, "default", target)
         name = target if isinstance(target, str) else str(overload.name()) if hasattr(overload, "name") else ""
         if "::" not in name or not callable(function):
             raise OptionError(
@@ -317,10 +317,55 @@ def _known(cls: type[Options], given: Mapping[str, Any]) -> dict[str, Any]:
     names = [f.name for f in dataclasses.fields(cls)]
     for key in given:
         if key not in names:
-            near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else "known options: " + ", ".join(names)
-            raise OptionError(f"unknown option {key!r}", hint=hint)
+            raise OptionError(f"unknown option {key!r}", hint=_suggestion(key, names))
     return dict(given)
+
+
+def _suggestion(key: str, names: Sequence[str]) -> str:
+    """What may be meant by the name of no option: one of ours, or one of another program's."""
+    if key in _ELSEWHERE:
+        return _ELSEWHERE[key]
+    for known, cutoff in ((names, 0.75), (list(_ELSEWHERE), 0.75), (names, 0.5)):
+        near = difflib.get_close_matches(key, known, n=1, cutoff=cutoff)
+        if near:
+            return " ".join(filter(None, (f"did you mean {near[0]!r}?", _ELSEWHERE.get(near[0]))))
+    return "known options: " + ", ".join(names)
+
+
+_IN_TORCH_COMPILE = "it is an argument of torch.compile, and no option: torch.compile(model, {}=...)"
+_ELSEWHERE = {
+    "dynamic": _IN_TORCH_COMPILE.format("dynamic"),
+    "fullgraph": _IN_TORCH_COMPILE.format("fullgraph"),
+    "mode": _IN_TORCH_COMPILE.format("mode"),
+    "backend": 'use torch.compile(model, backend="sardonyx"), and "engine" for what runs the model',
+    "dispatcher": "use 'translations': functions by operator",
+    "custom_translation_table": "use 'translations': functions by operator",
+    "onnx_registry": "use 'translations' for operators of your own, and 'opset'",
+    "dynamic_shapes": "use torch.compile(dynamic=True), or sardonyx.export(dynamic_shapes=...)",
+    "export_options": "use 'opset', 'translations', and torch.compile(dynamic=True)",
+    "use_aot_autograd": "leave it out: graphs always come from AOTAutograd",
+    "preferred_execution_providers": "use 'providers'",
+    "default_execution_providers": "use 'providers'",
+    "infer_execution_providers": "leave it out: the provider follows the tensors' device unless 'providers' names one",
+    "execution_providers": "use 'providers'",
+    "ort_session_options": "use 'session_options'",
+    "preallocate_output": "use 'preallocate_outputs'",
+    "pre_ort_model_transforms": "use 'transforms'",
+    "target_opset": "use 'opset'",
+    "opset_version": "use 'opset'",
+    "enable_pattern": "use 'optimize': 'none+Name'",
+    "disable_pattern": "use 'optimize': 'default-Name'",
+    "patterns": "use 'optimize'",
+    "rewrite": "use 'optimize': 'none' or 'default'",
+    "ort_optimization_level": "use 'session_options': {'graph_optimization_level': ...}",
+    "dump_prefix": "use 'dump', a folder, or a path with '{number}' in it",
+    "verbose": "set TORCH_LOGS=sardonyx in the environment",
+    "compiler_image_name": "use 'compiler_image'",
+    "compile_args": "use 'compile_options'",
+    "container_engine": "use 'engine_options': {'container': ...}",
+    "session_cache_limit": "use 'cache_size'",
+}
+"""Names of options in other programs and of arguments elsewhere, each with what to use here."""
 
 
 def _variables(option: dataclasses.Field[Any]) -> tuple[str, ...]:

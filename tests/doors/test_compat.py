@@ -12,12 +12,16 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sardonyx
 from sardonyx import OptionError, Program, compat
 from sardonyx.compat import OptimizationOptions, dump_onnx, make_aot_ort, onnxmlir_backend, to_onnx, train_loop
 from sardonyx.diagnose.report import collecting
+from sardonyx.errors import CaptureError
 
 
 @pytest.fixture(autouse=True)
@@ -194,6 +198,29 @@ class TestToOnnx:
         proto = to_onnx(MLP().eval(), (torch.randn(3, 8),), options=options, target_opset=opset)
         assert isinstance(proto, onnx.ModelProto)
         assert {node.op_type for node in proto.graph.node} == expected
+
+    @pytest.mark.parametrize("dynamic", [False, True])
+    @pytest.mark.parametrize("lowered", [False, True])
+    def test_it_exports_what_a_backend_is_handed(self, dynamic: bool, lowered: bool) -> None:
+        exported: list[onnx.ModelProto] = []
+
+        def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+            exported.append(to_onnx(graph, tuple(inputs)))
+            return make_boxed_func(graph.forward) if lowered else graph.forward
+
+        def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            return (x @ w).relu().reshape(-1, x.shape[0]) + x.shape[0]
+
+        chosen: Any = aot_autograd(fw_compiler=backend) if lowered else backend
+        torch.compile(function, backend=chosen, dynamic=dynamic)(torch.randn(3, 4), torch.randn(4, 3))
+        session = onnxruntime.InferenceSession(exported[0].SerializeToString(), providers=["CPUExecutionProvider"])
+        given = (torch.randn(5, 4), torch.randn(4, 5)) if dynamic else (torch.randn(3, 4), torch.randn(4, 3))
+        feeds = {x.name: value.numpy() for x, value in zip(session.get_inputs(), given, strict=True)}
+        torch.testing.assert_close(torch.from_numpy(session.run(None, feeds)[0]), function(*given))
+
+    def test_a_graph_that_cannot_be_traced_says_what_to_pass(self) -> None:
+        with FakeTensorMode(), pytest.raises(CaptureError, match="in the place of SymInts"):
+            to_onnx(lambda x: x.nonzero().tolist(), (torch.ones(3),))
 
     def test_unknown_arguments_are_errors(self) -> None:
         with pytest.raises(OptionError, match="unknown option 'dispatcher'"):

@@ -492,3 +492,17 @@ class TestTraining:
             assert ours.grad is not None
             assert theirs.grad is not None
             close(ours.grad, theirs.grad)
+
+
+def test_translations_of_the_users_own_come_before_the_tables_and_decompositions() -> None:
+    def by_abs(g: Any, x: Any) -> Any:
+        return g.Abs(x)
+
+    x = torch.tensor([-2.0, 0.5])
+    model = torch.nn.Module()
+    model.forward = lambda x: torch.special.entr(x.sin())
+    translations = {torch.ops.aten.special_entr.default: by_abs, "aten::sin": by_abs}
+    compiled = torch.compile(model, backend="sardonyx", options={"translations": translations, "fallback": "error"})
+    assert compiled(x).tolist() == [2.0, 0.5]
+    assert sardonyx.compile(model, translations=translations, fallback="error")(x).tolist() == [2.0, 0.5]
+    assert sardonyx.export(model, (x,), translations=translations)(x).tolist() == [2.0, 0.5]

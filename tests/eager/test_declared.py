@@ -99,8 +99,8 @@ def test_what_torch_composes_for_every_device_can_be_declared(table_as_it_was: N
     x = torch.tensor([0.5, 2.0])
     moved = x.to("ort")
     assert torch.special.entr(moved).shape == (2,)
-    eager.declare({"aten::narrow_copy": nodes.Neg("self"), "aten::special_entr": nodes.Abs("self")}, replace=True)
-    assert torch.narrow_copy(moved, 0, 0, 2).tolist() == [-0.5, -2.0]
+    eager.declare({"aten::deg2rad": nodes.Neg("self"), "aten::special_entr": nodes.Abs("self")}, replace=True)
+    assert torch.deg2rad(moved).tolist() == [-0.5, -2.0]
     assert torch.special.entr(moved).tolist() == [0.5, 2.0]
     compiled = torch.compile(torch.special.entr, backend="sardonyx", options={"fallback": "error"})
     assert compiled(x).tolist() == [0.5, 2.0]
@@ -122,7 +122,7 @@ def test_a_declaration_that_the_device_never_runs_says_so(
         (
             lambda: nodes.Softmax("self", axes=1),
             DeclarationError,
-            "Softmax has no attribute 'axes'; did you mean 'axis'",
+            "no attribute 'axes'; did you mean 'axis'",
         ),
         (lambda: nodes.Add("self"), DeclarationError, "Add takes A, B, and is given 1"),
         (lambda: eager.declare({"aten::igamma": nodes.Abs("slef")}), DeclarationError, "did you mean 'self'"),

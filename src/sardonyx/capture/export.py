@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from sardonyx.capture.aot import decompositions
 from sardonyx.capture.conditions import innermost_line, recording_constants
+from sardonyx.capture.faked import is_faked, trace_faked
 from sardonyx.capture.surgery import (
     drop_idle_dropout,
     edits,
@@ -63,7 +64,7 @@ def capture(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     dynamic_shapes: Any = None,
-    whole: Container[str] = (),
+    whole: Collection[str] = (),
     *,
     empty: bool = False,
 ) -> Captured:
@@ -72,6 +73,8 @@ def capture(
     Operators named in `whole` stay as they are, beside those of our table. `empty` says that the graph is to work for
     dynamic sizes of zero too, where `Dim(..., min=1)` does not exclude them.
     """
+    if is_faked(args, kwargs):
+        return _faked(model, args, kwargs, frozenset(whole))
     with recording_constants() as lines:
         program = _exported(model, tuple(args), dict(kwargs), dynamic_shapes, lines)
     drop_idle_dropout(program.graph_module)
@@ -86,6 +89,21 @@ def capture(
     if empty:
         _allow_empty_sizes(program)
     return _described(program, graph, constants)
+
+
+def _faked(model: torch.nn.Module, args: Any, kwargs: Any, whole: frozenset[str]) -> Captured:
+    """A graph as a backend is handed it: its weights are arguments, and its sizes symbols already."""
+    try:
+        graph, in_spec, out_spec = trace_faked(model, args, kwargs, whole)
+    except Exception as error:
+        raise CaptureError(
+            f"a graph with fake arguments cannot be traced: {error}",
+            hint="pass tensors, and integers in the place of SymInts; dynamic_shapes says which sizes may change",
+        ) from error
+    specialized = take_apart(graph, whole)
+    given = {index: index for index, _ in enumerate(graph.graph.find_nodes(op="placeholder"))}
+    returned: Any = graph.graph.output_node().args[0]
+    return Captured(graph, {}, given, tuple(returned), {}, (), specialized, in_spec, out_spec)
 
 
 def _allow_empty_sizes(program: ExportedProgram) -> None:

@@ -24,14 +24,14 @@ def declare(operators: Mapping[str, Node | SignatureOnly], *, replace: bool = Fa
 
     A composition is an entry of the table that compiled and exported graphs are translated by, too. In-place and `out=`
     variants follow from it and cannot be declared themselves. `SignatureOnly(function)` is what runs on the device
-    alone. An operator that has a translation is declared again only with `replace=True`; models that were compiled before
-    stay as they are.
+    alone. An operator that has a translation is declared again only with `replace=True`; models that were compiled
+    before stay as they are.
 
     >>> from sardonyx.eager import nodes
     >>> declare({"aten::special_spherical_bessel_j0": nodes.Sin("x")}, replace=True)
     >>> declare({"aten::sin.out": nodes.Sin("self")})
     Traceback (most recent call last):
-    sardonyx.errors.DeclarationError: aten::sin.out writes to out, and a declaration says which value an operator returns
+    sardonyx.errors.DeclarationError: aten::sin.out writes to out, and a declaration says what an operator returns
       next: declare 'aten::sin': its in-place and out= variants follow from it
     >>> table.remove("aten::special_spherical_bessel_j0")
     """

@@ -250,9 +250,8 @@ def forget() -> None:
 
 def add(operator: Any) -> None:
     """Let the device have an operator that was declared after it was enabled, and that torch has for every device."""
-    name = operator.name()
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(name, "PrivateUse1")
-    if not _registered or has_kernel or not _is_composed(operator):
+    name, has = operator.name(), torch._C._dispatch_has_kernel_for_dispatch_key
+    if not _registered or has(name, "PrivateUse1") or not has(name, "CompositeExplicitAutograd"):
         return
     space, _, rest = name.partition("::")
     own: Any = torch.library.Library(space, "IMPL")  # type: ignore[no-untyped-call]

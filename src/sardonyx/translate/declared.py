@@ -197,6 +197,6 @@ def _refuse_writing(operator: Any) -> None:
         functional = functional_of(operator)
         instead = "the operator that returns the value" if functional is None else repr(functional.name())
         raise DeclarationError(
-            f"{operator.name()} writes to {', '.join(names)}, and a declaration says which value an operator returns",
+            f"{operator.name()} writes to {', '.join(names)}, and a declaration says what an operator returns",
             hint=f"declare {instead}: its in-place and out= variants follow from it",
         )
