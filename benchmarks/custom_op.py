@@ -142,7 +142,7 @@ def calls() -> dict[str, list[float]]:
         "torch.add": lambda: torch.add(x, x, alpha=2.0),
     }
     rounds: dict[str, list[float]] = {name: [] for name in ways}
-    with torch.no_grad():
+    with torch.inference_mode():
         for number in range(_ROUNDS + 1):
             for name, call in ways.items():
                 taken = _microseconds(call)

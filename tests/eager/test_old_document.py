@@ -56,5 +56,5 @@ def test_an_out_tensor_is_empty_or_of_the_right_shape() -> None:
     for out in (torch.empty(0, device="ort"), torch.empty(2, device="ort")):
         assert torch.abs(x, out=out).tolist() == [1.0, 2.0]
         assert out.tolist() == [1.0, 2.0]
-    with pytest.raises(RuntimeError, match="resize|shape|size"):
+    with pytest.raises(RuntimeError, match=r"resize|shape|size"):
         torch.abs(x, out=torch.empty(3, device="ort"))

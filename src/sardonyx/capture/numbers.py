@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import sys
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from io import StringIO
@@ -27,7 +27,7 @@ _ONE_BY_ONE = 8
 """Numbers that are tried one after the other where not all of them can be inputs: each try is a trace."""
 
 
-def capture_call(call: ExampleCall, specs: Mapping[str, Any], whole: Container[str] = ()) -> Captured:
+def capture_call(call: ExampleCall, specs: Mapping[str, Any], whole: Collection[str] = ()) -> Captured:
     """Trace a call, of which this is declared dynamic."""
     args, kwargs = call.call
     shapes = None if all(spec is None for spec in specs.values()) else hints(dict(specs))
@@ -45,10 +45,10 @@ class TracedCall:
     """What is declared dynamic, by argument."""
     constant: Captured
     """The graph in which all numbers are constants."""
-    whole: Container[str]
+    whole: Collection[str]
 
     @classmethod
-    def of(cls, call: ExampleCall, specs: Mapping[str, Any], whole: Container[str]) -> TracedCall:
+    def of(cls, call: ExampleCall, specs: Mapping[str, Any], whole: Collection[str]) -> TracedCall:
         """Trace a call; operators named in `whole` stay as they are."""
         captured = capture_call(call, specs, whole)
         return cls(call, captured, specs, captured, whole)
