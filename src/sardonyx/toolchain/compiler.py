@@ -59,7 +59,7 @@ class Compiler:
     def compile(self, source: str, made: Path, *, flags: tuple[str, ...] = ()) -> Path:
         """Compile a source to an object; the source stays beside it."""
         text = made.with_suffix(".cpp")
-        text.write_text(source)
+        text.write_text(source, encoding="utf-8")
         _call(*self.command, *FLAGS, *flags, "-c", str(text), "-o", str(made))
         return made
 
@@ -126,7 +126,7 @@ class Nvcc:
     def compile(self, source: str, made: Path, *, flags: tuple[str, ...] = ()) -> Path:
         """Compile CUDA C++ to an object; the source stays beside it."""
         text = made.with_suffix(".cu")
-        text.write_text(source)
+        text.write_text(source, encoding="utf-8")
         architecture = f"-arch={self.architecture}"
         _call(self.path, "-std=c++17", "-O3", architecture, *_TO_HOST, *flags, "-c", str(text), "-o", str(made))
         return made
