@@ -23,8 +23,12 @@ log = logging.getLogger(__name__)
 _MOST_ELEMENTS = 1024
 """Constants of more are not looked at for a type or a size: a session has inputs in their places."""
 _MOST_ROUNDS = 8
-_NARROW = {ir.DataType.BFLOAT16: ir.DataType.FLOAT16, ir.DataType.FLOAT16: ir.DataType.FLOAT}
-"""A type that stands in for another which an operator has no kernel for."""
+_STAND_INS = {
+    ir.DataType.BFLOAT16: ir.DataType.FLOAT16,
+    ir.DataType.FLOAT16: ir.DataType.FLOAT,
+    ir.DataType.DOUBLE: ir.DataType.FLOAT,
+}
+"""What is asked for in the place of a type that an operator has no kernel for."""
 
 
 def infer(model: ir.Model) -> None:
@@ -92,7 +96,8 @@ def _infer_by_onnxruntime(model: ir.Model, unknown: Sequence[ir.Node]) -> bool:
         told = _asked(list(model.graph), model)
         if told is not None:
             return _learn(unknown, told)
-    return any([_infer_alone(node, model) for node in unknown])
+    learnt = [_infer_alone(node, model) for node in unknown]
+    return any(learnt)
 
 
 def _infer_alone(node: ir.Node, model: ir.Model) -> bool:
@@ -104,16 +109,16 @@ def _infer_alone(node: ir.Node, model: ir.Model) -> bool:
     stand_ins: dict[ir.DataType, ir.DataType] = {}
     while True:
         told = _asked([node], model, stand_ins)
-        narrow = kinds.intersection(_NARROW)
+        found = kinds.intersection(_STAND_INS)
         if told is not None:
             back = {new: old for old, new in stand_ins.items()}
             return _learn([node], {name: (back.get(kind, kind), dims) for name, (kind, dims) in told.items()})
-        if len(narrow) != 1 or kinds & {_NARROW[x] for x in narrow}:
+        if len(found) != 1 or kinds & {_STAND_INS[x] for x in found}:
             return False
-        (old,) = narrow
-        kinds = kinds - narrow | {_NARROW[old]}
-        first = next((a for a, b in stand_ins.items() if b == old), old)
-        stand_ins = {first: _NARROW[old]}
+        (old,) = found
+        kinds = kinds - found | {_STAND_INS[old]}
+        first = next(iter(stand_ins), old)
+        stand_ins = {first: _STAND_INS[old]}
 
 
 _Told = Mapping[str, tuple[ir.DataType, Sequence[int | str | None]]]
@@ -145,14 +150,13 @@ _TYPES: Mapping[str, ir.DataType] = {
         "float16": ir.DataType.FLOAT16,
         "bfloat16": ir.DataType.BFLOAT16,
         "bool": ir.DataType.BOOL,
-        **{f"{sign}int{bits}": ir.DataType[f"{sign}int{bits}".upper()] for sign in ("", "u") for bits in (8, 16, 32, 64)},
+        **{f"int{bits}": ir.DataType[f"INT{bits}"] for bits in (8, 16, 32, 64)},
+        **{f"uint{bits}": ir.DataType[f"UINT{bits}"] for bits in (8, 16, 32, 64)},
     }.items()
 }
 
 
-def _proto(
-    nodes: Sequence[ir.Node], model: ir.Model, stand_ins: Mapping[ir.DataType, ir.DataType]
-) -> onnx.ModelProto:
+def _proto(nodes: Sequence[ir.Node], model: ir.Model, stand_ins: Mapping[ir.DataType, ir.DataType]) -> onnx.ModelProto:
     """Some nodes as a model that gives everything they do. Large constants are inputs: their values tell nothing."""
     written = [ir.to_proto(node) for node in nodes]
     own = {x.name for node in nodes for x in node.outputs}
@@ -200,7 +204,7 @@ def _learn(nodes: Sequence[ir.Node], told: _Told) -> bool:
     learnt = False
     for value in (x for node in nodes for x in node.outputs):
         if _is_unknown(value) and value.name in told:
-            kind, dims = told[value.name]
+            kind, dims = told[str(value.name)]
             value.type, value.shape = ir.TensorType(kind), ir.Shape(dims)
             learnt = True
     return learnt

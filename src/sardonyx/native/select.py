@@ -48,7 +48,9 @@ def scope(module: str) -> Callable[[ir.Node], bool]:
 
 FREE = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 """Layout that costs an engine nothing, and a kernel a copy where it begins or ends with it."""
-PRODUCTS = frozenset({"MatMul", "FusedMatMul", "Gemm", "Conv"})
+PRODUCTS = frozenset(
+    {"MatMul", "FusedMatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attention", "MultiHeadAttention"}
+)
 """What ONNX Runtime computes faster than a kernel of ours."""
 _OF_ROWS = frozenset({"MatMul", "FusedMatMul", "Gemm"})
 _MOST_HELD = 2**31

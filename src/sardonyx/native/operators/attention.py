@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from sardonyx.native.operators.products import matrix_product, wide_type
@@ -122,6 +123,10 @@ def _before(r: Lowering, place: Value, end: Value) -> Value:
     return less(r, place, to_type(r, end, INT64))
 
 
+def _length(past: Value | None) -> Dim:
+    return 0 if past is None else past.dims[2]
+
+
 def _appended(r: Lowering, past: Value | None, x: Value) -> Value:
     """Keys or values after those of earlier calls."""
     if past is None:
@@ -146,8 +151,8 @@ def _attention(r: Lowering, node: ir.Node) -> None:
     k, v = _appended(r, past, k), _appended(r, optional(r, node, 5), v)
     for index, value in ((1, k), (2, v)):
         give_optional(r, node, index, value)
-    scale = float_of(node, "scale", 0.0)
-    bias = _all_masks(r, node, q, k, 0 if past is None else past.dims[2])
+    scale = float(np.sqrt(np.float32(float_of(node, "scale", 0.0)))) ** 2  # ONNX scales both by its root in float32
+    bias = _all_masks(r, node, q, k, _length(past))
     found = _attend(r, q, k, v, scale=scale, bias=bias, softcap=float_of(node, "softcap", 0.0))
     if is_asked_for(node, 3):
         steps = (found.scores, found.capped, found.masked, found.shares)
@@ -203,6 +208,8 @@ def _ort_bias(r: Lowering, node: ir.Node, mask: Value | None, more: Value | None
         allowed = _allowed(r, mask, scores)
         bias = _plus(r, _bias(r, allowed, float_of(node, "mask_filter_value", -10000.0), scores.dtype), bias)
     if int_of(node, "unidirectional", 0):
+        if scores.keys != dim_of(scores.past + scores.queries):
+            raise CannotLower(f"{node.op_type} of {scores.queries} queries before other keys, {scores.keys} of them")
         column = places_along(r, scores.keys, 4, _KEYS)
         row = places_along(r, scores.queries, 4, _QUERIES)
         last = r.apply("add", row, Number(scores.past, (), INT64))
@@ -219,6 +226,7 @@ class _Scores:
     queries: Dim
     keys: Dim
     past: Dim
+    """How many of the keys are those of earlier calls."""
     dtype: ir.DataType
 
 
@@ -262,8 +270,7 @@ def _self_attention(r: Lowering, node: ir.Node) -> None:
     if is_asked_for(node, 1):
         pair = [r.unsqueeze(to_type(r, part, x.dtype), [0]) for part in (k, v)]
         r.give(node.outputs[1], r.joined(pair, 0, (2, *k.dims)))
-    length = 0 if before[0] is None else before[0].dims[2]
-    scores = _Scores(x.dims[0], x.dims[1], k.dims[2], length, q.dtype)
+    scores = _Scores(x.dims[0], x.dims[1], k.dims[2], _length(before[0]), q.dtype)
     added = _ort_bias(r, node, optional(r, node, 3), optional(r, node, 5), scores)
     found = _attend(r, q, to_type(r, k, q.dtype), v, scale=float_of(node, "scale", 0.0), bias=added)
     r.give(node.outputs[0], to_type(r, _flat(r, found.result), x.dtype))
@@ -287,52 +294,30 @@ def _multi_head(r: Lowering, node: ir.Node) -> None:
     dtype = given(r, node, 0).dtype
     need_floats(given(r, node, 0), node)
     q, k, v = _separate(r, node, int_of(node, "num_heads", 0))
-    past = optional(r, node, 6)
-    k, v = _appended(r, past, k), _appended(r, optional(r, node, 7), v)
-    for index, value in ((1, k), (2, v)):
-        give_optional(r, node, index, to_type(r, value, dtype))
-    scores = _Scores(q.dims[0], q.dims[2], k.dims[2], 0 if past is None else past.dims[2], wide_type(dtype))
+    k, v = (_appended(r, optional(r, node, index), x) for index, x in ((6, k), (7, v)))
+    for index, value in ((1, k), (2, v), (3, None)):
+        give_optional(r, node, index, value)
+    scores = _Scores(q.dims[0], q.dims[2], k.dims[2], _length(optional(r, node, 6)), wide_type(dtype))
     added = _ort_bias(r, node, optional(r, node, 4), optional(r, node, 5), scores)
     found = _attend(r, q, k, v, scale=float_of(node, "scale", 0.0), bias=added)
-    give_optional(r, node, 3, to_type(r, found.scores, dtype))
     r.give(node.outputs[0], to_type(r, _flat(r, found.result), dtype))
 
 
 def _separate(r: Lowering, node: ir.Node, heads: int) -> list[Value]:
-    """Queries, keys and values, each with its bias, by heads; several of them may lie in one tensor."""
+    """Queries, keys and values, each with its bias, by heads."""
     q, k, v = given(r, node, 0), optional(r, node, 1), optional(r, node, 2)
-    biases: list[Value | None] = [None] * 3
+    if k is None or v is None or len(q.dims) != 3:
+        raise CannotLower("MultiHeadAttention of packed queries, keys and values")
     bias = optional(r, node, 3)
-    if len(q.dims) == 5 and k is None:
-        return [_packed(r, q, index) for index in range(3) if bias is None] or _refuse_bias(node)
-    if k is None:
-        raise CannotLower("MultiHeadAttention without keys")
-    if v is None and len(k.dims) == 5:
-        if bias is not None:
-            _refuse_bias(node)
-        return [_heads(r, q, heads), _packed(r, k, 0), _packed(r, k, 1)]
-    if v is None:
-        raise CannotLower("MultiHeadAttention without values")
-    if bias is not None:
-        biases = _biases(r, bias, q, v)
-    parts = zip((q, k, v), biases, strict=True)
-    return [_by_heads(r, x, b, heads) for x, b in parts]
+    biases = [None] * 3 if bias is None else _biases(r, bias, q, v)
+    return [_by_heads(r, x, b, heads) for x, b in zip((q, k, v), biases, strict=True)]
 
 
-def _refuse_bias(node: ir.Node) -> list[Value]:
-    raise CannotLower("MultiHeadAttention of packed tensors with a bias")
-
-
-def _biases(r: Lowering, bias: Value, q: Value, v: Value) -> list[Value | None]:
+def _biases(r: Lowering, bias: Value, q: Value, v: Value) -> list[Value]:
     if len(v.dims) != 3 or not isinstance(q.dims[2], int) or not isinstance(v.dims[2], int):
         raise CannotLower("a bias of keys and values that have heads already")
     starts = ((0, q.dims[2]), (q.dims[2], q.dims[2]), (2 * q.dims[2], v.dims[2]))
     return [r.cut(bias, 0, start, 1, size) for start, size in starts]
-
-
-def _packed(r: Lowering, x: Value, index: int) -> Value:
-    """One of several tensors that lie side by side in each head: (batch, places, heads, several, size)."""
-    return r.permute(r.squeeze(r.cut(x, 3, index, 1, 1), [3]), [0, 2, 1, 3])
 
 
 def _by_heads(r: Lowering, x: Value, bias: Value | None, heads: int) -> Value:

@@ -6,15 +6,18 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from sardonyx.native.operators.indexing import looked_up
 from sardonyx.native.region import CannotLower, Lowering, dtype_of
 from sardonyx.native.table import (
     BOOL,
+    INT64,
     float_of,
     give_optional,
     given,
     int_of,
     ints_of,
     is_asked_for,
+    less,
     lowers,
     need_floats,
     opset_of,
@@ -25,7 +28,8 @@ from sardonyx.native.table import (
     where,
     widened,
 )
-from sardonyx.native.values import Value
+from sardonyx.native.values import Number, Value, dim_of
+from sardonyx.translate.sizes import Dim
 
 
 def _moments(r: Lowering, x: Value, axes: Sequence[int], epsilon: float) -> tuple[Value, Value, Value]:
@@ -100,6 +104,48 @@ def _skip_layer_norm(r: Lowering, node: ir.Node) -> None:
     for index in (1, 2):
         give_optional(r, node, index, None)
     give_optional(r, node, 3, to_type(r, x, given_x.dtype))
+
+
+@lowers("EmbedLayerNormalization", domain="com.microsoft")
+def _embed_layer_norm(r: Lowering, node: ir.Node) -> None:
+    """The sum of what words, places and segments are embedded as, normalised; and how many words a mask has."""
+    ids, segments, mask = given(r, node, 0), optional(r, node, 1), optional(r, node, 7)
+    words, gamma = given(r, node, 2), given(r, node, 5)
+    need_floats(words, node)
+    total = r.apply("add", _embedded(r, words, ids), _embedded_places(r, node, ids.dims[1]))
+    table = optional(r, node, 4)
+    if segments is not None and table is not None:
+        total = r.apply("add", total, _embedded(r, table, segments))
+    x = r.stored(widened(r, total))
+    centred, _, inverse = _moments(r, x, [2], float_of(node, "epsilon", 1e-12))
+    _give(r, node, r.apply("mul", centred, inverse), gamma, given(r, node, 6))
+    if is_asked_for(node, 1):
+        r.give(node.outputs[1], _mask_length(r, ids.dims[0], mask))
+    give_optional(r, node, 2, to_type(r, x, words.dtype))
+
+
+def _embedded(r: Lowering, table: Value, index: Value) -> Value:
+    """Rows of a table; an index below zero is an error too, and not one from its end."""
+    beyond = Number(table.dims[0], (), INT64)
+    wide = to_type(r, index, INT64)
+    strict = where(r, less(r, wide, r.number(0, wide)), beyond, wide)
+    return looked_up(r, table, 0, r.unsqueeze(strict, [2]), 2)
+
+
+def _embedded_places(r: Lowering, node: ir.Node, length: Dim) -> Value:
+    table, places = given(r, node, 3), optional(r, node, 8)
+    if places is not None:
+        return _embedded(r, table, places)
+    r.require(dim_of(table.dims[0] - length))
+    return r.unsqueeze(r.cut(table, 0, 0, 1, length), [0])
+
+
+def _mask_length(r: Lowering, batch: Dim, mask: Value | None) -> Value:
+    kind = ir.DataType.INT32
+    if mask is None:
+        return r.expand(Number(0, (), kind), (batch,))
+    is_one = r.apply("equal", mask, r.number(1, mask), dtype=BOOL)
+    return r.reduce("Sum", to_type(r, is_one, kind), [1], keep=False)
 
 
 def _per_channel(r: Lowering, given: Value, rank: int) -> Value:

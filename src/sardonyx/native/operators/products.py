@@ -162,8 +162,7 @@ def _conv(r: Lowering, node: ir.Node) -> None:
     x, weights, bias = given(r, node, 0), given(r, node, 1), optional(r, node, 2)
     need_floats(x, node)
     windows = _windows(r, node, x.dims[2:], weights.dims[2:])
-    product = _convolved(r, _padded(r, x, windows), r.stored(weights), windows, int_of(node, "group", 1))
-    _give(r, node, product, bias)
+    _give(r, node, _convolved(r, _padded(r, x, windows), _filters(r, node, weights), windows), bias)
 
 
 def _give(r: Lowering, node: ir.Node, product: Value, bias: Value | None) -> None:
@@ -174,23 +173,93 @@ def _give(r: Lowering, node: ir.Node, product: Value, bias: Value | None) -> Non
     r.give(node.outputs[0], to_type(r, product, dtype_of(node.outputs[0])))
 
 
-def _convolved(r: Lowering, image: View, weights: View, windows: Sequence[_Windows], groups: int) -> Value:
+def _filters(r: Lowering, node: ir.Node, weights: Value) -> View:
+    """Weights by groups: of each, its results, the channels that it sees, and the places of a window."""
+    outputs, groups = weights.dims[0], int_of(node, "group", 1)
+    if not isinstance(outputs, int) or outputs % groups:
+        raise CannotLower(f"a convolution by weights of sizes {weights.dims} in {groups} groups")
+    return r.stored(r.seen(r.stored(weights), (groups, outputs // groups, *weights.dims[1:])))
+
+
+def _convolved(r: Lowering, image: View, weights: View, windows: Sequence[_Windows]) -> Value:
     batch, channels, *_ = image.dims
-    outputs, each = weights.dims[:2]
-    if dim_of(each * groups) != channels or not isinstance(outputs, int) or outputs % groups:
-        raise CannotLower(f"a convolution of {channels} channels by weights of {outputs} × {each} in {groups} groups")
-    counts, kernel = [along.count for along in windows], [along.size for along in windows]
-    dims = (batch, groups, outputs // groups, *counts, each, *kernel)
+    groups, outputs, each, *kernel = weights.dims
+    if dim_of(each * groups) != channels:
+        raise CannotLower(f"a convolution of {channels} channels by weights of sizes {weights.dims}")
+    counts = [along.count for along in windows]
+    dims = (batch, groups, outputs, *counts, each, *kernel)
     of_batch, of_channel, *steps = image.strides
     moved = [dim_of(step * along.stride) for step, along in zip(steps, windows, strict=True)]
     within = [dim_of(step * along.dilation) for step, along in zip(steps, windows, strict=True)]
     seen = (of_batch, dim_of(of_channel * each), 0, *moved, of_channel, *within)
-    of_output, *of_weight = weights.strides
-    told = (0, dim_of(of_output * (outputs // groups)), of_output, *[0] * len(counts), *of_weight)
+    of_group, of_output, *of_weight = weights.strides
+    told = (0, of_group, of_output, *[0] * len(counts), *of_weight)
     product = r.product(
         View(weights.buffer, dims, told, weights.offset),
         View(image.buffer, dims, seen, image.offset),
         range(3 + len(counts), len(dims)),
         wide_type(image.dtype),
     )
-    return r.seen(product, (batch, outputs, *counts))
+    return r.seen(product, (batch, dim_of(groups * outputs), *counts))
+
+
+@lowers("ConvTranspose")
+def _conv_transpose(r: Lowering, node: ir.Node) -> None:
+    """A convolution, by weights turned around, of the image with as many zeros between its places as strides say."""
+    x, weights, bias = given(r, node, 0), given(r, node, 1), optional(r, node, 2)
+    need_floats(x, node)
+    strides = ints_of(node, "strides", [1] * (len(x.dims) - 2))
+    windows = _transposed_windows(r, node, x.dims[2:], weights.dims[2:], strides)
+    for axis, (stride, along) in enumerate(zip(strides, windows, strict=True), 2):
+        apart = _with_zeros(r, x, axis, stride)
+        x = r.pad(apart, axis, along.before, dim_of(along.count + (along.size - 1) * along.dilation), 0.0)
+    _give(r, node, _convolved(r, r.stored(x), _turned_filters(r, node, weights), windows), bias)
+
+
+def _with_zeros(r: Lowering, x: Value, axis: int, stride: int) -> Value:
+    """An axis with zeros after each of its places."""
+    if stride == 1:
+        return x
+    padded = r.pad(r.unsqueeze(x, [axis + 1]), axis + 1, 0, stride, 0.0)
+    return r.seen(padded, (*x.dims[:axis], dim_of(x.dims[axis] * stride), *x.dims[axis + 1 :]))
+
+
+def _turned_filters(r: Lowering, node: ir.Node, weights: Value) -> View:
+    """Weights by groups, with windows from their last place to their first."""
+    inputs, groups = weights.dims[0], int_of(node, "group", 1)
+    if not isinstance(inputs, int) or inputs % groups:
+        raise CannotLower(f"a convolution by weights of sizes {weights.dims} in {groups} groups")
+    by_group = r.seen(r.stored(weights), (groups, inputs // groups, *weights.dims[1:]))
+    turned = r.permute(by_group, [0, 2, 1, *range(3, len(by_group.dims))])
+    for axis in range(3, len(turned.dims)):
+        turned = r.cut(turned, axis, dim_of(turned.dims[axis] - 1), -1, turned.dims[axis])
+    return r.stored(turned)
+
+
+def _transposed_windows(
+    r: Lowering, node: ir.Node, image: Dims, kernel: Sequence[Dim], strides: Sequence[int]
+) -> list[_Windows]:
+    """Along each axis, one window for each place of the result; what is padded there is less in the image."""
+    rank = len(image)
+    dilations = ints_of(node, "dilations", [1] * rank)
+    pads, more = ints_of(node, "pads", [0] * (2 * rank)), ints_of(node, "output_padding", [0] * rank)
+    wanted, auto = ints_of(node, "output_shape", []), text_of(node, "auto_pad", "NOTSET")
+    found = []
+    for axis, size in enumerate(image):
+        reach = dim_of((kernel[axis] - 1) * dilations[axis])
+        whole = dim_of(strides[axis] * (size - 1) + more[axis] + reach + 1)
+        before = 0 if auto == "VALID" else pads[axis]
+        count = dim_of(whole - before - (0 if auto == "VALID" else pads[axis + rank]))
+        if wanted or auto.startswith("SAME"):
+            count = wanted[axis - rank] if wanted else dim_of(size * strides[axis])
+            before = _first_half(dim_of(whole - count), upper=auto == "SAME_UPPER")
+        r.require(dim_of(count - 1))
+        found.append(_Windows(count, kernel[axis], 1, dilations[axis], dim_of(reach - before), 0))
+    return found
+
+
+def _first_half(total: Dim, *, upper: bool) -> int:
+    """What of some padding is before an axis; the odd one is after it, or before it."""
+    if not isinstance(total, int):
+        raise CannotLower("ConvTranspose to fixed sizes from symbolic ones")
+    return max(0, total) // 2 if upper else -(-max(0, total) // 2)
