@@ -24,7 +24,6 @@ from sardonyx.native.lower import TABLE
 from sardonyx.native.table import TYPES
 from tests.native.precise import Overflows, Precise, differences, precise
 from tests.native.running import Together, difference, inferred, run, session_of
-from tests.native.test_contrib import CASES as CONTRIB
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "native-operators.md"
 
@@ -260,7 +259,7 @@ def document() -> str:
         counts = [len(found), *(sum(case.name not in no for case in found) for no in (fixed, with_symbols))]
         lines.append(f"| {name} | {_types_of(found)} | " + " | ".join(map(str, counts)) + " |")
     elsewhere = sorted(
-        {f"{op} (com.microsoft)" if domain else op for op, domain, *_ in CONTRIB.values()} - set(by_operator)
+        {f"{op} (com.microsoft)" if domain else op for domain, op in TABLE if domain or op not in by_operator}
     )
     lines += ["", "Without node tests: " + ", ".join(elsewhere) + "."]
     lines += ["", "## Left to onnxruntime", "", *_reasons(fixed)]

@@ -15,6 +15,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from sardonyx import native
+from sardonyx.errors import SardonyxError
 from sardonyx.native import FolderError
 from sardonyx.native.processor import LEVELS, processor
 from tests.native.running import model_of, run, session_of
@@ -176,3 +177,41 @@ def test_a_library_for_older_processors_computes_the_same(level: str) -> None:
     assert set(compiled.processor.instructions) == set(LEVELS[level])
     feeds = {"x": np.random.default_rng(2).standard_normal((7, 8)).astype("f")}
     np.testing.assert_allclose(compiled.session().run(None, feeds)[0], run(session_of(_model()), feeds)[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("field", ["files", "processor", "built_with", "report"])
+def test_a_manifest_without_a_field_is_refused_by_its_name(copied: Path, field: str) -> None:
+    told = json.loads((copied / "manifest.json").read_text())
+    del told[field]
+    (copied / "manifest.json").write_text(json.dumps(told))
+    with pytest.raises(FolderError, match=f"manifest.json lacks '{field}'"):
+        native.load(copied)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"files": []},
+        {"files": {"kernels.so": 3}},
+        {"files": {"../outside": {}}},
+        {"processor": {"name": "native"}},
+        {"processor": None},
+        {"report": {"kernels": [{"unknown": 1}], "put_back": [], "left": []}},
+        {"built_with": []},
+        {"target": "abacus"},
+    ],
+)
+def test_a_manifest_with_other_fields_than_were_written_is_an_error_of_ours(
+    copied: Path, change: dict[str, object]
+) -> None:
+    told = json.loads((copied / "manifest.json").read_text())
+    (copied / "manifest.json").write_text(json.dumps({**told, **change}))
+    with pytest.raises(SardonyxError):
+        native.load(copied)
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "null", '{"format": 1}'])
+def test_a_manifest_that_is_something_else_is_refused(copied: Path, text: str) -> None:
+    (copied / "manifest.json").write_text(text)
+    with pytest.raises(FolderError, match=r"manifest\.json"):
+        native.load(copied)

@@ -9,7 +9,9 @@ import pytest
 
 from sardonyx.native.lower import TABLE
 from tests.native.node_tests import DOCUMENT, OTHERS, cases, compare, document, retyped, symbolic
+from tests.native.test_attention import CASES as TRANSFORMERS
 from tests.native.test_contrib import CASES as CONTRIB
+from tests.native.test_contrib import MICROSOFT
 
 
 def test_a_case_of_each_operator_gives_what_is_expected() -> None:
@@ -37,4 +39,5 @@ def test_the_document_says_what_becomes_a_kernel_and_why_the_rest_does_not() -> 
 def test_every_operator_has_a_case() -> None:
     tested = {(case.node.domain, case.operator) for case in cases()}
     elsewhere = {(domain, op) for op, domain, *_ in CONTRIB.values()}
+    elsewhere |= {(MICROSOFT, op) for op, *_ in TRANSFORMERS.values()}
     assert TABLE.keys() <= tested | elsewhere

@@ -96,7 +96,8 @@ def _infer_by_onnxruntime(model: ir.Model, unknown: Sequence[ir.Node]) -> bool:
         told = _asked(list(model.graph), model)
         if told is not None:
             return _learn(unknown, told)
-    return any([_infer_alone(node, model) for node in unknown])
+    learnt = [_infer_alone(node, model) for node in unknown]
+    return any(learnt)
 
 
 def _infer_alone(node: ir.Node, model: ir.Model) -> bool:
@@ -149,14 +150,13 @@ _TYPES: Mapping[str, ir.DataType] = {
         "float16": ir.DataType.FLOAT16,
         "bfloat16": ir.DataType.BFLOAT16,
         "bool": ir.DataType.BOOL,
-        **{f"{sign}int{bits}": ir.DataType[f"{sign}int{bits}".upper()] for sign in ("", "u") for bits in (8, 16, 32, 64)},
+        **{f"int{bits}": ir.DataType[f"INT{bits}"] for bits in (8, 16, 32, 64)},
+        **{f"uint{bits}": ir.DataType[f"UINT{bits}"] for bits in (8, 16, 32, 64)},
     }.items()
 }
 
 
-def _proto(
-    nodes: Sequence[ir.Node], model: ir.Model, stand_ins: Mapping[ir.DataType, ir.DataType]
-) -> onnx.ModelProto:
+def _proto(nodes: Sequence[ir.Node], model: ir.Model, stand_ins: Mapping[ir.DataType, ir.DataType]) -> onnx.ModelProto:
     """Some nodes as a model that gives everything they do. Large constants are inputs: their values tell nothing."""
     written = [ir.to_proto(node) for node in nodes]
     own = {x.name for node in nodes for x in node.outputs}
@@ -204,7 +204,7 @@ def _learn(nodes: Sequence[ir.Node], told: _Told) -> bool:
     learnt = False
     for value in (x for node in nodes for x in node.outputs):
         if _is_unknown(value) and value.name in told:
-            kind, dims = told[value.name]
+            kind, dims = told[str(value.name)]
             value.type, value.shape = ir.TensorType(kind), ir.Shape(dims)
             learnt = True
     return learnt

@@ -124,9 +124,23 @@ def _digest(path: Path) -> str:
 
 
 def load(folder: str | os.PathLike[str]) -> NativeModel:
-    """Read what `NativeModel.save` wrote. Nothing is loaded that was damaged, or that this processor cannot run."""
+    """Read what `NativeModel.save` wrote; a folder that was damaged, or that this processor cannot run, is an error.
+
+    The digests in its manifest tell of accidents, not of attacks: who can write the folder can write them too. A
+    session of the model runs the library's code, so load only what comes from people you trust.
+    """
     folder = Path(folder)
     told = _manifest(folder)
+    try:
+        return _read(folder, told)
+    except SardonyxError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        what = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged: {error}"
+        raise FolderError(f"{folder / MANIFEST} {what}", hint=_AGAIN) from error
+
+
+def _read(folder: Path, told: dict[str, Any]) -> NativeModel:
     _check_files(folder, told["files"])
     processor, target = Processor(**told["processor"]), told.get("target", "cpu")
     has_kernels = LIBRARY in told["files"]
@@ -137,7 +151,7 @@ def load(folder: str | os.PathLike[str]) -> NativeModel:
             hint="compile the model again on this machine, or with processor= for what both have",
         )
     return NativeModel(
-        ir.load(folder / MODEL),
+        _model(folder / MODEL),
         folder / LIBRARY if has_kernels else None,
         (folder / target_of(target).source).read_text(encoding="utf-8") if has_kernels else "",
         told["built_with"]["compiler"],
@@ -147,15 +161,26 @@ def load(folder: str | os.PathLike[str]) -> NativeModel:
     )
 
 
+def _model(path: Path) -> ir.Model:
+    try:
+        return ir.load(path)
+    except Exception as error:
+        raise FolderError(f"{path} is no ONNX model that can be read: {error}", hint=_AGAIN) from error
+
+
 def _manifest(folder: Path) -> dict[str, Any]:
     try:
-        told: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        told = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FolderError(
             f"{folder} has no {MANIFEST}", hint="name a folder that NativeModel.save or `sardonyx native compile` wrote"
         ) from None
     except ValueError as error:
         raise FolderError(f"{folder / MANIFEST} is damaged: {error}", hint=_AGAIN) from error
+    except OSError as error:
+        raise FolderError(f"{folder / MANIFEST} cannot be read: {error.strerror}", hint=_AGAIN) from error
+    if not isinstance(told, dict):
+        raise FolderError(f"{folder / MANIFEST} is damaged: it is no object", hint=_AGAIN)
     if told.get("format") != _FORMAT:
         raise FolderError(
             f"{folder} has the format {told.get('format')}, and this sardonyx reads {_FORMAT}", hint=_AGAIN
@@ -167,8 +192,10 @@ _AGAIN = "compile the model again, or copy the folder anew"
 
 
 def _check_files(folder: Path, files: dict[str, Any]) -> None:
-    for name, wanted in files.items():
-        path = folder / name
+    for name in (MODEL, *files):
+        path, wanted = folder / name, files.get(name)
+        if Path(name).name != name:
+            raise FolderError(f"{folder / MANIFEST} describes {name!r}, which is no file of the folder", hint=_AGAIN)
         if not path.is_file():
             raise FolderError(f"{path} is missing", hint=_AGAIN)
         if _described(path) != wanted:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from sardonyx.native.operators.products import matrix_product, wide_type
@@ -150,7 +151,7 @@ def _attention(r: Lowering, node: ir.Node) -> None:
     k, v = _appended(r, past, k), _appended(r, optional(r, node, 5), v)
     for index, value in ((1, k), (2, v)):
         give_optional(r, node, index, value)
-    scale = float_of(node, "scale", 0.0)
+    scale = float(np.sqrt(np.float32(float_of(node, "scale", 0.0)))) ** 2  # ONNX scales both by its root in float32
     bias = _all_masks(r, node, q, k, _length(past))
     found = _attend(r, q, k, v, scale=scale, bias=bias, softcap=float_of(node, "softcap", 0.0))
     if is_asked_for(node, 3):
