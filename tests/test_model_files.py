@@ -189,3 +189,33 @@ def test_an_input_that_has_a_value_is_a_constant(version: int, tmp_path: Path) -
     torch.testing.assert_close(program(torch.ones(4)), torch.arange(4.0) + 1)
     done = run("run", tmp_path / "model.onnx")
     assert done.exit_code == 0, done.output
+
+
+# Operators
+
+
+@pytest.mark.parametrize(("domain", "op_type"), [("", "Unheard"), ("com.microsoft", "Unheard"), ("x.y", "Own")])
+@pytest.mark.parametrize("words", [("optimize", "-o", "{out}.onnx"), ("native", "compile", "-o", "{out}")])
+def test_an_operator_that_nobody_knows_is_told(
+    words: tuple[str, ...], domain: str, op_type: str, tmp_path: Path
+) -> None:
+    nodes = helper.make_node(op_type, ["x"], ["h"], domain=domain), helper.make_node("Neg", ["h"], ["y"])
+    model = model_of(*nodes)
+    if domain:
+        model.opset_import.append(helper.make_opsetid(domain, 1))
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    done = run(*(word.format(out=tmp_path / "out") for word in words), tmp_path / "model.onnx")
+    assert "not known here" in done.output
+    assert ".".join(filter(None, (domain, op_type))) in done.output
+    assert done.output.count("not known here") == 1
+
+
+def test_operators_of_onnx_of_onnxruntime_and_of_the_model_are_known(caplog: pytest.LogCaptureFixture) -> None:
+    model = model_of(
+        helper.make_node("Gelu", ["x"], ["h"], domain="com.microsoft"), helper.make_node("F", ["h"], ["y"], domain="f")
+    )
+    opset = [helper.make_opsetid("", 21)]
+    model.functions.append(helper.make_function("f", "F", ["a"], ["b"], [helper.make_node("Neg", ["a"], ["b"])], opset))
+    model.opset_import.extend([helper.make_opsetid("f", 1), helper.make_opsetid("com.microsoft", 1)])
+    load_model(model)
+    assert caplog.text == ""

@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -24,6 +25,9 @@ log = logging.getLogger(__name__)
 _ANEW = "write or copy it anew"
 _OPTIONAL_INPUTS = 4
 """The IR version since which weights need not be inputs: one that is has a default value."""
+_OWN_DOMAIN = "sardonyx"
+_MICROSOFT = "com.m"
+"""How the domains of onnxruntime's own operators begin: com.microsoft, com.microsoft.nchwc, com.ms.internal.nhwc."""
 _ONE_FOLDER = "keep the files of a model in one folder"
 
 
@@ -97,6 +101,16 @@ def _said_clearly(name: str) -> Iterator[None]:
 
 
 @contextmanager
+def quietly() -> Iterator[None]:
+    """While active, passes of onnx_ir that give up say so in a line of our log, and not in a traceback on stderr."""
+    said: list[str] = []
+    with collecting(said, "onnx_ir"):
+        yield
+    if said:
+        log.info("onnx_ir: %s", said[-1])
+
+
+@contextmanager
 def collecting(said: list[str], name: str) -> Iterator[None]:
     """While active, what a package logs is collected instead of shown."""
     logger, handler = logging.getLogger(name), logging.Handler()
@@ -116,6 +130,7 @@ def _checked(model: ir.Model, name: str) -> ir.Model:
     _sort(model, name)
     _check_weights(model, name)
     _settle_defaults(model, name)
+    _tell_unknown(model, name)
     return model
 
 
@@ -186,11 +201,48 @@ def _is_sorted(model: ir.Model) -> bool:
     return True
 
 
+# Operators
+
+
+def _tell_unknown(model: ir.Model, name: str) -> None:
+    """Say which operators nobody defines: a file with them can be rewritten, and is refused where it is run."""
+    defined = {(function.domain, function.name) for function in model.functions.values()}
+    used = dict.fromkeys((node.domain, node.op_type) for node in _nodes(model))
+    unknown = [".".join(filter(None, key)) for key in used if key not in defined and not _is_known(*key)]
+    if unknown:
+        log.warning(
+            "%s has operators that are not known here, and runs only with a library that has them: %s",
+            name,
+            ", ".join(unknown),
+        )
+
+
+def _is_known(domain: str, op_type: str) -> bool:
+    if domain.startswith(_OWN_DOMAIN) or onnx.defs.has(op_type, "" if domain == "ai.onnx" else domain):
+        return True
+    contributed = _contributed() if domain.startswith(_MICROSOFT) else frozenset()
+    return contributed is None or (domain, op_type) in contributed
+
+
+@cache
+def _contributed() -> frozenset[tuple[str, str]] | None:
+    """The operators of onnxruntime's own domains; None where it is not installed, and cannot be asked."""
+    try:
+        from onnxruntime.capi import onnxruntime_pybind11_state as state
+    except ImportError:
+        return None
+    return frozenset((schema.domain, schema.name) for schema in state.get_all_operator_schema())
+
+
 # Weights
 
 
 def _check_weights(model: ir.Model, name: str) -> None:
     for tensor in _tensors(model):
+        if tensor.dtype == ir.DataType.UNDEFINED or any(isinstance(dim, int) and dim < 0 for dim in tensor.shape):
+            raise SardonyxError(
+                f"{name} has a weight {tensor.name!r} without a type, or of a negative size", hint=_ANEW
+            )
         if isinstance(tensor, ir.ExternalTensor):
             _check_external(tensor, name)
 

@@ -240,3 +240,55 @@ def test_it_can_be_printed(browser: Browser, page: Path) -> None:
     assert base64.b64decode(browser("Page.printToPDF")["data"]).startswith(b"%PDF")
     browser("Emulation.setEmulatedMedia", media="print", features=[])
     assert browser.value("getComputedStyle(document.querySelector('.controls')).display") == "none"
+
+
+def test_heat_is_by_nodes_whatever_is_open(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    scale = "document.getElementById('scale').textContent"
+    browser.value("document.getElementById('collapse').click()")
+    closed = browser.value(scale)
+    browser.value("document.getElementById('expand').click()")
+    assert browser.value(scale) == closed
+    assert closed.startswith("time of a node")
+
+
+def test_a_node_is_found_by_its_module(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    browser.value("document.getElementById('collapse').click()")
+    browser.value("document.getElementById('search').focus()")
+    browser.value("document.getElementById('search').value = '7.up'")
+    browser.value("document.getElementById('search').dispatchEvent(new Event('input'))")
+    assert "found" in browser.value("document.getElementById('found').textContent")
+    browser.press("Enter")
+    assert "7.up" in browser.value("document.getElementById('details').innerText")
+
+
+def test_a_row_of_the_slowest_nodes_leads_to_its_node(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    link = "document.querySelector('#slowest-table a')"
+    browser.value(f"{link}.click()")
+    told = browser.value("document.getElementById('details').innerText")
+    assert browser.value(f"{link}.dataset.node") in told
+    assert "reads" in told
+
+
+def test_tables_are_sorted_by_the_heading_that_is_chosen(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    heading = "document.querySelectorAll('#slowest-table thead button')[1]"
+    values = "[...document.querySelectorAll('#slowest-table tbody tr')].map((x) => Number(x.cells[1].dataset.value))"
+    for expected in (True, False):
+        browser.value(f"{heading}.click()")
+        found = browser.value(values)
+        assert found == sorted(found, reverse=expected)
+        assert len(set(found)) > 1
+
+
+def test_tables_can_be_copied(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    button = "document.querySelector('#environment-title .copy')"
+    browser.value(f"{button}.click()")
+    for _ in range(600):
+        if browser.value(f"{button}.dataset.copied"):
+            break
+        time.sleep(0.05)
+    assert "python: 3" in browser.value(f"{button}.dataset.copied")

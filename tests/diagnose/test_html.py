@@ -42,6 +42,32 @@ def test_a_compiled_model_has_its_graph_before_and_after(tmp_path: Path) -> None
     assert drawing["after"]["kinds"]["0"] == "Linear"
 
 
+def test_a_node_tells_what_it_reads_by_name(tmp_path: Path) -> None:
+    program = sardonyx.export(MODEL, (X,), optimize="none")
+    path = tmp_path / "out.html"
+    optimized = sardonyx.optimize(program.proto(), report=str(path))
+    html.tell_program(optimized, [X], {})
+    first = data_of(path.read_text())[0]["after"]["nodes"][0]
+    assert first["r"] == ["input", "0.weight", "0.bias"]
+
+
+def test_the_time_that_the_report_itself_takes_is_left_out(tmp_path: Path) -> None:
+    page = reported(MODEL, X, path=tmp_path / "out.html")
+    stages = re.search(r'<section id="stages".*?</section>', page, re.DOTALL)
+    assert stages is not None
+    assert "translate" in stages[0]
+    assert '<th scope="row">report</th>' not in stages[0]
+
+
+def test_the_slowest_rows_lead_to_nodes_of_a_drawing(tmp_path: Path) -> None:
+    page = reported(MODEL, X, path=tmp_path / "out.html")
+    drawings = data_of(page)
+    links = re.findall(r'data-region="(\d+)" data-node="([^"]+)"', page)
+    assert links
+    for region, name in links:
+        assert name in {node["n"] for node in drawings[int(region)]["after"]["nodes"]}
+
+
 def test_every_node_has_a_time_and_an_error(tmp_path: Path) -> None:
     (drawing,) = data_of(reported(MODEL, X, path=tmp_path / "out.html"))
     assert all(node["ms"] > 0 and node["e"] < 1e-5 for node in drawing["after"]["nodes"])

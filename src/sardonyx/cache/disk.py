@@ -192,7 +192,10 @@ class DiskCache:
         if hasattr(os, "getuid") and found.st_uid != os.getuid():
             raise Unusable(f"{folder} belongs to another user", hint=_ANOTHER)
         if writers(found):
-            raise Unusable(f"other users can write to {folder}", hint=f"delete what is in it; chmod go-w {folder}")
+            raise Unusable(
+                f"other users can write to {folder}",
+                hint=f"chmod go-w {folder}, and delete what is in it: it may be theirs",
+            )
 
     def _prepare(self) -> None:
         with _or_unusable():

@@ -103,13 +103,18 @@ def _cell(held: object) -> Text:
     return Text(printable(str(held)).replace("\n", "\\n"))
 
 
-def counts(found: Mapping[str, int]) -> str:
-    """How often there is what, the most frequent first.
+def counts(found: Mapping[str, int], most: int = 10) -> str:
+    """How often there is what, the most frequent first; `--json` has what is left out.
 
     >>> counts({"Add": 1, "MatMul": 3})
     'MatMul ×3, Add ×1'
+    >>> counts({"Add": 2, "MatMul": 3, "Exp": 1, "Neg": 1}, most=2)
+    'MatMul ×3, Add ×2 and 2 others ×2'
     """
-    return ", ".join(f"{name} ×{count}" for name, count in Counter(found).most_common())
+    listed = Counter(found).most_common()
+    rest = listed[most:]
+    shown = ", ".join(f"{name} ×{count}" for name, count in listed[:most])
+    return shown + (f" and {len(rest)} others ×{sum(count for _, count in rest)}" if rest else "")
 
 
 def times(seconds: Mapping[str, float]) -> str:

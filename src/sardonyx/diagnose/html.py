@@ -29,6 +29,7 @@ from sardonyx.written_files import write_file
 _TEMPLATES = Path(__file__).parent / "templates"
 _MOST_GRAPHS = 64
 """Graphs that one file tells of; those of a program that compiles ever more are too many to look at."""
+_OWN_STAGE = "report"
 _SHOWN = 20
 _PACKAGES = ("sardonyx", "torch", "onnxruntime", "onnxruntime-gpu", "onnx", "onnx-ir", "onnxscript", "numpy")
 _PASSES = {
@@ -193,9 +194,10 @@ def _short(where: str) -> str:
 
 
 def _bars(seconds: Mapping[str, float]) -> list[tuple[str, float, float]]:
-    """Each stage with its time and its share of the longest."""
-    longest = max(seconds.values(), default=0.0) or 1.0
-    return [(name, spent, spent / longest) for name, spent in seconds.items()]
+    """Each stage with its time and its share of the longest, but for what the report itself took to measure."""
+    own = {name: spent for name, spent in seconds.items() if name != _OWN_STAGE}
+    longest = max(own.values(), default=0.0) or 1.0
+    return [(name, spent, spent / longest) for name, spent in own.items()]
 
 
 def _purpose(name: str) -> str:
@@ -206,12 +208,13 @@ def _purpose(name: str) -> str:
     return docs.get(name) or _PASSES.get(name, "")
 
 
-def _slowest(regions: Sequence[RegionReport]) -> list[tuple[Seen, float, float, float | None]]:
-    """The slowest nodes: each with its seconds, its share, and its error if known."""
+def _slowest(regions: Sequence[RegionReport]) -> list[tuple[Seen, float, float, float | None, int]]:
+    """The slowest nodes: each with its seconds, its share, its error if known, and the number of its drawing."""
     total = sum(sum(region.times.values()) for region in regions) or 1.0
+    drawn = [region for region in regions if region.pictures]
     rows = [
-        (seen, region.times[seen.name], region.times[seen.name] / total, region.errors.get(seen.fx))
-        for region in regions
+        (seen, region.times[seen.name], region.times[seen.name] / total, region.errors.get(seen.fx), number)
+        for number, region in enumerate(drawn)
         for seen in (region.pictures["runs"].nodes if "runs" in region.pictures else ())
         if seen.name in region.times
     ]
@@ -293,6 +296,7 @@ def _node(seen: Seen, picture: Picture, region: RegionReport, makers: Mapping[st
         "w": where,
         "i": [makers[value] for value in seen.reads if value in makers],
         "g": [value for value in seen.reads if value in picture.inputs],
+        "r": list(seen.reads),
     }
     more = {
         "d": seen.domain,

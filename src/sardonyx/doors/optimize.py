@@ -17,7 +17,7 @@ from sardonyx.doors.call_arguments import Argument
 from sardonyx.doors.export import add_kernels
 from sardonyx.doors.program import Calling, Output, Program, hold
 from sardonyx.errors import SardonyxError
-from sardonyx.model_files import UserModel, blaming, load_model
+from sardonyx.model_files import UserModel, blaming, load_model, quietly
 from sardonyx.options import OLDEST_OPSET, Options
 from sardonyx.pipeline import rewrite
 from sardonyx.translate import inference
@@ -65,7 +65,8 @@ def _modern(model: ir.Model, wanted: int | None) -> ir.Model:
 
 def _described(model: ir.Model) -> ir.Model:
     """State sizes as the rules read them: numbers, and an expression for every size that has a name."""
-    model = ShapeInferencePass()(model).model
+    with quietly():
+        model = ShapeInferencePass()(model).model
     graph = model.graph
     values = [*graph.inputs, *graph.initializers.values()]
     values += [output for node in graph.all_nodes() for output in node.outputs]
