@@ -84,7 +84,7 @@ def capture(
         program = program.run_decompositions(rules)
     graph = program.graph_module
     inline_wrappers(graph)
-    constants = {**lines, **take_apart(graph, whole)}
+    constants: dict[sympy.Symbol, torch.fx.Node | str] = {**lines, **take_apart(graph, whole)}
     stride_bases(graph.graph)
     if empty:
         _allow_empty_sizes(program)
