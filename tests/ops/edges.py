@@ -131,6 +131,6 @@ def _is_strided(leaf: Any, dtype: torch.dtype) -> bool:
 def _sprinkled(x: Tensor, values: Tensor) -> Tensor:
     """A copy in which every third element is an edge."""
     copy = x.detach().clone(memory_format=torch.contiguous_format)
-    places = torch.arange(0, copy.numel(), 3)
-    copy.view(-1)[places] = values.repeat(len(places) // len(values) + 1)[: len(places)]
+    places = copy.view(-1)[::3]
+    places.copy_(values.repeat(len(places) // len(values) + 1)[: len(places)])
     return copy
