@@ -95,7 +95,7 @@ def test_a_wrong_option_says_what_would_be_right(wrong: Any, hint: str) -> None:
 
 
 @pytest.mark.parametrize("name", [x.name for x in dataclasses.fields(Options) if x.name != "session_options"])
-@pytest.mark.parametrize("value", [object(), b"bytes", 1j, {1}], ids=repr)
+@pytest.mark.parametrize("value", [object(), b"bytes", 1j, {1}], ids=["object", "bytes", "complex", "set"])
 def test_no_option_takes_any_object(name: str, value: object) -> None:
     with pytest.raises(OptionError, match=f"{name} is "):
         Options.of({name: value})
