@@ -55,7 +55,8 @@ class _Summary:
         total, minutes = self.total, (time.monotonic() - self.began) / 60
         return (
             f"{minutes:.1f} minutes, {total.programs} programs, {total.steps} steps, {total.calls} calls: "
-            f"{len(total.wrong)} wrong, {len(total.crashed)} crashes, {sum(total.refused.values())} refused"
+            f"{len(total.wrong)} wrong, {len(total.crashed)} crashes, {sum(total.refused.values())} refused, "
+            f"{total.torchs_own} that torch.compile itself gets wrong"
         )
 
     def as_json(self) -> dict[str, Any]:

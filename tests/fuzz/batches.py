@@ -40,6 +40,11 @@ class Batch:
         return Outcome(seeds=[self.seed])
 
 
+def programs_of(door: str) -> st.SearchStrategy[Program]:
+    """Programs that a door is for: a file has no gradients, and does not know which of its inputs are one tensor."""
+    return programs(trains=None if door in TRAINING_DOORS else False, alias=door != "export")
+
+
 def drawn(seed: int, doors: Sequence[str] = ()) -> list[tuple[Program, str]]:
     """The programs of a batch, each with its door."""
     weighted = [name for name, weight in DOOR_WEIGHTS.items() for _ in range(weight)]
@@ -55,8 +60,7 @@ def drawn(seed: int, doors: Sequence[str] = ()) -> list[tuple[Program, str]]:
     )
     @hypothesis.given(st.sampled_from(list(doors) or weighted), st.data())
     def draw_one(door: str, data: st.DataObject) -> None:
-        trains = None if door in TRAINING_DOORS else False
-        found.append((data.draw(programs(trains=trains)), door))
+        found.append((data.draw(programs_of(door)), door))
 
     draw_one()
     return found

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from sardonyx.diagnose.bisection.delta import smallest
 from sardonyx.errors import SardonyxError
 
-from .doors import DOORS, TRAINING_DOORS, dynamic
+from .doors import CAPTURED, DOORS, TRAINING_DOORS, dynamic
 from .program import Program
 from .reference import Reference, Run, run
 
@@ -25,6 +27,8 @@ class Outcome:
     doors: dict[str, int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
     """Programs that a door says it does not take, by reason."""
+    torchs_own: int = 0
+    """Programs on which torch.compile goes wrong with the backend aot_eager as well."""
     rejected: int = 0
     """Programs that eager runs line by line, and not as a whole (a gradient of what was edited, say)."""
     wrong: list[str] = field(default_factory=list)
@@ -51,9 +55,21 @@ def check(program: Program, door: str) -> Outcome:
         problem = _problem(program, door, calls, outcome)
     except Exception as error:
         problem = _refusal_or_problem(error, door, outcome)
-    if problem:
+    if problem and door in CAPTURED and _is_torchs_own(program, calls):
+        outcome.torchs_own = 1
+    elif problem:
         outcome.wrong.append(f"{door}: {problem}\n{program}")
     return outcome
+
+
+def _is_torchs_own(program: Program, calls: list[tuple[Mapping[str, int], Reference]]) -> bool:
+    """Whether `torch.compile` goes wrong with torch's own backend, too: it captures for every backend alike."""
+    torch._dynamo.reset()
+    function = torch.compile(program.function(), backend="aot_eager", dynamic=dynamic(program))
+    try:
+        return any(reference.difference(run(function, program.arguments(sizes))) for sizes, reference in calls)
+    except Exception:
+        return True
 
 
 def _problem(program: Program, door: str, calls: list[tuple[Mapping[str, int], Reference]], outcome: Outcome) -> str:
@@ -90,7 +106,10 @@ def _calls(program: Program) -> list[tuple[Mapping[str, int], Reference]]:
     return found
 
 
-_REFUSALS = ("Unsupported", "UserError", "UnsupportedOperator", "CaptureError")
+def _is_refused_export(error: BaseException) -> bool:
+    """Whether torch.export gives the program up, or made a constant of a size that is left to it (`Dim.AUTO`)."""
+    told = "Got invalid dimensions" in str(error) or "the model was exported" in str(error)
+    return told or type(error).__name__ in ("Unsupported", "UserError", "UnsupportedOperator", "CaptureError")
 
 
 def _refusal_or_problem(error: Exception, door: str, outcome: Outcome) -> str:
@@ -98,7 +117,7 @@ def _refusal_or_problem(error: Exception, door: str, outcome: Outcome) -> str:
     cause: BaseException | None = error
     while cause is not None:
         refuses = isinstance(cause, NotImplementedError) and isinstance(cause, SardonyxError)
-        if refuses or (door == "export" and type(cause).__name__ in _REFUSALS):
+        if refuses or (door == "export" and _is_refused_export(cause)):
             outcome.refused = {str(cause).split("\n")[0][:120]: 1}
             return ""
         cause = getattr(cause, "inner_exception", None) or cause.__cause__

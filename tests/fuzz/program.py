@@ -114,18 +114,18 @@ class Program:
         return f"# {given}; calls {[dict(sizes) for sizes in self.calls]}; seed {self.seed} {flags}\n{self.source()}"
 
 
-def programs(*, trains: bool | None = None) -> st.SearchStrategy[Program]:
+def programs(*, trains: bool | None = None, alias: bool = True) -> st.SearchStrategy[Program]:
     """Hypothesis' strategy for programs: those that are trained, those that are not, or both."""
-    return st.randoms(use_true_random=False).map(lambda rng: draw(rng, trains))
+    return st.randoms(use_true_random=False).map(lambda rng: draw(rng, trains, alias))
 
 
-def draw(rng: random.Random, trains: bool | None = None) -> Program:
+def draw(rng: random.Random, trains: bool | None = None, alias: bool = True) -> Program:
     """Draw a program line by line, keeping the lines that eager runs."""
     trains = rng.random() < 0.4 if trains is None else trains
     sizes = {name: rng.choice(SIZES) for name in "abc"}
     inputs = tuple(_draw_input(rng, f"x{at}", trains and at == 0) for at in range(rng.randint(1, 3)))
     others = tuple({name: rng.choice(OTHER_SIZES) for name in "abc"} for _ in range(rng.randint(0, 2)))
-    alias = not trains and len(inputs) > 1 and rng.random() < 0.1
+    alias = alias and not trains and len(inputs) > 1 and rng.random() < 0.1
     inputs = (*inputs[:-1], replace(inputs[-2], name=inputs[-1].name)) if alias else inputs
     program = Program(inputs, sizes, (), (), rng.randrange(2**31), others, alias)
     lines, variables = _draw_lines(rng, program)

@@ -7,9 +7,9 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 
 from . import doors
-from .batches import drawn
+from .batches import drawn, programs_of
 from .check import check, reduced
-from .program import Input, Program, programs
+from .program import Input, Program
 from .reference import Reference
 
 X = Input("x0", ("a", 3), torch.float32)
@@ -26,7 +26,7 @@ FEW = settings(
 @pytest.mark.parametrize(("door", "many"), [("compile", 6), ("wrapper", 3), ("export", 5), ("native", 2)])
 def test_random_programs_are_right(door: str, many: int) -> None:
     @settings(FEW, max_examples=many)
-    @given(programs(trains=None if door in doors.TRAINING_DOORS else False))
+    @given(programs_of(door))
     def run(program: Program) -> None:
         outcome = check(program, door)
         assert not outcome.wrong, outcome.wrong[0]
