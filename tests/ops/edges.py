@@ -58,6 +58,11 @@ def is_elementwise(op: Any) -> bool:
     return isinstance(op, (UnaryUfuncInfo, BinaryUfuncInfo))
 
 
+def orders_or_maps(op: Any) -> bool:
+    """Whether no result is a sum of several operands, beside reductions: infinities have one right place then."""
+    return is_elementwise(op) or isinstance(op, ReductionOpInfo)
+
+
 def _without_limits(values: Tensor) -> Tensor:
     """Without the largest numbers: whether a sum of them overflows depends on its order."""
     if not values.is_floating_point():
