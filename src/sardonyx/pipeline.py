@@ -190,8 +190,15 @@ def _lack(node: ir.Node, engine: Engine, opset: int, kernels: Any) -> str | None
     return lack(node, opset, kernels)
 
 
-def rewrite(model: ir.Model, options: Options, domains: Sequence[str] | None, report: GraphReport) -> None:
-    """Apply the rules that the options choose, and report on the result."""
+def rewrite(
+    model: ir.Model,
+    options: Options,
+    domains: Sequence[str] | None,
+    report: GraphReport,
+    *,
+    empty_sizes: bool = False,
+) -> None:
+    """Apply the rules that the options choose, and report on the result; `empty_sizes` guards kernels, too."""
     region = RegionReport(
         nodes_translated=sum(1 for _ in model.graph.all_nodes()),
         weights=sum(type(v.const_value) is not ir.Tensor for v in model.graph.initializers.values()),
@@ -207,7 +214,8 @@ def rewrite(model: ir.Model, options: Options, domains: Sequence[str] | None, re
             for function in model.functions.values():
                 body = ir.Model(function.graph, ir_version=model.ir_version)
                 region.rules += optimize(body, domains=allowed, names=names)
-    guard_empty(model)
+    if empty_sizes:
+        guard_empty(model)
     onnx_functions.finish(model)
     graphs = (model.graph, *(function.graph for function in model.functions.values()))
     region.operators = Counter(node.op_type for graph in graphs for node in graph.all_nodes())

@@ -58,7 +58,7 @@ def test_an_operator_of_another_domain_with_the_name_of_a_product_is_left_alone(
     model = with_weights("(float[1,8] x) => (float[1,8] y) { a = Exp(x) b = Tanh(a) y = foo.Gemm(b) }")
     model.opset_import.append(onnx.helper.make_opsetid("foo", 1))
     (left,) = native.generate(model).report.left
-    assert (left.operator, left.why) == ("Gemm", "Gemm has no lowering")
+    assert (left.operator, left.why) == ("Gemm", "foo::Gemm has no lowering")
 
 
 def test_weights_of_constant_nodes_count_as_held(monkeypatch: pytest.MonkeyPatch) -> None:

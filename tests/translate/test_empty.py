@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
@@ -140,14 +143,24 @@ def test_losses() -> None:
     check(lambda x: F.nll_loss(x.log_softmax(1), x.argmax(1)), ("b", 5, "s"))
 
 
-def test_a_model_that_excludes_zero_needs_no_guards() -> None:
+def test_a_model_has_guards_where_they_are_asked_for_and_sizes_may_be_zero() -> None:
     model = Function(lambda x: F.scaled_dot_product_attention(x, x, x)).eval()
-    operators = []
-    for least in (0, 1):
+    guarded = {}
+    for least, asked in ((0, True), (1, True), (0, False)):
         dims = {0: torch.export.Dim("b", min=least), 2: torch.export.Dim("s", min=least)}
-        program = sardonyx.export(model, (torch.randn(3, 2, 4, 4),), dynamic_shapes={"x": dims})
-        operators.append({node.op_type for node in program.model.graph})
-    assert operators == [operators[0] | {"If"}, {"Attention"}]
+        example = (torch.randn(3, 2, 4, 4),)
+        program = sardonyx.export(model, example, dynamic_shapes={"x": dims}, empty_sizes=asked)
+        guarded[least, asked] = "If" in {node.op_type for node in program.model.graph}
+    assert guarded == {(0, True): True, (1, True): False, (0, False): False}
+
+
+def test_a_guarded_model_takes_nothing_in_a_session_of_its_own(tmp_path: Path) -> None:
+    attention = Function(lambda x: F.scaled_dot_product_attention(x, x, x)).eval()
+    dims = {0: torch.export.Dim("b"), 2: torch.export.Dim("s")}
+    program = sardonyx.export(attention, (torch.randn(3, 2, 4, 4),), dynamic_shapes={"x": dims}, empty_sizes=True)
+    session = onnxruntime.InferenceSession(program.save(tmp_path / "model.onnx"))
+    (result,) = session.run(None, {"x": np.ones((0, 2, 5, 4), np.float32)})
+    assert result.shape == (0, 2, 5, 4)
 
 
 @pytest.mark.parametrize("shape", [(3, 0), (0, 4), (3, 0, 4)])

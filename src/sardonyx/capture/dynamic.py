@@ -163,14 +163,9 @@ def _declared(
 
 
 def names_of_sizes(call: ExampleCall, captured: Captured, specs: Mapping[str, Any]) -> dict[sympy.Symbol, str]:
-    """The user's names of symbolic sizes: that of `Dim("batch")`, or a text, at an axis names the size found there.
-
-    Sizes of one name are one size, also where torch.export took them for several.
-    """
-    named = [(_name_of(dim), size) for _, size, dim in _declared(call, captured, specs) if _name_of(dim)]
-    _unify(named)
+    """The user's names of symbolic sizes: that of `Dim("batch")`, or a text, at an axis names the size found there."""
     names: dict[sympy.Symbol, str] = {}
-    for name, size in named:
+    for name, size in _named(call, captured, specs):
         symbol = dim_of(size)
         if isinstance(symbol, sympy.Symbol):
             names.setdefault(symbol, name)
@@ -181,10 +176,17 @@ def _name_of(dim: Any) -> str:
     return dim if isinstance(dim, str) else getattr(dim, "__name__", None) or ""
 
 
-def _unify(named: Sequence[tuple[str, Any]]) -> None:
-    """Let torch know that sizes of one name are equal, as they are in the example: it then has one symbol for them."""
-    first: dict[str, Any] = {}
-    for name, size in named:
+def _named(call: ExampleCall, captured: Captured, specs: Mapping[str, Any]) -> list[tuple[str, torch.SymInt | int]]:
+    return [(_name_of(dim), size) for _, size, dim in _declared(call, captured, specs) if _name_of(dim)]
+
+
+def unify_sizes(call: ExampleCall, captured: Captured, specs: Mapping[str, Any]) -> None:
+    """Make one symbol of sizes that have one name, which torch.export took for several.
+
+    They are equal in the example, so it is enough to ask torch whether they are.
+    """
+    first: dict[str, torch.SymInt | int] = {}
+    for name, size in _named(call, captured, specs):
         bool(first.setdefault(name, size) == size)
 
 

@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import py_sym_types
 from torch.utils import _pytree as pytree
 
 from sardonyx.capture.conditions import Condition, assumptions, function_of, sizes_of
-from sardonyx.capture.dynamic import call_of, hints, leaf_specs, names_of_sizes
+from sardonyx.capture.dynamic import call_of, hints, leaf_specs, names_of_sizes, unify_sizes
 from sardonyx.capture.example import ExampleCall, is_number
 from sardonyx.capture.export import Captured, capture
 from sardonyx.errors import CaptureError
@@ -32,7 +32,9 @@ def capture_call(call: ExampleCall, specs: Mapping[str, Any], whole: Collection[
     args, kwargs = call.call
     shapes = None if all(spec is None for spec in specs.values()) else hints(dict(specs))
     with call.presented():
-        return capture(call.model, args, kwargs, shapes, whole, empty=True)
+        captured = capture(call.model, args, kwargs, shapes, whole, empty=True)
+    unify_sizes(call, captured, specs)
+    return captured
 
 
 @dataclass(frozen=True)

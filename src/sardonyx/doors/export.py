@@ -58,6 +58,7 @@ def export(
     domains: Sequence[str] | None = None,
     translations: Mapping[Any, Callable[..., Any]] | None = None,
     functions: Sequence[type[torch.nn.Module] | str] = (),
+    empty_sizes: bool = False,
     **options: Any,
 ) -> Program:
     """Export a module, or a function of tensors, called with these arguments, as an ONNX model.
@@ -72,6 +73,9 @@ def export(
     their names, whose calls become calls of ONNX functions. Everything else is an option, see `Options`. With
     `native=True` groups of operators become kernels of a library, without which the model does not run: see
     `Program.library`. Functions stay as they are.
+
+    A dynamic size may be zero. Some kernels of ONNX Runtime fail or crash on tensors without elements; the program
+    avoids them by itself, and with `empty_sizes=True` the model does so in any session, by an `If` around each.
 
     >>> program = export(torch.nn.Linear(4, 2).eval(), (torch.ones(3, 4),), dynamic_shapes=({0: "batch"},))
     >>> program.model.graph.inputs[0].shape
@@ -99,7 +103,7 @@ def export(
                 calling = _calling(translation, traced)
                 graph_report.note_own(translation.own)
                 onnx_functions.make_functions(translation.model, functions)
-            rewrite(translation.model, chosen, domains, graph_report)
+            rewrite(translation.model, chosen, domains, graph_report, empty_sizes=empty_sizes)
             _name(translation.model.graph, calling, input_names, output_names, traced.names_of_sizes())
             device = device_of(captured.graph)
             library = add_kernels(translation.model, device, chosen, graph_report)

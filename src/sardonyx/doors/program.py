@@ -26,6 +26,7 @@ from sardonyx.doors.call_arguments import Argument, arrangement_difference
 from sardonyx.engines import Job, Runner
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import SardonyxError
+from sardonyx.optimize.empty import guard_empty
 from sardonyx.optimize.legalize import legalize
 from sardonyx.options import Options
 from sardonyx.run import fork
@@ -120,7 +121,7 @@ class Program:
         self.calling = calling
         """How its arguments become the model's inputs, and the model's outputs its results."""
         self._device, self._options = device, options
-        self._runner: Runner | None = None
+        self._runners: dict[bool, Runner] = {}
         self._lock = fork.Lock()
 
     @property
@@ -142,10 +143,7 @@ class Program:
         """Run the model in the engine, with arguments and results as the module has them."""
         leaves = self.calling.leaves(args, kwargs)
         inputs = self.calling.feeds(leaves)
-        with self._lock:
-            if self._runner is None:
-                self._runner = self._load()
-        outputs = self._runner(inputs)
+        outputs = self._runner(inputs)(inputs)
         for place, output in self.calling.mutated.items():
             with torch.no_grad():
                 leaves[place].copy_(_result(output, outputs))
@@ -193,10 +191,20 @@ class Program:
         held = (value.const_value for value in self.model.graph.initializers.values())
         return sum(tensor.nbytes for tensor in held if tensor is not None)
 
-    def _load(self) -> Runner:
+    def _runner(self, inputs: Sequence[torch.Tensor]) -> Runner:
+        """The session for a call: another one where an input has no elements, which some kernels must not see."""
+        empty = not all(x.numel() for x in inputs)
+        with self._lock:
+            if empty not in self._runners:
+                self._runners[empty] = self._load(empty)
+            return self._runners[empty]
+
+    def _load(self, empty: bool) -> Runner:
         """A runner over the weights in torch's memory."""
         engine = find_engine(self._options.engine)
         model = self.model.clone()
+        if empty:
+            guard_empty(model)
         kernels = engine.kernels(self._device)
         if kernels is not None:
             legalize(model, kernels)

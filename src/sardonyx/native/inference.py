@@ -200,11 +200,15 @@ def _plain(dim: Any) -> int | str | None:
 
 
 def _learn(nodes: Sequence[ir.Node], told: _Told) -> bool:
-    """Give what is unknown the types and sizes that were told; whether there was any such."""
+    """Give what is unknown the types and sizes that were told; whether there was any such.
+
+    A session says of a tensor of unknown rank what it says of a scalar, that it has no sizes: neither is believed.
+    """
     learnt = False
     for value in (x for node in nodes for x in node.outputs):
-        if _is_unknown(value) and value.name in told:
-            kind, dims = told[str(value.name)]
-            value.type, value.shape = ir.TensorType(kind), ir.Shape(dims)
-            learnt = True
+        kind, dims = told.get(str(value.name), (None, ()))
+        if kind is not None and value.dtype is None:
+            value.type, learnt = ir.TensorType(kind), True
+        if dims and value.shape is None:
+            value.shape, learnt = ir.Shape(dims), True
     return learnt

@@ -6,7 +6,6 @@ import copy
 import inspect
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from sardonyx.diagnose.report import observing
 from sardonyx.errors import EngineError, OptionError
 from sardonyx.model_files import load_model
 from sardonyx.options import Options
+from sardonyx.run import fork
 from sardonyx.translate import dtypes
 
 _WARM_UPS = 2
@@ -94,7 +94,7 @@ def _no_options(options: Any) -> None:
 def _fresh_program(program: Any) -> Any:
     """The same program with a session of its own."""
     fresh = copy.copy(program)
-    fresh._runner, fresh._lock = None, threading.Lock()
+    fresh._runners, fresh._lock = {}, fork.Lock()
     return fresh
 
 
