@@ -6,7 +6,7 @@ import itertools
 import logging
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any
@@ -20,6 +20,7 @@ from sardonyx.capture.conditions import Condition, assumptions, function_of, siz
 from sardonyx.capture.dynamic import call_of, hints, leaf_specs, names_of_sizes, unify_sizes
 from sardonyx.capture.example import ExampleCall, is_number
 from sardonyx.capture.export import Captured, capture
+from sardonyx.capture.faked import is_faked
 from sardonyx.errors import CaptureError
 from sardonyx.translate.sizes import dim_of
 
@@ -31,7 +32,8 @@ def capture_call(call: ExampleCall, specs: Mapping[str, Any], whole: Collection[
     """Trace a call, of which this is declared dynamic."""
     args, kwargs = call.call
     shapes = None if all(spec is None for spec in specs.values()) else hints(dict(specs))
-    with call.presented():
+    # A graph that a backend is handed has no argument to name, and is called in other ways than by its forward.
+    with nullcontext() if is_faked(args, kwargs) else call.presented():
         captured = capture(call.model, args, kwargs, shapes, whole, empty=True)
     unify_sizes(call, captured, specs)
     return captured
