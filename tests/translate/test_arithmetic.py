@@ -247,3 +247,56 @@ def test_scattered_extremes_pass_nan_on() -> None:
     x = disordered(torch.float32)[:12].reshape(3, 4)
     index = torch.tensor([[0, 1, 1, 0]] * 3)
     exact([lambda x, kind=kind: x.scatter_reduce(1, index, x, kind) for kind in ("amax", "amin")], x)
+
+
+# Comparisons of int64 in vector registers, of which ONNX Runtime's kernels compare 32 bits
+
+
+def wide_numbers() -> torch.Tensor:
+    """Every pair of numbers whose low and high halves order them differently, in rows of several registers."""
+    bounds = [2**31, 2**31 - 1, 2**32, 2**32 + 1, 2**32 - 1, 2**53 + 1, 2**53 - 1, 2**63 - 1]
+    numbers = torch.tensor([0, 1, 2, -7, *bounds, *(-n for n in bounds), -(2**63)])
+    return torch.stack(pairs(numbers, numbers))
+
+
+def test_larger_and_smaller_numbers_of_64_bits() -> None:
+    x, y = wide_numbers()
+    exact(
+        [
+            *(torch.maximum, torch.minimum, torch.fmax, torch.fmin, lambda x, y: x.clamp(y, y + 1)),
+            *(lambda x, y: torch.maximum(x, y[3]), lambda x, y: torch.minimum(x[5], y)),
+            *(lambda x, y: x.clamp(-(2**31), 2**32), lambda x, y: x.clamp(min=2**32), lambda x, y: x.clamp(max=5)),
+            *(lambda x, y: torch.sign(x), lambda x, y: torch.sgn(x), lambda x, y: torch.relu(x)),
+            *(lambda x, y: torch.nn.functional.relu6(x), lambda x, y: torch.nn.functional.hardtanh(x, -2, 2**33)),
+        ],
+        *(x, y),
+    )
+
+
+EXTREMES: tuple[Function, ...] = (
+    *(torch.amax, torch.amin, torch.max, torch.min, torch.aminmax),
+    *(lambda x: x.amax(0), lambda x: x.amin(1, keepdim=True), lambda x: x.amax((0, 1), keepdim=True)),
+    *(lambda x: x.max(1), lambda x: x.min(0), lambda x: x.aminmax(dim=0)),
+)
+
+
+def test_extremes_of_64_bits() -> None:
+    exact(EXTREMES, wide_numbers().reshape(-1, 21))
+
+
+def test_extremes_of_64_bits_over_symbolic_sizes() -> None:
+    def function(x: torch.Tensor) -> list[Any]:
+        return [extreme(x) for extreme in EXTREMES]
+
+    compiled, rows = onnx(function, dynamic=True), wide_numbers().reshape(-1, 21)
+    for count in (len(rows), 3):
+        same(compiled(rows[:count]), function(rows[:count]))
+
+
+def test_an_exported_program_compares_64_bits() -> None:
+    class Largest(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.maximum(x, y), x.amax()
+
+    x, y = wide_numbers()
+    same(sardonyx.export(Largest(), (x, y))(x, y), Largest()(x, y))

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from sardonyx.optimize.function_body import function_body
+from sardonyx.optimize.integers import compose_exact
 from sardonyx.optimize.scopes import bodies_of, graphs_of
 from sardonyx.optimize.zeros import keep_zero_signs
 from sardonyx.translate.schemas import Signature, signature
@@ -42,6 +43,8 @@ class Kernels:
     table: Mapping[tuple[str, str], KernelTypes]
     where_loses_zero_sign: bool = False
     """Whether its Where gives 0 for a −0 that it takes from its first choice."""
+    inexact_int64: frozenset[str] = frozenset()
+    """Operators whose kernels for int64 do not compute in 64 bits."""
 
     def __hash__(self) -> int:
         return id(self)
@@ -65,13 +68,14 @@ def _fit(allowed: Mapping[str, Sequence[str]], types: Mapping[str, str]) -> bool
 
 
 def legalize(model: ir.Model, kernels: Kernels) -> Counter[str]:
-    """Insert casts in place, and keep signs that a Where would lose; how many nodes of each operator needed casts."""
+    """Insert casts in place, and work around inexact kernels; how many nodes of each operator needed casts."""
     opset = model.graph.opset_imports[""]
     widened: Counter[str] = Counter()
     for graph in graphs_of(model.graph):
         widened += _legalize_graph(graph, opset, kernels)
         if kernels.where_loses_zero_sign:
             keep_zero_signs(graph)
+    compose_exact(model, kernels.inexact_int64)
     return widened
 
 
