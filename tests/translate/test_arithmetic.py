@@ -195,6 +195,34 @@ def test_casts_of_what_no_integer_is(dtype: torch.dtype) -> None:
     exact([lambda x: [x.to(kind) for kind in kinds], lambda x: x.nan_to_num().long()], x)
 
 
+CASTS = (
+    (torch.float64, torch.int64, torch.int32),
+    (torch.float32, torch.int64, torch.int32),
+    (torch.bfloat16, torch.int64, torch.int32),
+    (torch.float64, torch.int64, torch.uint8),
+    (torch.int64, torch.float64, torch.int32),
+    (torch.int64, torch.float32, torch.int16),
+    (torch.float64, torch.float32, torch.int8),
+    (torch.float32, torch.float16, torch.uint8),
+    (torch.int32, torch.bfloat16, torch.int8),
+)
+
+
+def test_two_casts_lose_what_the_first_does() -> None:
+    numbers = [1.7, -1.7, 70000, -70000, 2**24 + 1, 2**31 + 261, 2**32 + 7, -(2**31) - 7, 2**40 + 3, 2**52 - 1]
+    wide = torch.tensor(numbers, dtype=torch.float64)
+
+    def function(*given: torch.Tensor) -> list[torch.Tensor]:
+        return [x.to(first).to(second) for x, (_, first, second) in zip(given, CASTS, strict=True)]
+
+    given = [wide.to(dtype) for dtype, _, _ in CASTS]
+    same(onnx(function)(*given), function(*given))
+
+
+def test_a_byte_of_a_double_is_the_low_bits_of_a_long() -> None:
+    exact([lambda x: x.byte()], torch.tensor([2**31 + 261, 2**32 + 7, -(2**31) - 7, 2**52 - 1, 300.5]).double())
+
+
 def test_numbers_beyond_a_dtype_are_taken_as_torch_takes_them() -> None:
     x = torch.tensor([44, -128, 127, 3, -1], dtype=torch.int8)
     edges = torch.tensor([-500, 0, 100, 300])
@@ -241,6 +269,12 @@ def test_a_search_among_infinities_and_nan(dtype: torch.dtype) -> None:
         lambda x, rows: torch.searchsorted(x, rows, sorter=x.argsort(stable=True)),
     ]
     exact(functions, x, rows)
+
+
+def test_logarithms_of_sums_pass_nan_on() -> None:
+    nan, inf = math.nan, math.inf
+    rows = torch.tensor([[inf, nan], [nan, inf], [-inf, nan], [nan, 1], [inf, -inf], [-inf, -inf], [0, 0]])
+    exact([lambda x: torch.logsumexp(x, 1), lambda x: torch.logsumexp(x, (0, 1), keepdim=True)], rows)
 
 
 def test_scattered_extremes_pass_nan_on() -> None:

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
+from sardonyx.optimize.cast_chains import separate_casts
 from sardonyx.optimize.function_body import function_body
 from sardonyx.optimize.integers import compose_exact
 from sardonyx.optimize.scopes import bodies_of, graphs_of
@@ -43,6 +44,8 @@ class Kernels:
     table: Mapping[tuple[str, str], KernelTypes]
     where_loses_zero_sign: bool = False
     """Whether its Where gives 0 for a −0 that it takes from its first choice."""
+    joins_casts: bool = False
+    """Whether it makes one cast of two of which the first loses something."""
     inexact_int64: frozenset[str] = frozenset()
     """Operators whose kernels for int64 do not compute in 64 bits."""
 
@@ -76,6 +79,9 @@ def legalize(model: ir.Model, kernels: Kernels) -> Counter[str]:
         if kernels.where_loses_zero_sign:
             keep_zero_signs(graph)
     compose_exact(model, kernels.inexact_int64)
+    if kernels.joins_casts:
+        for graph in graphs_of(model.graph):
+            separate_casts(graph)
     return widened
 
 
