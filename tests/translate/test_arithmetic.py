@@ -129,6 +129,17 @@ def test_exported_integer_arithmetic_is_exact() -> None:
     assert [node.op_type for node in program.model.graph].count("ReduceSum") == 1, "of the mask, whose sum is small"
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_exported_linear_layers_of_integers_wrap_around(dtype: torch.dtype) -> None:
+    class Linear(torch.nn.Module):
+        def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            linear = torch.nn.functional.linear
+            return linear(x, weight, bias), linear(x[None], weight), linear(x[0], weight, bias)
+
+    given = [edges(dtype)[:12].view(4, 3), edges(dtype)[:6].view(2, 3), edges(dtype)[:2]]
+    same(sardonyx.export(Linear().eval(), given)(*given), Linear()(*given))
+
+
 # Floating point
 
 
@@ -314,17 +325,23 @@ EXTREMES: tuple[Function, ...] = (
 )
 
 
+def wide_rows() -> torch.Tensor:
+    """Rows of positive and rows of negative numbers, whose extremes differ from those of their low halves."""
+    row = torch.tensor([7, 2**31 + 1, 2**31, 2**32 + 1, 2**32, 3, 2**53 - 1, 2**53 + 1])
+    return torch.cat([row.expand(6, 8), -row.expand(6, 8)])
+
+
 def test_extremes_of_64_bits() -> None:
-    exact(EXTREMES, wide_numbers().reshape(-1, 21))
+    exact([*EXTREMES, lambda x: x[:6].amin(), lambda x: x[6:].amax()], wide_rows())
 
 
 def test_extremes_of_64_bits_over_symbolic_sizes() -> None:
     def function(x: torch.Tensor) -> list[Any]:
         return [extreme(x) for extreme in EXTREMES]
 
-    compiled, rows = onnx(function, dynamic=True), wide_numbers().reshape(-1, 21)
-    for count in (len(rows), 3):
-        same(compiled(rows[:count]), function(rows[:count]))
+    compiled, rows = onnx(function, dynamic=True), wide_rows()
+    for some in (rows, rows[:3], rows[6:]):
+        same(compiled(some), function(some))
 
 
 def test_an_exported_program_compares_64_bits() -> None:
