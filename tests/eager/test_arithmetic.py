@@ -18,6 +18,16 @@ def test_integers_divide_and_add_up_exactly() -> None:
     assert torch.equal(near.prod().cpu(), x.prod())
 
 
+def test_integers_of_64_bits_are_compared_in_all_of_them() -> None:
+    x = torch.tensor([2**31, 2**32 + 1, -(2**31), 2**53 + 1, 2, -(2**32) - 1, 2**63 - 1, -(2**63)]).repeat(4)
+    y = x.roll(3)
+    near, far = x.to("ort"), y.to("ort")
+    for function in (torch.maximum, torch.minimum, lambda a, b: a.clamp(-3, 2**32), lambda a, b: a.sign()):
+        assert torch.equal(function(near, far).cpu(), function(x, y))
+    assert torch.equal(near.amax().cpu(), x.amax())
+    assert torch.equal(near.view(4, 8).amin(0).cpu(), x.view(4, 8).amin(0))
+
+
 def test_floor_division_of_bytes_does_not_overflow() -> None:
     every = torch.arange(-128, 128).to(torch.int8)
     x, y = (part.reshape(-1) for part in torch.meshgrid(every, every[every != 0], indexing="ij"))

@@ -25,6 +25,15 @@ COUNTS_OR_INDICES = frozenset({"bincount", "nn.functional.one_hot", "unravel_ind
 TRAPS = frozenset({"lcm"})
 """Operators on which torch itself ends the process at the edges of integers."""
 
+SEQUENCES = frozenset({"searchsorted", "bucketize"})
+"""Operators that search in a sequence: what they find in one that is not sorted is unspecified."""
+WITHOUT_NAN = frozenset({"mode"})
+"""Operators that torch does not define around NaN: its `mode` sorts by `<`, and of (1, 1, NaN, NaN, NaN, 0, 0, 0) gives
+1."""
+LARGEST_EXPONENT = 2.0**40
+"""For zeta functions: beyond it the coefficients of torch's series overflow, in double precision too, and it gives NaN
+where the value is 0."""
+
 DIVISIONS = frozenset({"div", "floor_divide", "remainder", "fmod", "__rmod__"})
 
 
@@ -79,7 +88,8 @@ def edge_samples(op: Any, dtype: torch.dtype) -> list[Any]:
         values = edge_values(dtype)
         return [_sample(values, kwargs=op.sample_kwargs("cpu", dtype, values)[0])]
     if isinstance(op, BinaryUfuncInfo):
-        return list(_pairs(edge_values(dtype), op.name in DIVISIONS))
+        pairs = list(_pairs(edge_values(dtype), op.name in DIVISIONS))
+        return [_with_small_exponents(pair) for pair in pairs] if op.name == "special.zeta" else pairs
     if isinstance(op, ReductionOpInfo):
         return list(_rows(op, _without_limits(edge_values(dtype))))
     return list(islice(_with_edges(op, dtype), _SAMPLES_WITH_EDGES))
@@ -103,6 +113,11 @@ def _pairs(values: Tensor, divides: bool) -> Iterator[Any]:
     yield _sample(values[values != torch.iinfo(values.dtype).min][:, None], args=(divisors,))
 
 
+def _with_small_exponents(pair: Any) -> Any:
+    exponents = pair.input
+    return _sample(exponents[~(exponents.double() > LARGEST_EXPONENT)][:, None], args=pair.args)
+
+
 def _rows(op: Any, values: Tensor) -> Iterator[Any]:
     """Rows of neighbouring edges, along the last dimension and altogether."""
     rows = torch.stack([values.roll(-shift) for shift in range(_ROW)], 1)
@@ -117,6 +132,8 @@ def _with_edges(op: Any, dtype: torch.dtype) -> Iterator[Any]:
     Of integers, only those of the first operand: others may be indices.
     """
     values = _without_limits(edge_values(dtype))
+    if op.name in WITHOUT_NAN:
+        values = values[~values.isnan()]
 
     def replaced(leaf: Any) -> Any:
         return _sprinkled(leaf, values) if _is_strided(leaf, dtype) else leaf
@@ -126,7 +143,17 @@ def _with_edges(op: Any, dtype: torch.dtype) -> Iterator[Any]:
         further = (tuple(sample.args), dict(sample.kwargs))
         args, kwargs = tree_map(replaced, further) if dtype.is_floating_point else further
         if _is_strided(first, dtype) and first.numel():
-            yield _sample(first, args=args, kwargs=kwargs)
+            made = _sample(first, args=args, kwargs=kwargs)
+            yield _with_sorted_sequence(op.name, made) if op.name in SEQUENCES else made
+
+
+def _with_sorted_sequence(name: str, sample: Any) -> Any:
+    """The sample with its sequence in order, or with a sorter that is right for it."""
+    if name == "bucketize":
+        return _sample(sample.input, args=(sample.args[0].sort().values, *sample.args[1:]), kwargs=sample.kwargs)
+    if sample.kwargs.get("sorter") is not None:
+        return _sample(sample.input, sample.args, {**sample.kwargs, "sorter": sample.input.argsort(-1)})
+    return _sample(sample.input.sort(-1).values, sample.args, sample.kwargs)
 
 
 def _is_strided(leaf: Any, dtype: torch.dtype) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from .check import Outcome, check_sample, difference
+from .check import Outcome, check_sample, difference, nearer_to_truth
 from .database import database_samples, operators, over_tensors, samples
 from .edges import edge_samples, edge_values
 from .page import page, page_of
@@ -82,6 +82,39 @@ def test_a_zero_of_the_other_sign_is_wrong_at_the_edges() -> None:
     op = copy(operators()["neg"])
     op.op = loses_sign
     assert "zeros of the other sign" in check_sample("neg", "float32", 0, op, sample).wrong[0]
+
+
+def test_sequences_with_edges_are_sorted() -> None:
+    sequence = edge_samples(operators()["searchsorted"], torch.float32)[0].input
+    torch.testing.assert_close(sequence, sequence.sort(-1).values, equal_nan=True)
+
+
+def test_the_truth_of_integers_that_become_floating_point_is_in_double_precision() -> None:
+    x = torch.tensor([2**24 + 1])
+    truth = torch.sqrt(x.double())
+    assert nearer_to_truth(torch.sqrt, [x], torch.tensor([0.0]), truth.float())
+    assert not nearer_to_truth(torch.sqrt, [x], truth.float(), torch.tensor([0.0]))
+
+
+def test_where_torch_overflows_only_the_truth_or_torchs_own_will_do() -> None:
+    def cube_root_of_cube(x: torch.Tensor) -> torch.Tensor:
+        return (x * x * x) ** (1 / 3)
+
+    x = torch.tensor([1e20])
+    assert cube_root_of_cube(x).isinf()
+    right, wrong = torch.tensor([1e20]), torch.tensor([2e20])
+    assert nearer_to_truth(cube_root_of_cube, [x], cube_root_of_cube(x), right)
+    assert not nearer_to_truth(cube_root_of_cube, [x], cube_root_of_cube(x), wrong)
+
+
+def test_the_factor_of_a_matrix_that_has_none_is_not_compared() -> None:
+    op = operators()["linalg.cholesky_ex"]
+    sample = SimpleNamespace(input=torch.tensor([[4.0, 2.0], [2.0, -5.0]]), args=(), kwargs={}, name="")
+
+    def other(*ignored: Any) -> Any:
+        return lambda x: (torch.zeros(2, 2), torch.tensor(2, dtype=torch.int32))
+
+    assert check_sample(op.name, "float32", 0, op, sample, other).verdict == "passes"
 
 
 def test_a_sample_is_a_function_of_its_tensors_wherever_they_are() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import sardonyx
+from sardonyx.engines.onnxruntime import _session_error
 from sardonyx.engines.registry import find
 from sardonyx.errors import MissingKernel
 from sardonyx.optimize.legalize import Kernels, lack, legalize
@@ -87,3 +88,35 @@ class TestKernelsThatNoTableToldOf:
         compiled = torch.compile(self.model, backend="sardonyx", options={"fallback": "error"})
         with pytest.raises(MissingKernel, match="Erf"):
             compiled(torch.randn(3, 4, dtype=torch.float64))
+
+
+class TestInexactKernels:
+    """Kernels of int64 that compute in fewer than 64 bits are composed from others."""
+
+    @staticmethod
+    def legalized(op_type: str, dtype: ir.DataType, sizes: tuple[int, ...], inexact: str) -> list[str]:
+        x = ir.Value(name="x", type=ir.TensorType(dtype), shape=ir.Shape(sizes))
+        made = ir.node(op_type, [x])
+        made.outputs[0].name, made.outputs[0].type = "y", ir.TensorType(dtype)
+        graph = ir.Graph([x], made.outputs, nodes=[made], opset_imports={"": OPSET}, name="g")
+        legalize(ir.Model(graph, ir_version=10), Kernels({}, inexact_int64=frozenset({inexact})))
+        assert graph.outputs[0].name == "y"
+        return [node.op_type for node in graph]
+
+    def test_a_reduction_takes_the_first_element_along_each_axis(self) -> None:
+        assert self.legalized("ReduceMax", ir.DataType.INT64, (4, 5), "ReduceMax") == ["TopK", "TopK", "Identity"]
+
+    def test_exact_kernels_stay(self) -> None:
+        assert self.legalized("Sign", ir.DataType.INT64, (4, 5), "ReduceMax") == ["Sign"]
+
+    def test_other_dtypes_stay(self) -> None:
+        assert self.legalized("Sign", ir.DataType.INT32, (4, 5), "Sign") == ["Sign"]
+
+    def test_a_single_element_stays(self) -> None:
+        assert self.legalized("Sign", ir.DataType.INT64, (1,), "Sign") == ["Sign"]
+
+
+def test_a_node_that_no_provider_takes_is_a_missing_kernel() -> None:
+    text = "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Exception during initialization: transformer_memcpy.cc:297 "
+    error = _session_error(RuntimeError(text + "!node_provider_type.empty() was false. Node 'Abs_1' has no kernel"))
+    assert isinstance(error, MissingKernel)

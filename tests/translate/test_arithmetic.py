@@ -129,6 +129,17 @@ def test_exported_integer_arithmetic_is_exact() -> None:
     assert [node.op_type for node in program.model.graph].count("ReduceSum") == 1, "of the mask, whose sum is small"
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_exported_linear_layers_of_integers_wrap_around(dtype: torch.dtype) -> None:
+    class Linear(torch.nn.Module):
+        def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            linear = torch.nn.functional.linear
+            return linear(x, weight, bias), linear(x[None], weight), linear(x[0], weight, bias)
+
+    given = [edges(dtype)[:12].view(4, 3), edges(dtype)[:6].view(2, 3), edges(dtype)[:2]]
+    same(sardonyx.export(Linear().eval(), given)(*given), Linear()(*given))
+
+
 # Floating point
 
 
@@ -195,6 +206,34 @@ def test_casts_of_what_no_integer_is(dtype: torch.dtype) -> None:
     exact([lambda x: [x.to(kind) for kind in kinds], lambda x: x.nan_to_num().long()], x)
 
 
+CASTS = (
+    (torch.float64, torch.int64, torch.int32),
+    (torch.float32, torch.int64, torch.int32),
+    (torch.bfloat16, torch.int64, torch.int32),
+    (torch.float64, torch.int64, torch.uint8),
+    (torch.int64, torch.float64, torch.int32),
+    (torch.int64, torch.float32, torch.int16),
+    (torch.float64, torch.float32, torch.int8),
+    (torch.float32, torch.float16, torch.uint8),
+    (torch.int32, torch.bfloat16, torch.int8),
+)
+
+
+def test_two_casts_lose_what_the_first_does() -> None:
+    numbers = [1.7, -1.7, 70000, -70000, 2**24 + 1, 2**31 + 261, 2**32 + 7, -(2**31) - 7, 2**40 + 3, 2**52 - 1]
+    wide = torch.tensor(numbers, dtype=torch.float64)
+
+    def function(*given: torch.Tensor) -> list[torch.Tensor]:
+        return [x.to(first).to(second) for x, (_, first, second) in zip(given, CASTS, strict=True)]
+
+    given = [wide.to(dtype) for dtype, _, _ in CASTS]
+    same(onnx(function)(*given), function(*given))
+
+
+def test_a_byte_of_a_double_is_the_low_bits_of_a_long() -> None:
+    exact([lambda x: x.byte()], torch.tensor([2**31 + 261, 2**32 + 7, -(2**31) - 7, 2**52 - 1, 300.5]).double())
+
+
 def test_numbers_beyond_a_dtype_are_taken_as_torch_takes_them() -> None:
     x = torch.tensor([44, -128, 127, 3, -1], dtype=torch.int8)
     edges = torch.tensor([-500, 0, 100, 300])
@@ -243,7 +282,72 @@ def test_a_search_among_infinities_and_nan(dtype: torch.dtype) -> None:
     exact(functions, x, rows)
 
 
+def test_logarithms_of_sums_pass_nan_on() -> None:
+    nan, inf = math.nan, math.inf
+    rows = torch.tensor([[inf, nan], [nan, inf], [-inf, nan], [nan, 1], [inf, -inf], [-inf, -inf], [0, 0]])
+    exact([lambda x: torch.logsumexp(x, 1), lambda x: torch.logsumexp(x, (0, 1), keepdim=True)], rows)
+
+
 def test_scattered_extremes_pass_nan_on() -> None:
     x = disordered(torch.float32)[:12].reshape(3, 4)
     index = torch.tensor([[0, 1, 1, 0]] * 3)
     exact([lambda x, kind=kind: x.scatter_reduce(1, index, x, kind) for kind in ("amax", "amin")], x)
+
+
+# Comparisons of int64 in vector registers, of which ONNX Runtime's kernels compare 32 bits
+
+
+def wide_numbers() -> torch.Tensor:
+    """Every pair of numbers whose low and high halves order them differently, in rows of several registers."""
+    bounds = [2**31, 2**31 - 1, 2**32, 2**32 + 1, 2**32 - 1, 2**53 + 1, 2**53 - 1, 2**63 - 1]
+    numbers = torch.tensor([0, 1, 2, -7, *bounds, *(-n for n in bounds), -(2**63)])
+    return torch.stack(pairs(numbers, numbers))
+
+
+def test_larger_and_smaller_numbers_of_64_bits() -> None:
+    x, y = wide_numbers()
+    exact(
+        [
+            *(torch.maximum, torch.minimum, torch.fmax, torch.fmin, lambda x, y: x.clamp(y, y + 1)),
+            *(lambda x, y: torch.maximum(x, y[3]), lambda x, y: torch.minimum(x[5], y)),
+            *(lambda x, y: x.clamp(-(2**31), 2**32), lambda x, y: x.clamp(min=2**32), lambda x, y: x.clamp(max=5)),
+            *(lambda x, y: torch.sign(x), lambda x, y: torch.sgn(x), lambda x, y: torch.relu(x)),
+            *(lambda x, y: torch.nn.functional.relu6(x), lambda x, y: torch.nn.functional.hardtanh(x, -2, 2**33)),
+        ],
+        *(x, y),
+    )
+
+
+EXTREMES: tuple[Function, ...] = (
+    *(torch.amax, torch.amin, torch.max, torch.min, torch.aminmax),
+    *(lambda x: x.amax(0), lambda x: x.amin(1, keepdim=True), lambda x: x.amax((0, 1), keepdim=True)),
+    *(lambda x: x.max(1), lambda x: x.min(0), lambda x: x.aminmax(dim=0)),
+)
+
+
+def wide_rows() -> torch.Tensor:
+    """Rows of positive and rows of negative numbers, whose extremes differ from those of their low halves."""
+    row = torch.tensor([7, 2**31 + 1, 2**31, 2**32 + 1, 2**32, 3, 2**53 - 1, 2**53 + 1])
+    return torch.cat([row.expand(6, 8), -row.expand(6, 8)])
+
+
+def test_extremes_of_64_bits() -> None:
+    exact([*EXTREMES, lambda x: x[:6].amin(), lambda x: x[6:].amax()], wide_rows())
+
+
+def test_extremes_of_64_bits_over_symbolic_sizes() -> None:
+    def function(x: torch.Tensor) -> list[Any]:
+        return [extreme(x) for extreme in EXTREMES]
+
+    compiled, rows = onnx(function, dynamic=True), wide_rows()
+    for some in (rows, rows[:3], rows[6:]):
+        same(compiled(some), function(some))
+
+
+def test_an_exported_program_compares_64_bits() -> None:
+    class Largest(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.maximum(x, y), x.amax()
+
+    x, y = wide_numbers()
+    same(sardonyx.export(Largest(), (x, y))(x, y), Largest()(x, y))

@@ -62,6 +62,20 @@ def test_the_logarithm_of_the_multivariate_gamma_function() -> None:
     agrees(lambda x: torch.mvlgamma(x, 3), torch.linspace(1.5, 50, 100))
 
 
+def test_hurwitzs_zeta_function_of_an_infinite_exponent_is_that_of_its_first_term() -> None:
+    q = torch.tensor([1.0, 0.5, 1e-38, -1.5, -7.0, 2.5, 3e38])
+    limits = torch.tensor([1.0, math.inf, math.inf, math.inf, math.inf, 0.0, 0.0])
+    assert torch.equal(onnx(torch.special.zeta)(torch.tensor(math.inf), q), limits)
+
+
+def test_a_modified_bessel_function_of_a_negative_zero_is_zero() -> None:
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.special.i1(x), torch.special.i1e(x), torch.special.modified_bessel_i1(x)]
+
+    for got in onnx(function)(torch.tensor([-0.0, 0.0])):
+        assert not got.signbit().any()
+
+
 def test_hurwitzs_zeta_function() -> None:
     s = torch.tensor([0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 10.0, 50.0, math.nan])
     q = torch.tensor([-30.5, -2.0, -1.25, -1e-3, 0.0, 1e-3, 0.5, 1.0, 9.0, 100.0, 1e6, math.nan])

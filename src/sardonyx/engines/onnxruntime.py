@@ -28,6 +28,11 @@ uses a stream of its own that waits for nobody."""
 _CUDA_BEFORE_OPSET_22 = ("aten::max_pool", "aten::native_group_norm", "aten::elu")
 """What becomes MaxPool, InstanceNormalization or Elu, which ran on the CPU from opset 22 on (onnxruntime-gpu 1.31)."""
 
+_COMPARE_32_BITS = frozenset({"Max", "Min", "Clip", "Sign"})
+"""CPU kernels of int64 that compare the low 32 bits in vector registers, as its ReduceMax and ReduceMin also do."""
+_REDUCE_IN_DOUBLE = frozenset({"ReduceMax", "ReduceMin"})
+"""CUDA kernels of int64 that compute in double precision."""
+
 
 class OnnxRuntime(Engine):
     """Runs models in ONNX Runtime, on the CPU or an accelerator."""
@@ -102,7 +107,9 @@ def _kernels(provider: str) -> Kernels | None:
     for kernel in kernels:
         versions = range(kernel.version_range[0], kernel.version_range[1] + 1)
         found.setdefault((kernel.domain, kernel.op_name), []).append((versions, kernel.type_constraints))
-    return Kernels(found, where_loses_zero_sign=provider == "CPUExecutionProvider")
+    on_cpu = provider == "CPUExecutionProvider"
+    inexact = _COMPARE_32_BITS | _REDUCE_IN_DOUBLE if on_cpu else _REDUCE_IN_DOUBLE
+    return Kernels(found, where_loses_zero_sign=on_cpu, joins_casts=True, inexact_int64=inexact)
 
 
 class OnnxRuntimeRunner(Runner):
@@ -331,7 +338,11 @@ def _run_error(error: Exception) -> EngineError:
 
 
 def _kind_of(error: Exception) -> type[EngineError]:
-    return MissingKernel if "NOT_IMPLEMENTED" in str(error) else EngineError
+    return MissingKernel if any(sign in str(error) for sign in _NO_KERNEL) else EngineError
+
+
+_NO_KERNEL = ("NOT_IMPLEMENTED", "node_provider_type.empty()")
+"""Of a node without a kernel in any provider; with CUDA the pass that inserts copies between providers stops at it."""
 
 
 _DUMP_HINT = 'the option dump="folder" keeps the model, to load it in onnxruntime alone'

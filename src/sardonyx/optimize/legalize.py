@@ -11,7 +11,9 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
+from sardonyx.optimize.cast_chains import separate_casts
 from sardonyx.optimize.function_body import function_body
+from sardonyx.optimize.integers import compose_exact
 from sardonyx.optimize.scopes import bodies_of, graphs_of
 from sardonyx.optimize.zeros import keep_zero_signs
 from sardonyx.translate.schemas import Signature, signature
@@ -42,6 +44,10 @@ class Kernels:
     table: Mapping[tuple[str, str], KernelTypes]
     where_loses_zero_sign: bool = False
     """Whether its Where gives 0 for a −0 that it takes from its first choice."""
+    joins_casts: bool = False
+    """Whether it makes one cast of two of which the first loses something."""
+    inexact_int64: frozenset[str] = frozenset()
+    """Operators whose kernels for int64 do not compute in 64 bits."""
 
     def __hash__(self) -> int:
         return id(self)
@@ -65,13 +71,17 @@ def _fit(allowed: Mapping[str, Sequence[str]], types: Mapping[str, str]) -> bool
 
 
 def legalize(model: ir.Model, kernels: Kernels) -> Counter[str]:
-    """Insert casts in place, and keep signs that a Where would lose; how many nodes of each operator needed casts."""
+    """Insert casts in place, and work around inexact kernels; how many nodes of each operator needed casts."""
     opset = model.graph.opset_imports[""]
     widened: Counter[str] = Counter()
     for graph in graphs_of(model.graph):
         widened += _legalize_graph(graph, opset, kernels)
         if kernels.where_loses_zero_sign:
             keep_zero_signs(graph)
+    compose_exact(model, kernels.inexact_int64)
+    if kernels.joins_casts:
+        for graph in graphs_of(model.graph):
+            separate_casts(graph)
     return widened
 
 

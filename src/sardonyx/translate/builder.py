@@ -275,6 +275,8 @@ class Builder:
         if x.name in self.initializers and x.const_value is not None and not self.rank(x):
             number = torch.tensor(x.const_value.numpy().item(), dtype=self.dtype(x))
             return self.scalar(number.to(dtype).item(), dtype)
+        if (x.dtype, to) == (ir.DataType.DOUBLE, ir.DataType.UINT8):  # the low bits of an int64, as torch takes them
+            x = self.Cast(x, dtype=ir.DataType.INT64)
         return self.Cast(x, dtype=to)
 
     def promote(self, x: Operand, y: Operand) -> list[ir.Value]:

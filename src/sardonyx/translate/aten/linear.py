@@ -85,11 +85,8 @@ def _added(g: Builder, bias: Value, product: Value, beta: Operand, alpha: Operan
 
 @aten("linear")
 def linear(g: Builder, x: Value, weight: Value, bias: Value | None = None) -> Value:
-    if g.rank(weight) == 1:
-        product = matmul(g, x, weight)
-        return product if bias is None else g.Add(product, bias)
-    if g.rank(x) == 1:
-        product = matmul(g, x, g.transpose(weight, [1, 0]))
+    if 1 in (g.rank(weight), g.rank(x)) or not g.out.dtype.is_floating_point:  # engines have no Gemm of integers
+        product = matmul(g, x, weight if g.rank(weight) == 1 else g.transpose(weight, [1, 0]))
         return product if bias is None else g.Add(product, bias)
     rows: Dim = 1
     for dim in g.dims(x)[:-1]:

@@ -145,9 +145,11 @@ def _extreme(g: Builder, op_type: str, x: Value, dim: Axes, keepdim: bool) -> Va
         wide = g.Cast(x, dtype=ir.DataType.INT32)
         return g.cast(_reduce(g, op_type, wide, dim, keepdim), torch.bool)
     found = _reduce_some(g, op_type, x, dim, keepdim)
-    if not g.dtype(x).is_floating_point or found is x:
-        return found
-    # Engines skip NaN; torch passes it on.
+    return found if not g.dtype(x).is_floating_point or found is x else _with_nan(g, found, x, dim, keepdim)
+
+
+def _with_nan(g: Builder, found: Value, x: Value, dim: Axes, keepdim: bool) -> Value:
+    """NaN where an element is NaN: engines skip it, torch passes it on."""
     broken = _reduce(g, "ReduceMax", g.Cast(g.IsNaN(x), dtype=ir.DataType.INT32), dim, keepdim)
     return g.Where(g.cast(broken, torch.bool), g.scalar(float("nan"), g.dtype(x)), found)
 
@@ -218,7 +220,9 @@ def std(g: Builder, x: Value, dim: Axes = None, *, correction: float | None = No
 
 @aten("logsumexp")
 def logsumexp(g: Builder, x: Value, dim: Axes, keepdim: bool = False) -> Value:
-    return _reduce(g, "ReduceLogSumExp", g.cast(x, g.out.dtype), dim, keepdim)
+    x = g.cast(x, g.out.dtype)
+    found = _reduce(g, "ReduceLogSumExp", x, dim, keepdim)
+    return found if found is x else _with_nan(g, found, x, dim, keepdim)  # beside an infinity it is skipped
 
 
 def _arg(g: Builder, op_type: str, x: Value, dim: int | None, keepdim: bool) -> Value:

@@ -101,9 +101,13 @@ def _row(x: Number, index: int) -> Number:
     return Number(x.g, x.g.shaped(taken, x.g.dims(x.value)[1:]))
 
 
+_BEYOND_SINGLE = 1e40
+"""An exponent that stands for infinity: what it is multiplied by is finite."""
+
+
 @aten("special_zeta", "special_zeta.self_scalar", "special_zeta.other_scalar")
 def zeta(g: Builder, s: Operand, q: Operand) -> Value:
-    return _zeta(number(g, s), number(g, q)).value
+    return _zeta(number(g, s).at_most(_BEYOND_SINGLE), number(g, q)).value
 
 
 _HIGHEST_DERIVATIVE = 20
@@ -169,8 +173,10 @@ def _i0e(x: Number) -> Number:
 
 
 def _i1e(x: Number) -> Number:
-    w = 1 / (1 + abs(x))
-    return x.at_most(_ENDLESS).at_least(-_ENDLESS) * _I1(w) * w * w.sqrt()
+    size = abs(x)  # of which −0 is 0, as in torch
+    w = 1 / (1 + size)
+    found = size.at_most(_ENDLESS) * _I1(w) * w * w.sqrt()
+    return (-found).where(x < 0, found)
 
 
 @aten("special_i0e")

@@ -1,0 +1,60 @@
+"""Pairs of casts that ONNX Runtime joins although the first one loses something.
+
+Its Cast(Cast(x, int64), int32) of a float is Cast(x, int32), which saturates where the low bits are asked for, and its
+Cast(Cast(x, float), int8) of an int64 or double does not round to single precision.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+_T = ir.DataType
+_NARROW = frozenset({_T.INT32, _T.INT16, _T.INT8, _T.UINT8})
+_LOSES = {
+    _T.DOUBLE: (_T.INT64, _T.FLOAT, _T.FLOAT16, _T.BFLOAT16),
+    _T.FLOAT: (_T.INT64, _T.FLOAT16, _T.BFLOAT16),
+    _T.FLOAT16: (_T.BFLOAT16,),
+    _T.BFLOAT16: (_T.INT64, _T.FLOAT16),
+    _T.INT64: (_T.DOUBLE, _T.FLOAT, _T.FLOAT16, _T.BFLOAT16),
+    _T.INT32: (_T.FLOAT, _T.FLOAT16, _T.BFLOAT16),
+    _T.INT16: (_T.FLOAT16, _T.BFLOAT16),
+}
+"""Source dtypes of the first cast, and the dtypes that do not hold all of their values."""
+
+
+def separate_casts(graph: ir.Graph) -> None:
+    """Insert, in place, a Max of one operand, which copies it, between casts that must not be joined."""
+    for node in list(graph):
+        if _is_cast(node) and _must_stay(node):
+            between = node.inputs[0]
+            assert between is not None
+            if between.dtype == _T.BFLOAT16:  # for which there is no Max
+                to = [ir.AttrInt64("to", int(_T.FLOAT))]
+                between = _inserted(graph, node, ir.Node("", "Cast", [between], to, num_outputs=1), _T.FLOAT)
+            assert between.dtype is not None
+            copy = ir.Node("", "Max", [between], num_outputs=1)
+            node.replace_input_with(0, _inserted(graph, node, copy, between.dtype))
+
+
+def _inserted(graph: ir.Graph, before: ir.Node, made: ir.Node, dtype: ir.DataType) -> ir.Value:
+    """The result of a node that is inserted there, with the sizes of its operand."""
+    source, value = made.inputs[0], made.outputs[0]
+    assert source is not None
+    value.name, value.type = f"{before.outputs[0].name}_{made.op_type.lower()}_between", ir.TensorType(dtype)
+    value.shape, value.meta["dims"] = source.shape, source.meta.get("dims")
+    made.meta["fx"] = before.meta.get("fx")
+    graph.insert_before(before, made)
+    return value
+
+
+def _is_cast(node: ir.Node | None) -> bool:
+    return node is not None and node.op_type == "Cast" and not node.domain
+
+
+def _must_stay(node: ir.Node) -> bool:
+    (between,) = node.inputs
+    inner = None if between is None else between.producer()
+    if between is None or inner is None or not _is_cast(inner) or node.outputs[0].dtype not in _NARROW:
+        return False
+    source = inner.inputs[0]
+    return source is not None and source.dtype is not None and between.dtype in _LOSES.get(source.dtype, ())
