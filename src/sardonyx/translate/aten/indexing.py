@@ -276,6 +276,20 @@ def masked_scatter_backward(g: Builder, grad: Value, mask: Value, sizes: Sequenc
     return g.reshape(g.shaped(g.slice(taken, 0, 0, count), [count]), sizes)
 
 
+@aten("diagonal", "diagonal_copy")
+def diagonal(g: Builder, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+    """Read by position: a sum over a matrix with all but the diagonal masked would carry NaN and infinities to it."""
+    first, second = g.axis(x, dim1), g.axis(x, dim2)
+    rest = [axis for axis in range(g.rank(x)) if axis not in (first, second)]
+    dims, length = g.dims(x), g.like(g.out)[-1]
+    rows = g.transpose(x, [*rest, first, second])
+    line = g.reshape(rows, [*(dims[axis] for axis in rest), count_of([dims[first], dims[second]])])
+    width = dims[second]
+    start = offset if offset >= 0 else -offset * width
+    steps = g.Mul(positions(g, length), g.scalar(g.dim(width + 1), torch.int64))
+    return g.Gather(line, g.shaped(g.Add(steps, g.scalar(start, torch.int64)), [length]), axis=len(rest))
+
+
 @aten("diagonal_scatter")
 def diagonal_scatter(g: Builder, x: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
     first, second = g.axis(x, dim1), g.axis(x, dim2)

@@ -214,26 +214,51 @@ def _adaptive_average(g: Builder, x: Value, spatial: int, size: Sequence[Dim]) -
         source, batched = _batched(g, x, spatial)
         kernel = [int(old) // new for old, new in pairs]
         return _unbatched(g, g.AveragePool(source, kernel_shape=kernel, strides=kernel), batched, g.out)
+    total = g.cast(x, dtypes.summing(g.dtype(x)))
     for axis, (old, new) in enumerate(pairs, g.rank(x) - spatial):
         if old != new:
-            x = along(g, x, axis, _averages(g, old, new, g.dtype(x)))
-    return x
+            total = g.Div(_window_sums(g, total, axis, new), _window_sizes(g, total, axis, old, new))
+    return g.cast(total, g.dtype(x))
 
 
 def _adaptive_average_backward(g: Builder, grad: Value, x: Value, spatial: int) -> Value:
-    first = g.rank(x) - spatial
-    for axis in range(first, g.rank(x)):
-        matrix = _averages(g, g.dims(x)[axis], g.dims(grad)[axis], g.dtype(grad))
-        grad = along(g, grad, axis, g.transpose(matrix, [1, 0]))
-    return grad
+    """Each gradient goes in equal shares to its window. Windows that hold an element are adaptive windows, too."""
+    total = g.cast(grad, dtypes.summing(g.dtype(grad)))
+    for axis in range(g.rank(x) - spatial, g.rank(x)):
+        old, new = g.dims(x)[axis], g.dims(grad)[axis]
+        if old != new:
+            total = _window_sums(g, g.Div(total, _window_sizes(g, total, axis, old, new)), axis, old)
+    return g.cast(total, g.dtype(grad))
 
 
-def _averages(g: Builder, old: Dim, new: Dim, dtype: torch.dtype) -> Value:
-    """Adaptive averaging of a line, as a matrix: for each element its share of each result."""
+def _window_sizes(g: Builder, x: Value, axis: int, old: Dim, new: Dim) -> Value:
+    """How many elements each adaptive window has, so that it broadcasts along an axis of `x`."""
     starts, ends = _edges(g, old, new)
-    place = g.unsqueeze(positions(g, old), [1])
-    inside = g.And(g.GreaterOrEqual(place, starts), g.Less(place, ends))
-    return g.Div(g.cast(inside, dtype), g.cast(g.Sub(ends, starts), dtype))
+    return g.unsqueeze(g.cast(g.Sub(ends, starts), g.dtype(x)), range(1, g.rank(x) - axis))
+
+
+def _window_sums(g: Builder, x: Value, axis: int, new: Dim) -> Value:
+    """The sum of each adaptive window along an axis.
+
+    Windows are gathered: a product with a matrix of zeros and ones would carry NaN and infinities into all windows.
+    """
+    dims = list(g.dims(x))
+    starts, ends = _edges(g, dims[axis], new)
+    width = _widest(g, dims[axis], new)
+    cells = g.Add(g.unsqueeze(starts, [1]), positions(g, width))
+    last = g.Sub(g.unsqueeze(ends, [1]), g.ints([1]))
+    windows = [*dims[:axis], new, width, *dims[axis + 1 :]]
+    taken = g.shaped(g.Gather(x, g.Min(cells, last), axis=axis), windows)
+    inside = g.unsqueeze(g.LessOrEqual(cells, last), range(2, g.rank(x) - axis + 1))
+    kept = g.shaped(g.Where(inside, taken, g.scalar(0, g.dtype(x))), windows)
+    return g.shaped(g.ReduceSum(kept, g.ints([axis + 1]), keepdims=0), [*dims[:axis], new, *dims[axis + 1 :]])
+
+
+def _widest(g: Builder, old: Dim, new: Dim) -> Dim:
+    """As many elements as the largest adaptive window has, or more where sizes are symbolic."""
+    if isinstance(old, int) and isinstance(new, int):
+        return int(max((-((i + 1) * old // -new) - i * old // new for i in range(new)), default=0))
+    return g.dim(old) if new == 1 else g.dim(FloorDiv(sympy.sympify(old + new - 1), new) + 1)
 
 
 def _edges(g: Builder, old: Dim, new: Dim) -> tuple[Value, Value]:
@@ -246,23 +271,13 @@ def _edges(g: Builder, old: Dim, new: Dim) -> tuple[Value, Value]:
     return g.Div(g.Mul(place, size), count), g.Div(beyond, count)
 
 
-def along(g: Builder, x: Value, axis: int, matrix: Value) -> Value:
-    """Every line along an axis times a matrix: how a linear map of one axis is applied."""
-    rank = g.rank(x)
-    order = [*(i for i in range(rank) if i != axis), axis]
-    dims = g.dims(x)
-    line = g.MatMul(g.transpose(x, order), matrix)
-    g.shaped(line, [dims[i] for i in order[:-1]] + [g.dims(matrix)[1]])
-    return g.transpose(line, [order.index(i) for i in range(rank)])
-
-
 def _adaptive_max(g: Builder, x: Value, spatial: int, output_size: Any) -> tuple[Value, Value]:
     """Each window's elements side by side, the short ones filled with their last."""
     sides, size = g.dims(x)[-spatial:], each(output_size, spatial)
     cells = g.scalar(0, torch.int64)
     widths = []
     for axis, (old, new) in enumerate(zip(sides, size, strict=True)):
-        width = g.dim(old) if new == 1 else g.dim(FloorDiv(sympy.sympify(old + new - 1), new) + 1)
+        width = _widest(g, old, new)
         starts, ends = (g.unsqueeze(edge, [1]) for edge in _edges(g, old, new))
         cell = g.Min(g.Add(starts, positions(g, width)), g.Sub(ends, g.ints([1])))
         cell = g.Mul(cell, g.scalar(count_of(sides[axis + 1 :]), torch.int64))
