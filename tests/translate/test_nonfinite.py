@@ -106,3 +106,52 @@ def test_gradients_of_antialiased_images() -> None:
     ways = product(("bilinear", "bicubic"), ((3, 4), (20, 9)))
     functions = [partial(F.interpolate, size=size, mode=mode, antialias=True) for mode, size in ways]
     gradients_spread_as_in_eager(functions, torch.randn(1, 2, 11, 13), 0, 13, 23)
+
+
+def largest(x: Tensor) -> list[Any]:
+    planes = [F.max_pool2d(x, 3, 2, 1), F.max_pool2d(x, 2, 1, dilation=2), F.max_pool2d(x, 2, ceil_mode=True)]
+    indexed = [*F.max_pool2d(x, 3, 2, 1, return_indices=True), *F.max_pool3d(x, 2, return_indices=True)]
+    return [F.max_pool1d(x[0], 3), *planes, *indexed, F.max_pool3d(x[None], 2, 1)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_the_largest_of_windows_that_hold_a_nan(dtype: torch.dtype) -> None:
+    x = torch.randn(2, 4, 9, 8, dtype=dtype)
+    x.view(-1)[[0, 13, 14, 100, 171, 287, 300, 575]] = float("nan")
+    x.view(-1)[[30, 31]] = float("inf")
+    x[1, 2] = float("-inf")
+    spreads_as_in_eager(largest, x)
+
+
+def test_gradients_go_to_the_last_nan_of_a_window() -> None:
+    x = torch.randn(1, 2, 9, 8)
+    x.view(-1)[[0, 13, 14, 100, 143]] = float("nan")
+    pools = [partial(F.max_pool2d, kernel_size=3, stride=2), partial(F.max_pool2d, kernel_size=2)]
+    gradients_spread_as_in_eager(pools, x, 0)
+
+
+def test_attention_of_rows_without_them() -> None:
+    def attention(*args: Tensor) -> list[Tensor]:
+        q, k, v = args
+        mask = torch.ones(5, 5, dtype=torch.bool).tril()
+        options: list[dict[str, Any]] = [{}, {"is_causal": True}, {"attn_mask": mask}]
+        return [F.scaled_dot_product_attention(q, k, v, **given) for given in options]
+
+    whole = [torch.randn(2, 5, 8) for _ in range(3)]
+    for spoil in range(3):
+        spreads_as_in_eager(attention, *(spoiled(x, 19, 45) if i == spoil else x for i, x in enumerate(whole)))
+
+
+def test_a_row_of_nan_and_negative_infinity_is_not_an_empty_one() -> None:
+    x = torch.full((4, 3), float("-inf"))
+    x[1, 0] = x[2, 2] = float("nan")
+    x[3, 1] = 2.0
+    spreads_as_in_eager(lambda x: torch.ops.aten._safe_softmax(x, -1), x)
+
+
+def test_distances_of_points_without_them() -> None:
+    def distances(x: Tensor, y: Tensor) -> list[Tensor]:
+        norms = (0.0, 0.5, 1.0, 2.0, 3.0)  # with infinity, torch passes over NaN or does not, by its place
+        return [torch.cdist(x, y, p) for p in norms] + [F.pdist(x, p) for p in norms]
+
+    spreads_as_in_eager(distances, spoiled(torch.randn(5, 3), 1, 7, 9), torch.randn(4, 3))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -52,18 +52,43 @@ def _max_pool(
         "dilations": each(dilation, spatial),
         "ceil_mode": int(ceil),
     }
+    dims = [*(() if batched else (1,)), *dims_of(like)]
+    last = _last_nan(g, source, spatial, indices, dims, attributes) if g.dtype(x).is_floating_point else None
     if not indices:
-        return _unbatched(g, g.MaxPool(source, **attributes), batched, like), None
+        y = g.shaped(g.MaxPool(source, **attributes), dims)
+        return _unbatched(g, _broken(g, y, last), batched, like), None
     y, index = g.several("MaxPool", 2, [source], **attributes)
     index.type = ir.TensorType(ir.DataType.INT64)
-    for result in (y, index):
-        g.shaped(result, [*(() if batched else (1,)), *dims_of(like)])
-    return _unbatched(g, y, batched, like), _plane_index(g, source, index, spatial, batched, like)
+    places = g.Sub(g.shaped(index, dims), _plane_starts(g, source, spatial))
+    if last is not None:
+        places = g.Where(_exists(g, last), g.cast(g.Sub(last, g.scalar(1, g.dtype(last))), torch.int64), places)
+    return _unbatched(g, _broken(g, g.shaped(y, dims), last), batched, like), _unbatched(g, places, batched, like)
 
 
-def _plane_index(g: Builder, x: Value, index: Value, spatial: int, batched: bool, like: torch.Tensor) -> Value:
-    """ONNX counts positions over the whole tensor, torch within one plane."""
-    return _unbatched(g, g.Sub(index, _plane_starts(g, x, spatial)), batched, like)
+def _last_nan(
+    g: Builder, x: Value, spatial: int, indices: bool, dims: Sequence[Dim], attributes: dict[str, Any]
+) -> Value:
+    """For each window one more than the place of its last NaN within the plane, or just one without `indices`.
+
+    Zero where there is none. Engines skip NaN; torch passes it on, with the place of the last.
+    """
+    sides = g.dims(x)[-spatial:]
+    dtype = torch.float64 if indices else torch.float32  # every place is a number of double precision
+    missing = g.IsNaN(x)
+    marked = g.cast(missing, dtype)
+    if indices:
+        place = g.reshape(g.cast(positions(g, count_of(sides)), dtype), sides)
+        marked = g.shaped(g.Where(missing, g.Add(place, g.scalar(1, dtype)), g.scalar(0, dtype)), g.dims(x))
+    return g.shaped(g.MaxPool(marked, **attributes), dims)
+
+
+def _exists(g: Builder, last: Value) -> Value:
+    return g.Greater(last, g.scalar(0, g.dtype(last)))
+
+
+def _broken(g: Builder, y: Value, last: Value | None) -> Value:
+    """NaN for windows that hold one."""
+    return y if last is None else g.Where(_exists(g, last), g.scalar(math.nan, g.dtype(y)), y)
 
 
 def _plane_starts(g: Builder, x: Value, spatial: int) -> Value:
@@ -105,7 +130,7 @@ def _sums(g: Builder, x: Value, out: Sequence[Dim], kernel: list[int], stride: l
     for axis, size in enumerate(out, 2):
         if not isinstance(size, int):
             mean = g.slice(mean, axis, 0, size)
-    return g.Mul(g.shaped(mean, [*g.dims(x)[:2], *out]), g.scalar(prod(kernel), g.dtype(x)))
+    return g.Mul(g.shaped(mean, [*g.dims(x)[:2], *out]), g.scalar(math.prod(kernel), g.dtype(x)))
 
 
 def _average_by_count(
