@@ -263,6 +263,19 @@ def masked_select(g: Builder, x: Value, mask: Value) -> Value:
     return g.cast(g.Compress(flat(g, g.expand(given, shape)), flat(g, g.expand(mask, shape)), axis=0), g.dtype(x))
 
 
+@aten("masked_scatter")
+def masked_scatter(g: Builder, x: Value, mask: Value, source: Value) -> Value:
+    """The elements of `source` in their order at the marked places."""
+    shape = broadcast(g.dims(x), g.dims(mask))
+    if 0 in (*shape, *g.dims(source)):
+        return g.expand(x, shape)
+    marked = g.expand(mask, shape)
+    counted = g.CumSum(g.cast(flat(g, marked), torch.int64), g.scalar(0, torch.int64))
+    rank_of_place = g.Max(g.Sub(counted, g.scalar(1, torch.int64)), g.scalar(0, torch.int64))
+    taken = g.shaped(g.Gather(flat(g, source), rank_of_place, axis=0), [count_of(shape)])
+    return g.shaped(g.Where(marked, g.reshape(taken, shape), x), shape)
+
+
 @aten("masked_scatter_backward")
 def masked_scatter_backward(g: Builder, grad: Value, mask: Value, sizes: Sequence[Dim]) -> Value:
     """What was put at the marked places, in their order, and zeros for what was not used."""
