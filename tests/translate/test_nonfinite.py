@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
+
+import sardonyx
 
 from .agreement import onnx
 
@@ -100,6 +102,25 @@ def test_antialiased_images() -> None:
         return [F.interpolate(x, size=size, mode=mode, antialias=True) for mode, size in ways]
 
     spreads_as_in_eager(resized, spoiled(torch.randn(1, 2, 11, 13), 0, 60, 200))
+
+
+class Resized(nn.Module):
+    """Images and volumes of which some axes keep their sizes."""
+
+    def forward(self, x: Tensor, volume: Tensor) -> list[Tensor]:
+        planes = [F.interpolate(x, size=size, mode="bilinear") for size in ((3, 4), (7, 8), (14, 8), (7, 20))]
+        volumes = [F.interpolate(volume, size=size, mode="trilinear") for size in ((3, 4, 5), (6, 7, 8), (5, 14, 16))]
+        return [
+            *planes,
+            *volumes,
+            F.interpolate(x[0], size=8, mode="linear"),
+            F.interpolate(x[0], size=11, mode="linear"),
+        ]
+
+
+def test_linear_images_in_an_exported_program() -> None:
+    args = (spoiled(torch.randn(1, 2, 7, 8), 57, 3, 100), spoiled(torch.randn(1, 2, 5, 7, 8), 57, 3, 400))
+    _compare(sardonyx.export(Resized().eval(), args)(*args), Resized()(*args))
 
 
 def test_gradients_of_antialiased_images() -> None:

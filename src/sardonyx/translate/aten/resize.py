@@ -11,6 +11,7 @@ import onnx_ir as ir
 import torch
 
 from sardonyx.translate import dtypes
+from sardonyx.translate.aten.indexing import count_of
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.sizes import Dim, Dims
@@ -19,19 +20,23 @@ from sardonyx.translate.table import aten
 Value = ir.Value
 
 
-def _resize(g: Builder, x: Value, mode: str, align_corners: bool | None, scales: Sequence[float | None]) -> Value:
+def _resize(
+    g: Builder, x: Value, mode: str, align_corners: bool | None, scales: Sequence[float | None], size: Dims
+) -> Value:
+    """`x` with its axes after the second of other sizes."""
     if mode == "nearest":
         transform: str | None = "asymmetric"
     else:
         transform = "align_corners" if align_corners else "half_pixel" if mode == "cubic" else "pytorch_half_pixel"
     if any(scale is not None for scale in scales):
         # torch maps positions by the given scale, not by the ratio of the sizes: say it to ONNX in the same way.
-        arguments: tuple[Value | None, ...] = (x, None, g.constant(_factors(g.dims(x), g.like(g.out), scales)))
+        factors = map(_factor, g.dims(x)[2:], size, _used(g.dims(x)[2:], size, scales) if mode == "nearest" else scales)
+        sizes: tuple[Value | None, ...] = (g.constant(np.array([1.0, 1.0, *factors], dtype=np.float32)),)
     else:
-        arguments = (x, None, None, g.shape_value(g.like(g.out)))
+        sizes = (None, g.shape_value([*g.dims(x)[:2], *size]))
     return g.node(
         "Resize",
-        arguments,
+        (x, None, *sizes),
         mode=mode,
         coordinate_transformation_mode=transform,
         nearest_mode="floor" if mode == "nearest" else None,
@@ -39,9 +44,9 @@ def _resize(g: Builder, x: Value, mode: str, align_corners: bool | None, scales:
     )
 
 
-def _factors(old: Dims, new: Dims, scales: Sequence[float | None]) -> np.ndarray:
-    """The factor of each axis, if ONNX will make the sizes of them that torch has."""
-    return np.array([1.0, 1.0, *map(_factor, old[2:], new[2:], scales)], dtype=np.float32)
+def _used(old: Dims, new: Dims, scales: Sequence[float | None]) -> list[float | None]:
+    """The scales by which torch finds the nearest elements: it has none for axes of the same or of twice the size."""
+    return [None if after in (before, 2 * before) else s for before, after, s in zip(old, new, scales, strict=True)]
 
 
 def _factor(old: Dim, new: Dim, scale: float | None) -> float:
@@ -54,27 +59,52 @@ def _factor(old: Dim, new: Dim, scale: float | None) -> float:
     return factor
 
 
+def _linear(g: Builder, x: Value, align_corners: bool, scales: Sequence[float | None]) -> Value:
+    """Axes of the same size are copied, as torch does whatever the scale; the others are moved behind them.
+
+    One axis alone gets another of size one: ONNX Runtime takes a line and its channels for an image, and reads the
+    next channel with a weight of zero, which carries NaN and infinities over.
+    """
+    old, new, rank = g.dims(x), g.like(g.out), g.rank(x)
+    same = [axis for axis in range(2, rank) if old[axis] == new[axis]]
+    moved = [axis for axis in range(2, rank) if axis not in same]
+    if not moved:
+        return x
+    if not same and len(moved) > 1:
+        return _resize(g, x, "linear", align_corners, scales, new[2:])
+    order, alone = [0, 1, *same, *moved], len(moved) == 1
+    lead = [old[0], count_of([old[axis] for axis in (1, *same)])]
+    lines = g.reshape(g.transpose(x, order), [*lead, *[1] * alone, *(old[axis] for axis in moved)])
+    size = (*[1] * alone, *(new[axis] for axis in moved))
+    chosen = [*[None] * alone, *(scales[axis - 2] for axis in moved)] if scales else []
+    y = g.shaped(_resize(g, lines, "linear", align_corners, chosen, size), [*lead, *size])
+    return g.transpose(g.reshape(y, [new[axis] for axis in order]), [order.index(axis) for axis in range(rank)])
+
+
 _EXACT_FRACTION = 64
 """Products of sizes and of multiples of 1/64 are exact in single precision for all images there are."""
 
 
 @aten("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")
 def upsample_nearest(g: Builder, x: Value, size: Sequence[Dim], *scales: float | None) -> Value:
-    return _resize(g, x, "nearest", None, scales)
+    return _resize(g, x, "nearest", None, scales, g.like(g.out)[2:])
 
 
 @aten("upsample_bilinear2d", "upsample_linear1d", "upsample_trilinear3d")
 def upsample_linear(g: Builder, x: Value, size: Sequence[Dim], align_corners: bool, *scales: float | None) -> Value:
     if g.dtype(x) == torch.uint8 and g.rank(x) == 4:
         return _bytes_resized(g, x, "upsample_bilinear2d", align_corners, scales)
-    return _resize(g, x, "linear", align_corners, scales)
+    return _linear(g, x, align_corners, scales)
 
 
 @aten("upsample_bicubic2d")
 def upsample_bicubic(g: Builder, x: Value, size: Sequence[Dim], align_corners: bool, *scales: float | None) -> Value:
     if g.dtype(x) == torch.uint8:
         return _bytes_resized(g, x, "upsample_bicubic2d", align_corners, scales)
-    return _resize(g, x, "cubic", align_corners, scales)
+    if g.dims(x) == g.like(g.out) and not align_corners and any(scale not in (None, 1) for scale in scales):
+        # A scale that leaves all sizes as they are moves positions, but ONNX Runtime would copy the image.
+        return _resampled(g, x, _matrices("upsample_bicubic2d", g.dims(x), g.dims(x), False, scales))
+    return _resize(g, x, "cubic", align_corners, scales, g.like(g.out)[2:])
 
 
 @aten("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
