@@ -177,10 +177,14 @@ def _random_difference(
 
 
 def _without_infinities(leaf: Any) -> Any:
-    """NaN for infinities: which of them a sum of products with infinities gives depends on its order."""
-    if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+    """NaN for infinities: which of them a sum of products with infinities gives depends on its order.
+
+    For complex numbers so does which of the two parts it is.
+    """
+    if not isinstance(leaf, torch.Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
         return leaf
-    return torch.where(leaf.isinf(), torch.full_like(leaf, float("nan")), leaf)
+    broken = complex("nan+nanj") if leaf.is_complex() else float("nan")
+    return torch.where(leaf.isfinite(), leaf, torch.full_like(leaf, broken))
 
 
 def _without_ties(sample: Any, result: Any) -> Any:
@@ -272,7 +276,9 @@ def _as_near(truth: torch.Tensor, expected: torch.Tensor, actual: torch.Tensor) 
     ours, theirs = ((_widened(t) - truth).abs() for t in (actual, expected))
     rtol, atol = TOLERANCE[expected.dtype]
     close = ours <= 2 * theirs + atol + rtol * truth.abs()
-    same = (truth == actual) | (truth.isnan() & actual.isnan())
+    # Half-precision kernels of torch give NaN for some numbers, and infinities were made NaN in both results.
+    close |= expected.isnan() & (ours <= atol + rtol * truth.abs())
+    same = (truth == actual) | (~truth.isfinite() & actual.isnan() & (truth.isnan() | expected.isnan()))
     return bool((close | same).all())
 
 

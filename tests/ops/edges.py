@@ -25,6 +25,9 @@ COUNTS_OR_INDICES = frozenset({"bincount", "nn.functional.one_hot", "unravel_ind
 TRAPS = frozenset({"lcm"})
 """Operators on which torch itself ends the process at the edges of integers."""
 
+SORTS_BY_LESS = frozenset({"mode"})
+"""Operators that torch computes by a sort that knows no NaN: their results depend on its place."""
+
 DIVISIONS = frozenset({"div", "floor_divide", "remainder", "fmod", "__rmod__"})
 
 
@@ -117,6 +120,8 @@ def _with_edges(op: Any, dtype: torch.dtype) -> Iterator[Any]:
     Of integers, only those of the first operand: others may be indices.
     """
     values = _without_limits(edge_values(dtype))
+    if op.name in SORTS_BY_LESS:
+        values = values[values == values]
 
     def replaced(leaf: Any) -> Any:
         return _sprinkled(leaf, values) if _is_strided(leaf, dtype) else leaf
