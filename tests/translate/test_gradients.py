@@ -111,3 +111,13 @@ def test_rows_add_up_where_threads_meet() -> None:
             same_gradients(lambda w: F.embedding(index, w).sin(), torch.randn(2, 256))
     finally:
         torch.set_num_threads(1)
+
+
+def test_layer_norm_over_a_size_of_zero() -> None:
+    x = torch.randn(2, 3, 0)
+
+    def normal(x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, (3, 0))
+
+    expected, actual = gradients(normal, x), gradients(onnx(normal), x)
+    assert [g.shape for g in actual] == [g.shape for g in expected] == [x.shape]

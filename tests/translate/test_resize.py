@@ -53,3 +53,15 @@ def test_bytes_of_symbolic_sizes_stay_in_torch() -> None:
         for x in (image(1, 3, 12, 14), image(1, 3, 20, 18)):
             torch.testing.assert_close(compiled(x), half(x))
     assert {fallback.operator for fallback in report.fallbacks} == {"aten.upsample_bicubic2d.default"}
+
+
+def test_scales_that_leave_a_size_as_it_is() -> None:
+    class Scaled(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            ways = product(("bilinear", "bicubic", "nearest"), (1.05, (1.05, 2.05), (1.7, 1.05)))
+            return tuple(F.interpolate(x, scale_factor=scale, mode=mode) for mode, scale in ways)
+
+    x = torch.randn(1, 2, 10, 10)
+    program = sardonyx.export(Scaled().eval(), (x,))
+    for ours, eager in zip(program(x), Scaled()(x), strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-4)

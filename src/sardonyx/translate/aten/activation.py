@@ -199,6 +199,7 @@ def safe_softmax(g: Builder, x: Value, dim: int, dtype: torch.dtype | None = Non
 def softmax_or_zero(g: Builder, x: Value, dim: int = -1) -> Value:
     """Softmax, and zero where all is −∞: nothing to attend to."""
     dtype = g.dtype(x)
-    largest = g.ReduceMax(x, g.ints([g.axis(x, dim)]), keepdims=1) if g.rank(x) else x
-    empty = g.Equal(largest, g.scalar(-math.inf, dtype))
+    nothing, axes = g.scalar(-math.inf, dtype), g.ints([g.axis(x, dim)] if g.rank(x) else [])
+    largest, total = (g.ReduceMax(x, axes, keepdims=1), g.ReduceSum(x, axes, keepdims=1)) if g.rank(x) else (x, x)
+    empty = g.And(g.Equal(largest, nothing), g.Equal(total, nothing))  # the largest alone passes over NaN
     return g.Where(empty, g.scalar(0, dtype), _softmax(g, "Softmax", x, dim, dtype))

@@ -64,8 +64,8 @@ def _composed(g: Builder, q: Value, k: Value, v: Value, mask: Value | None, caus
         ones = g.expand(g.scalar(1, torch.int64), sizes[-2:])
         mask = g.cast(g.Trilu(ones, upper=0), torch.bool)
     if mask is not None and g.dtype(mask) == torch.bool:
-        scores = g.Where(mask, scores, g.scalar(-math.inf, dtype))
-    elif mask is not None:
+        mask = g.Where(mask, g.scalar(0, dtype), g.scalar(-math.inf, dtype))
+    if mask is not None:  # added, as torch does: NaN and infinities are not hidden by it
         scores = g.Add(scores, mask)
     g.shaped(scores, sizes)
     weights = g.Softmax(scores, axis=-1) if mask is None else softmax_or_zero(g, scores)

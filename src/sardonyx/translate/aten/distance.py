@@ -30,7 +30,15 @@ def cdist(g: Builder, x: Value, y: Value, p: float, compute_mode: int | None) ->
     large = any(isinstance(n, int) and n > _PAIRS_ONE_BY_ONE for n in rows)
     if p == 2 and (compute_mode == 1 or (large and compute_mode in (None, 0))):
         return _distances_by_products(g, x, y)
-    return linalg_vector_norm(g, _differences(g, x, y), p, [-1])
+    return _norm(g, _differences(g, x, y), p)
+
+
+def _norm(g: Builder, difference: Value, p: float) -> Value:
+    """The length of each difference; counted with p = 0, which takes NaN for NaN, unlike torch's norm."""
+    if p:
+        return linalg_vector_norm(g, difference, p, [-1])
+    differs = g.cast(g.Not(g.Equal(difference, g.scalar(0, g.out.dtype))), g.out.dtype)
+    return g.ReduceSum(g.Where(g.IsNaN(difference), difference, differs), g.ints([-1]), keepdims=0)
 
 
 def _differences(g: Builder, x: Value, y: Value) -> Value:
@@ -77,7 +85,7 @@ def _slopes(g: Builder, grad: Value, difference: Value, p: float, distances: Val
 
 @aten("_pdist_forward")
 def pdist(g: Builder, x: Value, p: float = 2) -> Value:
-    return linalg_vector_norm(g, g.Sub(*_ends(g, x, _pairs(g, x))), p, [-1])
+    return _norm(g, g.Sub(*_ends(g, x, _pairs(g, x))), p)
 
 
 @aten("_pdist_backward")

@@ -263,6 +263,19 @@ def masked_select(g: Builder, x: Value, mask: Value) -> Value:
     return g.cast(g.Compress(flat(g, g.expand(given, shape)), flat(g, g.expand(mask, shape)), axis=0), g.dtype(x))
 
 
+@aten("masked_scatter")
+def masked_scatter(g: Builder, x: Value, mask: Value, source: Value) -> Value:
+    """The elements of `source` in their order at the marked places."""
+    shape = broadcast(g.dims(x), g.dims(mask))
+    if 0 in (*shape, *g.dims(source)):
+        return g.expand(x, shape)
+    marked = g.expand(mask, shape)
+    counted = g.CumSum(g.cast(flat(g, marked), torch.int64), g.scalar(0, torch.int64))
+    rank_of_place = g.Max(g.Sub(counted, g.scalar(1, torch.int64)), g.scalar(0, torch.int64))
+    taken = g.shaped(g.Gather(flat(g, source), rank_of_place, axis=0), [count_of(shape)])
+    return g.shaped(g.Where(marked, g.reshape(taken, shape), x), shape)
+
+
 @aten("masked_scatter_backward")
 def masked_scatter_backward(g: Builder, grad: Value, mask: Value, sizes: Sequence[Dim]) -> Value:
     """What was put at the marked places, in their order, and zeros for what was not used."""
@@ -274,6 +287,20 @@ def masked_scatter_backward(g: Builder, grad: Value, mask: Value, sizes: Sequenc
         g.expand(g.scalar(0, g.dtype(grad)), [count + 1]), g.Where(marked, rank_of_place, spare), flat(g, grad), axis=0
     )
     return g.reshape(g.shaped(g.slice(taken, 0, 0, count), [count]), sizes)
+
+
+@aten("diagonal", "diagonal_copy")
+def diagonal(g: Builder, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+    """Read by position: a sum over a matrix with all but the diagonal masked would carry NaN and infinities to it."""
+    first, second = g.axis(x, dim1), g.axis(x, dim2)
+    rest = [axis for axis in range(g.rank(x)) if axis not in (first, second)]
+    dims, length = g.dims(x), g.like(g.out)[-1]
+    rows = g.transpose(x, [*rest, first, second])
+    line = g.reshape(rows, [*(dims[axis] for axis in rest), count_of([dims[first], dims[second]])])
+    width = dims[second]
+    start = offset if offset >= 0 else -offset * width
+    steps = g.Mul(positions(g, length), g.scalar(g.dim(width + 1), torch.int64))
+    return g.Gather(line, g.shaped(g.Add(steps, g.scalar(start, torch.int64)), [length]), axis=len(rest))
 
 
 @aten("diagonal_scatter")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -23,6 +24,10 @@ def native_layer_norm(
     g: Builder, x: Value, shape: Sequence[Dim], weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, Value, Value]:
     axis = -len(shape)
+    if 0 in shape:  # engines refuse it; torch has a mean of zero and no deviation
+        kept = [*g.dims(x)[:axis], *[1] * len(shape)]
+        mean, rstd = (g.expand(g.scalar(number, g.dtype(x)), kept) for number in (0, math.nan))
+        return x, mean, rstd
     if weight is None:
         weight = g.expand(g.scalar(1, g.dtype(x)), list(shape))
     if not (g.reads_output(1) or g.reads_output(2)):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -52,18 +52,43 @@ def _max_pool(
         "dilations": each(dilation, spatial),
         "ceil_mode": int(ceil),
     }
+    dims = [*(() if batched else (1,)), *dims_of(like)]
+    last = _last_nan(g, source, spatial, indices, dims, attributes) if g.dtype(x).is_floating_point else None
     if not indices:
-        return _unbatched(g, g.MaxPool(source, **attributes), batched, like), None
+        y = g.shaped(g.MaxPool(source, **attributes), dims)
+        return _unbatched(g, _broken(g, y, last), batched, like), None
     y, index = g.several("MaxPool", 2, [source], **attributes)
     index.type = ir.TensorType(ir.DataType.INT64)
-    for result in (y, index):
-        g.shaped(result, [*(() if batched else (1,)), *dims_of(like)])
-    return _unbatched(g, y, batched, like), _plane_index(g, source, index, spatial, batched, like)
+    places = g.Sub(g.shaped(index, dims), _plane_starts(g, source, spatial))
+    if last is not None:
+        places = g.Where(_exists(g, last), g.cast(g.Sub(last, g.scalar(1, g.dtype(last))), torch.int64), places)
+    return _unbatched(g, _broken(g, g.shaped(y, dims), last), batched, like), _unbatched(g, places, batched, like)
 
 
-def _plane_index(g: Builder, x: Value, index: Value, spatial: int, batched: bool, like: torch.Tensor) -> Value:
-    """ONNX counts positions over the whole tensor, torch within one plane."""
-    return _unbatched(g, g.Sub(index, _plane_starts(g, x, spatial)), batched, like)
+def _last_nan(
+    g: Builder, x: Value, spatial: int, indices: bool, dims: Sequence[Dim], attributes: dict[str, Any]
+) -> Value:
+    """For each window one more than the place of its last NaN within the plane, or just one without `indices`.
+
+    Zero where there is none. Engines skip NaN; torch passes it on, with the place of the last.
+    """
+    sides = g.dims(x)[-spatial:]
+    dtype = torch.float64 if indices else torch.float32  # every place is a number of double precision
+    missing = g.IsNaN(x)
+    marked = g.cast(missing, dtype)
+    if indices:
+        place = g.reshape(g.cast(positions(g, count_of(sides)), dtype), sides)
+        marked = g.shaped(g.Where(missing, g.Add(place, g.scalar(1, dtype)), g.scalar(0, dtype)), g.dims(x))
+    return g.shaped(g.MaxPool(marked, **attributes), dims)
+
+
+def _exists(g: Builder, last: Value) -> Value:
+    return g.Greater(last, g.scalar(0, g.dtype(last)))
+
+
+def _broken(g: Builder, y: Value, last: Value | None) -> Value:
+    """NaN for windows that hold one."""
+    return y if last is None else g.Where(_exists(g, last), g.scalar(math.nan, g.dtype(y)), y)
 
 
 def _plane_starts(g: Builder, x: Value, spatial: int) -> Value:
@@ -105,7 +130,7 @@ def _sums(g: Builder, x: Value, out: Sequence[Dim], kernel: list[int], stride: l
     for axis, size in enumerate(out, 2):
         if not isinstance(size, int):
             mean = g.slice(mean, axis, 0, size)
-    return g.Mul(g.shaped(mean, [*g.dims(x)[:2], *out]), g.scalar(prod(kernel), g.dtype(x)))
+    return g.Mul(g.shaped(mean, [*g.dims(x)[:2], *out]), g.scalar(math.prod(kernel), g.dtype(x)))
 
 
 def _average_by_count(
@@ -214,26 +239,51 @@ def _adaptive_average(g: Builder, x: Value, spatial: int, size: Sequence[Dim]) -
         source, batched = _batched(g, x, spatial)
         kernel = [int(old) // new for old, new in pairs]
         return _unbatched(g, g.AveragePool(source, kernel_shape=kernel, strides=kernel), batched, g.out)
+    total = g.cast(x, dtypes.summing(g.dtype(x)))
     for axis, (old, new) in enumerate(pairs, g.rank(x) - spatial):
         if old != new:
-            x = along(g, x, axis, _averages(g, old, new, g.dtype(x)))
-    return x
+            total = g.Div(_window_sums(g, total, axis, new), _window_sizes(g, total, axis, old, new))
+    return g.cast(total, g.dtype(x))
 
 
 def _adaptive_average_backward(g: Builder, grad: Value, x: Value, spatial: int) -> Value:
-    first = g.rank(x) - spatial
-    for axis in range(first, g.rank(x)):
-        matrix = _averages(g, g.dims(x)[axis], g.dims(grad)[axis], g.dtype(grad))
-        grad = along(g, grad, axis, g.transpose(matrix, [1, 0]))
-    return grad
+    """Each gradient goes in equal shares to its window. Windows that hold an element are adaptive windows, too."""
+    total = g.cast(grad, dtypes.summing(g.dtype(grad)))
+    for axis in range(g.rank(x) - spatial, g.rank(x)):
+        old, new = g.dims(x)[axis], g.dims(grad)[axis]
+        if old != new:
+            total = _window_sums(g, g.Div(total, _window_sizes(g, total, axis, old, new)), axis, old)
+    return g.cast(total, g.dtype(grad))
 
 
-def _averages(g: Builder, old: Dim, new: Dim, dtype: torch.dtype) -> Value:
-    """Adaptive averaging of a line, as a matrix: for each element its share of each result."""
+def _window_sizes(g: Builder, x: Value, axis: int, old: Dim, new: Dim) -> Value:
+    """How many elements each adaptive window has, so that it broadcasts along an axis of `x`."""
     starts, ends = _edges(g, old, new)
-    place = g.unsqueeze(positions(g, old), [1])
-    inside = g.And(g.GreaterOrEqual(place, starts), g.Less(place, ends))
-    return g.Div(g.cast(inside, dtype), g.cast(g.Sub(ends, starts), dtype))
+    return g.unsqueeze(g.cast(g.Sub(ends, starts), g.dtype(x)), range(1, g.rank(x) - axis))
+
+
+def _window_sums(g: Builder, x: Value, axis: int, new: Dim) -> Value:
+    """The sum of each adaptive window along an axis.
+
+    Windows are gathered: a product with a matrix of zeros and ones would carry NaN and infinities into all windows.
+    """
+    dims = list(g.dims(x))
+    starts, ends = _edges(g, dims[axis], new)
+    width = _widest(g, dims[axis], new)
+    cells = g.Add(g.unsqueeze(starts, [1]), positions(g, width))
+    last = g.Sub(g.unsqueeze(ends, [1]), g.ints([1]))
+    windows = [*dims[:axis], new, width, *dims[axis + 1 :]]
+    taken = g.shaped(g.Gather(x, g.Min(cells, last), axis=axis), windows)
+    inside = g.unsqueeze(g.LessOrEqual(cells, last), range(2, g.rank(x) - axis + 1))
+    kept = g.shaped(g.Where(inside, taken, g.scalar(0, g.dtype(x))), windows)
+    return g.shaped(g.ReduceSum(kept, g.ints([axis + 1]), keepdims=0), [*dims[:axis], new, *dims[axis + 1 :]])
+
+
+def _widest(g: Builder, old: Dim, new: Dim) -> Dim:
+    """As many elements as the largest adaptive window has, or more where sizes are symbolic."""
+    if isinstance(old, int) and isinstance(new, int):
+        return int(max((-((i + 1) * old // -new) - i * old // new for i in range(new)), default=0))
+    return g.dim(old) if new == 1 else g.dim(FloorDiv(sympy.sympify(old + new - 1), new) + 1)
 
 
 def _edges(g: Builder, old: Dim, new: Dim) -> tuple[Value, Value]:
@@ -246,23 +296,13 @@ def _edges(g: Builder, old: Dim, new: Dim) -> tuple[Value, Value]:
     return g.Div(g.Mul(place, size), count), g.Div(beyond, count)
 
 
-def along(g: Builder, x: Value, axis: int, matrix: Value) -> Value:
-    """Every line along an axis times a matrix: how a linear map of one axis is applied."""
-    rank = g.rank(x)
-    order = [*(i for i in range(rank) if i != axis), axis]
-    dims = g.dims(x)
-    line = g.MatMul(g.transpose(x, order), matrix)
-    g.shaped(line, [dims[i] for i in order[:-1]] + [g.dims(matrix)[1]])
-    return g.transpose(line, [order.index(i) for i in range(rank)])
-
-
 def _adaptive_max(g: Builder, x: Value, spatial: int, output_size: Any) -> tuple[Value, Value]:
     """Each window's elements side by side, the short ones filled with their last."""
     sides, size = g.dims(x)[-spatial:], each(output_size, spatial)
     cells = g.scalar(0, torch.int64)
     widths = []
     for axis, (old, new) in enumerate(zip(sides, size, strict=True)):
-        width = g.dim(old) if new == 1 else g.dim(FloorDiv(sympy.sympify(old + new - 1), new) + 1)
+        width = _widest(g, old, new)
         starts, ends = (g.unsqueeze(edge, [1]) for edge in _edges(g, old, new))
         cell = g.Min(g.Add(starts, positions(g, width)), g.Sub(ends, g.ints([1])))
         cell = g.Mul(cell, g.scalar(count_of(sides[axis + 1 :]), torch.int64))

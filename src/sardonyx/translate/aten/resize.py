@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 import torch
 
 from sardonyx.translate import dtypes
-from sardonyx.translate.aten.pooling import along
+from sardonyx.translate.aten.indexing import count_of
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.sizes import Dim, Dims
@@ -18,19 +20,23 @@ from sardonyx.translate.table import aten
 Value = ir.Value
 
 
-def _resize(g: Builder, x: Value, mode: str, align_corners: bool | None, scales: Sequence[float | None]) -> Value:
+def _resize(
+    g: Builder, x: Value, mode: str, align_corners: bool | None, scales: Sequence[float | None], size: Dims
+) -> Value:
+    """`x` with its axes after the second of other sizes."""
     if mode == "nearest":
         transform: str | None = "asymmetric"
     else:
         transform = "align_corners" if align_corners else "half_pixel" if mode == "cubic" else "pytorch_half_pixel"
     if any(scale is not None for scale in scales):
         # torch maps positions by the given scale, not by the ratio of the sizes: say it to ONNX in the same way.
-        arguments: tuple[Value | None, ...] = (x, None, g.constant(_factors(g.dims(x), g.like(g.out), scales)))
+        factors = map(_factor, g.dims(x)[2:], size, _used(g.dims(x)[2:], size, scales) if mode == "nearest" else scales)
+        sizes: tuple[Value | None, ...] = (g.constant(np.array([1.0, 1.0, *factors], dtype=np.float32)),)
     else:
-        arguments = (x, None, None, g.shape_value(g.like(g.out)))
+        sizes = (None, g.shape_value([*g.dims(x)[:2], *size]))
     return g.node(
         "Resize",
-        arguments,
+        (x, None, *sizes),
         mode=mode,
         coordinate_transformation_mode=transform,
         nearest_mode="floor" if mode == "nearest" else None,
@@ -38,9 +44,9 @@ def _resize(g: Builder, x: Value, mode: str, align_corners: bool | None, scales:
     )
 
 
-def _factors(old: Dims, new: Dims, scales: Sequence[float | None]) -> np.ndarray:
-    """The factor of each axis, if ONNX will make the sizes of them that torch has."""
-    return np.array([1.0, 1.0, *map(_factor, old[2:], new[2:], scales)], dtype=np.float32)
+def _used(old: Dims, new: Dims, scales: Sequence[float | None]) -> list[float | None]:
+    """The scales by which torch finds the nearest elements: it has none for axes of the same or of twice the size."""
+    return [None if after in (before, 2 * before) else s for before, after, s in zip(old, new, scales, strict=True)]
 
 
 def _factor(old: Dim, new: Dim, scale: float | None) -> float:
@@ -53,27 +59,52 @@ def _factor(old: Dim, new: Dim, scale: float | None) -> float:
     return factor
 
 
+def _linear(g: Builder, x: Value, align_corners: bool, scales: Sequence[float | None]) -> Value:
+    """Axes of the same size are copied, as torch does whatever the scale; the others are moved behind them.
+
+    One axis alone gets another of size one: ONNX Runtime takes a line and its channels for an image, and reads the
+    next channel with a weight of zero, which carries NaN and infinities over.
+    """
+    old, new, rank = g.dims(x), g.like(g.out), g.rank(x)
+    same = [axis for axis in range(2, rank) if old[axis] == new[axis]]
+    moved = [axis for axis in range(2, rank) if axis not in same]
+    if not moved:
+        return x
+    if not same and len(moved) > 1:
+        return _resize(g, x, "linear", align_corners, scales, new[2:])
+    order, alone = [0, 1, *same, *moved], len(moved) == 1
+    lead = [old[0], count_of([old[axis] for axis in (1, *same)])]
+    lines = g.reshape(g.transpose(x, order), [*lead, *[1] * alone, *(old[axis] for axis in moved)])
+    size = (*[1] * alone, *(new[axis] for axis in moved))
+    chosen = [*[None] * alone, *(scales[axis - 2] for axis in moved)] if scales else []
+    y = g.shaped(_resize(g, lines, "linear", align_corners, chosen, size), [*lead, *size])
+    return g.transpose(g.reshape(y, [new[axis] for axis in order]), [order.index(axis) for axis in range(rank)])
+
+
 _EXACT_FRACTION = 64
 """Products of sizes and of multiples of 1/64 are exact in single precision for all images there are."""
 
 
 @aten("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")
 def upsample_nearest(g: Builder, x: Value, size: Sequence[Dim], *scales: float | None) -> Value:
-    return _resize(g, x, "nearest", None, scales)
+    return _resize(g, x, "nearest", None, scales, g.like(g.out)[2:])
 
 
 @aten("upsample_bilinear2d", "upsample_linear1d", "upsample_trilinear3d")
 def upsample_linear(g: Builder, x: Value, size: Sequence[Dim], align_corners: bool, *scales: float | None) -> Value:
     if g.dtype(x) == torch.uint8 and g.rank(x) == 4:
         return _bytes_resized(g, x, "upsample_bilinear2d", align_corners, scales)
-    return _resize(g, x, "linear", align_corners, scales)
+    return _linear(g, x, align_corners, scales)
 
 
 @aten("upsample_bicubic2d")
 def upsample_bicubic(g: Builder, x: Value, size: Sequence[Dim], align_corners: bool, *scales: float | None) -> Value:
     if g.dtype(x) == torch.uint8:
         return _bytes_resized(g, x, "upsample_bicubic2d", align_corners, scales)
-    return _resize(g, x, "cubic", align_corners, scales)
+    if g.dims(x) == g.like(g.out) and not align_corners and any(scale not in (None, 1) for scale in scales):
+        # A scale that leaves all sizes as they are moves positions, but ONNX Runtime would copy the image.
+        return _resampled(g, x, _matrices("upsample_bicubic2d", g.dims(x), g.dims(x), False, scales))
+    return _resize(g, x, "cubic", align_corners, scales, g.like(g.out)[2:])
 
 
 @aten("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
@@ -100,9 +131,38 @@ def upsample_bicubic_vec(
 # Resizing of an axis as a matrix
 
 
-def _matrices(
-    name: str, old: Dims, new: Dims, align_corners: bool, scales: Sequence[float | None]
-) -> list[torch.Tensor]:
+@dataclass(frozen=True)
+class _Matrix:
+    """How an axis is resized: the weight of each element in each result, and whether torch reads it for that.
+
+    It reads some elements of weight zero, which matter if they are infinite or NaN.
+    """
+
+    weights: torch.Tensor
+    read: torch.Tensor
+
+    @property
+    def transposed(self) -> _Matrix:
+        return _Matrix(self.weights.T, self.read.T)
+
+    @property
+    def taps(self) -> int:
+        """How many elements are read for a result at most."""
+        return int(self.read.sum(0).max())
+
+    def places(self) -> torch.Tensor:
+        """For each tap, the element that each result reads; where it reads fewer, one of those again."""
+        order = self.read.int().argsort(dim=0, descending=True, stable=True)[: self.taps]
+        return torch.where(self.read.gather(0, order), order, order[:1])
+
+    def factors(self) -> torch.Tensor:
+        """The weights of the taps, zero for what an earlier tap has read."""
+        places = self.places()
+        first = torch.ones_like(places[:1], dtype=torch.bool)
+        return self.weights.gather(0, places) * torch.cat([first, places[1:] != places[:1]])
+
+
+def _matrices(name: str, old: Dims, new: Dims, align_corners: bool, scales: Sequence[float | None]) -> list[_Matrix]:
     """For each axis of an image, what torch makes of the unit vectors along it."""
     resize = getattr(torch.ops.aten, name).default
     given = list(scales) or [None, None]
@@ -110,9 +170,13 @@ def _matrices(
     for before, after, scale in zip(old[2:], new[2:], given, strict=True):
         if not isinstance(before, int) or not isinstance(after, int):
             raise Unsupported("resizing of a symbolic size by a matrix")
+        units = torch.eye(before, dtype=torch.float64)
         # Two columns, though one would do: of images of one column, torch 2.13 returns the first row everywhere.
-        units = torch.eye(before, dtype=torch.float64).reshape(1, before, before, 1).repeat(1, 1, 1, 2)
-        found.append(resize(units, [after, 2], align_corners, scale, None)[0, :, :, 0])
+        weights, probed = (
+            resize(lines.reshape(1, before, before, 1).repeat(1, 1, 1, 2), [after, 2], align_corners, scale, None)
+            for lines in (units, units.masked_fill(units > 0, math.nan))
+        )
+        found.append(_Matrix(weights[0, :, :, 0], probed[0, :, :, 0].isnan()))
     return found
 
 
@@ -126,7 +190,7 @@ def _bytes_resized(g: Builder, x: Value, name: str, align_corners: bool, scales:
     matrices = _matrices(name, old, new, align_corners, scales)
     for axis in (3, 2):
         if old[axis] != new[axis]:
-            x = _in_fixed_point(g, x, axis, matrices[axis - 2])
+            x = _in_fixed_point(g, x, axis, matrices[axis - 2].weights)
     return x
 
 
@@ -148,17 +212,46 @@ _MOST_TAPS = 4
 
 def _weighted(g: Builder, x: Value, axis: int, weights: torch.Tensor) -> Value:
     """The integer matrix times each line along an axis: tap by tap where few elements count, as in a cubic curve."""
-    taps = int((weights != 0).sum(0).max())
-    if taps > _MOST_TAPS:
-        return g.cast(along(g, g.cast(x, torch.float64), axis, _constant(g, weights, torch.float64)), torch.int32)
-    places = (weights != 0).int().argsort(dim=0, descending=True, stable=True)[:taps]
-    dims = [weights.shape[1] if i == axis else dim for i, dim in enumerate(g.dims(x))]
-    total = _integer(g, 0)
-    for place, weight in zip(places, weights.gather(0, places), strict=True):
+    matrix = _Matrix(weights, weights != 0)
+    if matrix.taps > _MOST_TAPS:
+        return g.cast(_along(g, g.cast(x, torch.float64), axis, _constant(g, weights, torch.float64)), torch.int32)
+    return _tap_by_tap(g, g.cast(x, torch.int32), axis, matrix)
+
+
+def _tap_by_tap(g: Builder, x: Value, axis: int, matrix: _Matrix) -> Value:
+    """The matrix times each line along an axis, of which only the elements are read that torch reads.
+
+    A product with the whole matrix would carry NaN and infinities to results that do not consist of them.
+    """
+    dtype = g.dtype(x)
+    dims = [matrix.weights.shape[1] if i == axis else dim for i, dim in enumerate(g.dims(x))]
+    total = g.scalar(0, dtype)
+    for place, factor in zip(matrix.places(), matrix.factors(), strict=True):
         taken = g.shaped(g.Gather(x, _constant(g, place, torch.int64), axis=axis), dims)
-        factors = _constant(g, weight.reshape([-1] + [1] * (len(dims) - 1 - axis)), torch.int32)
-        total = g.Add(total, g.Mul(g.cast(taken, torch.int32), factors))
-    return total
+        factors = _constant(g, factor.reshape([-1] + [1] * (len(dims) - 1 - axis)), dtype)
+        total = g.Add(total, g.Mul(taken, factors))
+    return g.shaped(total, dims)
+
+
+def _by_windows(g: Builder, x: Value, axis: int, matrix: _Matrix) -> Value:
+    """The same with an axis of taps, over which a sum is taken."""
+    places, factors, dims = matrix.places().T, matrix.factors().T, g.dims(x)
+    windows = [*dims[:axis], *places.shape, *dims[axis + 1 :]]
+    taken = g.shaped(g.Gather(x, _constant(g, places, torch.int64), axis=axis), windows)
+    spread = factors.reshape([*places.shape] + [1] * (len(dims) - 1 - axis))
+    products = g.shaped(g.Mul(taken, _constant(g, spread, g.dtype(x))), windows)
+    summed = g.ReduceSum(products, g.ints([axis + 1]), keepdims=0)
+    return g.shaped(summed, [*dims[:axis], len(places), *dims[axis + 1 :]])
+
+
+def _along(g: Builder, x: Value, axis: int, matrix: Value) -> Value:
+    """Every line along an axis times a matrix: how a linear map of one axis is applied."""
+    rank = g.rank(x)
+    order = [*(i for i in range(rank) if i != axis), axis]
+    dims = g.dims(x)
+    line = g.MatMul(g.transpose(x, order), matrix)
+    g.shaped(line, [dims[i] for i in order[:-1]] + [g.dims(matrix)[1]])
+    return g.transpose(line, [order.index(i) for i in range(rank)])
 
 
 # Antialiasing
@@ -177,9 +270,7 @@ def _register_antialiased(name: str) -> None:
         scales = [scale_h, scale_w]
         if g.dtype(x) == torch.uint8:
             return _bytes_resized(g, x, name, align_corners, scales)
-        for axis, matrix in enumerate(_matrices(name, g.dims(x), g.like(g.out), align_corners, scales), 2):
-            x = along(g, x, axis, _constant(g, matrix, g.out.dtype))
-        return x
+        return _resampled(g, x, _matrices(name, g.dims(x), g.like(g.out), align_corners, scales))
 
     @aten(f"{name}_backward")
     def antialiased_backward(
@@ -192,9 +283,15 @@ def _register_antialiased(name: str) -> None:
         scale_w: float | None = None,
     ) -> Value:
         there = _matrices(name, tuple(input_size), g.dims(grad), align_corners, [scale_h, scale_w])
-        for axis, matrix in enumerate(there, 2):
-            grad = along(g, grad, axis, g.transpose(_constant(g, matrix, g.out.dtype), [1, 0]))
-        return grad
+        return _resampled(g, grad, [matrix.transposed for matrix in there])
+
+
+def _resampled(g: Builder, x: Value, matrices: Sequence[_Matrix]) -> Value:
+    """An image with each axis multiplied by a matrix."""
+    total = g.cast(x, dtypes.summing(g.dtype(x)))
+    for axis, matrix in enumerate(matrices, 2):
+        total = (_tap_by_tap if matrix.taps <= _MOST_TAPS else _by_windows)(g, total, axis, matrix)
+    return g.cast(total, g.dtype(x))
 
 
 for _name in ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"):
