@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sardonyx.capture.regions import Region, copied, device_of, partition, region_of, torchs_own
-from sardonyx.capture.views import stride_bases, views_of_inputs, views_of_outputs
+from sardonyx.capture.views import stride_bases, views_of_inputs, views_shared_by_outputs
 from sardonyx.customop.registry import is_declared
 from sardonyx.diagnose import dump, html
 from sardonyx.diagnose.picture import Picture
@@ -85,8 +85,8 @@ class _GraphCompiler:
 
     def compile(self, graph: torch.fx.GraphModule) -> Callable[[list[Any]], Sequence[Any]]:
         stays = views_of_inputs(graph.graph) | torchs_own(graph.graph)
-        if self._kind == "forward":
-            stays |= views_of_outputs(graph.graph)
+        if self._kind != "backward":
+            stays |= views_shared_by_outputs(graph.graph)
         whole = None if stays else region_of(graph, self._weights)
         if whole is not None and whole.outputs:
             try:

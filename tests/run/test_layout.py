@@ -50,3 +50,35 @@ def test_strides_that_move_no_element_copy_nothing() -> None:
     assert with_strides(x, (4, 1)) is x
     assert with_strides(torch.empty(0, 4), (7, 1)).stride() == (7, 1)
     assert torch.equal(with_strides(x, (4, 2)), x)
+
+
+def shared(x: Tensor) -> tuple[Tensor, ...]:
+    y, z = x * 2, x + 3
+    return y, y.reshape(-1), z.t(), z[:, z.shape[1] // 2 :]
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_results_that_share_memory_see_edits_of_each_other(dynamic: bool) -> None:
+    run = torch.compile(shared, backend="sardonyx", dynamic=dynamic, options={"fallback": "error"})
+    x = torch.randn(3, 4)
+    for y, flat, turned, last in (shared(x), run(x)):
+        flat.fill_(1)
+        last.zero_()
+        assert y.eq(1).all()
+        assert turned[2:].eq(0).all()
+        assert turned[:2].ne(0).any()
+
+
+def test_a_view_of_an_edited_input_is_a_view_of_it() -> None:
+    def edit(x: Tensor) -> Tensor:
+        last = x.tensor_split(2, -1)[1]
+        return last.masked_fill_(last > 0, 1)
+
+    run = torch.compile(edit, backend="sardonyx", dynamic=True, options={"fallback": "error"})
+    x = torch.randn(5, 6)
+    expected = x.clone()
+    edit(expected)
+    result = run(x)
+    assert torch.equal(x, expected)
+    assert torch.equal(result, x[:, 3:])
+    assert result.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
