@@ -36,7 +36,7 @@ def _gemm_fits(g: Builder, bias: Value) -> bool:
     return g.rank(bias) <= 2 and g.out.dtype.is_floating_point
 
 
-def _is_factor_of_gemm(g: Builder, factor: Operand) -> TypeGuard[int | float]:
+def _is_factor_of_gemm(factor: Operand, g: Builder) -> TypeGuard[int | float]:
     """Whether it can be an attribute: a number, which becomes a float whatever the dtype of the product is."""
     if not isinstance(factor, (int, float)):
         return False
@@ -49,7 +49,7 @@ def addmm(g: Builder, bias: Value, x: Value, y: Value, *, beta: Operand = 1, alp
         return g.expand(_scaled(g, bias, beta), g.like(g.out))
     if beta == 0:
         return _scaled(g, g.MatMul(x, y), alpha)
-    if _gemm_fits(g, bias) and _is_factor_of_gemm(g, alpha) and _is_factor_of_gemm(g, beta):
+    if _gemm_fits(g, bias) and _is_factor_of_gemm(alpha, g) and _is_factor_of_gemm(beta, g):
         return g.Gemm(x, y, bias, alpha=_unless_one(alpha), beta=_unless_one(beta))
     return g.Add(_scaled(g, g.MatMul(x, y), alpha), _scaled(g, bias, beta))
 
