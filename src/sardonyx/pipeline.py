@@ -12,7 +12,8 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sardonyx.capture.regions import Region, copied, device_of, partition, region_of, torchs_own
-from sardonyx.capture.views import stride_bases, views_of_inputs, views_of_outputs
+from sardonyx.capture.strides import correct_strides
+from sardonyx.capture.views import stride_bases, views_of_inputs, views_shared_by_outputs
 from sardonyx.customop.registry import is_declared
 from sardonyx.diagnose import dump, html
 from sardonyx.diagnose.picture import Picture
@@ -48,6 +49,8 @@ def compile_graph(
         graph = hosted.graph(graph, device.type)
         return hosted.run(compile_graph(graph, kind, frozenset(), options), device.index or 0)
     graphs = [module for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]  # branches, loops
+    with _disable_current_modes():
+        correct_strides(graph.graph)
     for module in graphs:
         stride_bases(module.graph)
     calls = [node for module in graphs for node in module.graph.nodes if node.op == "call_function"]
@@ -85,8 +88,8 @@ class _GraphCompiler:
 
     def compile(self, graph: torch.fx.GraphModule) -> Callable[[list[Any]], Sequence[Any]]:
         stays = views_of_inputs(graph.graph) | torchs_own(graph.graph)
-        if self._kind == "forward":
-            stays |= views_of_outputs(graph.graph)
+        if self._kind != "backward":
+            stays |= views_shared_by_outputs(graph.graph)
         whole = None if stays else region_of(graph, self._weights)
         if whole is not None and whole.outputs:
             try:

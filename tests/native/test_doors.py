@@ -190,3 +190,12 @@ def test_a_compiled_module_whose_weights_change_keeps_its_kernels(tmp_path: Path
     for _ in range(5):
         same(run(x), module(x))
         module[1].weight.mul_(1.5)
+
+
+def test_operators_that_are_widened_are_in_kernels_too() -> None:
+    def gated(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return nn.functional.glu(torch.cat([x, x], -1), -1), torch.histc(x.clamp(-9, 9), 4, -2, 2)
+
+    x = torch.randn(2, 2, 2, dtype=torch.float16)
+    run = torch.compile(gated, backend="sardonyx", options={"native": True})
+    torch.testing.assert_close(run(x), gated(x))

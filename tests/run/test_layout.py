@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sardonyx.run.layout import with_strides
@@ -50,3 +51,80 @@ def test_strides_that_move_no_element_copy_nothing() -> None:
     assert with_strides(x, (4, 1)) is x
     assert with_strides(torch.empty(0, 4), (7, 1)).stride() == (7, 1)
     assert torch.equal(with_strides(x, (4, 2)), x)
+
+
+def shared(x: Tensor) -> tuple[Tensor, ...]:
+    y, z = x * 2, x + 3
+    return y, y.reshape(-1), z.t(), z[:, z.shape[1] // 2 :]
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_results_that_share_memory_see_edits_of_each_other(dynamic: bool) -> None:
+    run = torch.compile(shared, backend="sardonyx", dynamic=dynamic, options={"fallback": "error"})
+    x = torch.randn(3, 4)
+    for y, flat, turned, last in (shared(x), run(x)):
+        flat.fill_(1)
+        last.zero_()
+        assert y.eq(1).all()
+        assert turned[2:].eq(0).all()
+        assert turned[:2].ne(0).any()
+
+
+def test_a_view_of_an_edited_input_is_a_view_of_it() -> None:
+    def edit(x: Tensor) -> Tensor:
+        last = x.tensor_split(2, -1)[1]
+        return last.masked_fill_(last > 0, 1)
+
+    run = torch.compile(edit, backend="sardonyx", dynamic=True, options={"fallback": "error"})
+    x = torch.randn(5, 6)
+    expected = x.clone()
+    edit(expected)
+    result = run(x)
+    assert torch.equal(x, expected)
+    assert torch.equal(result, x[:, 3:])
+    assert result.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+
+
+def by_element(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    logical = torch.logical_and(x[:1], y), torch.logical_or(x.sum(), y), torch.logical_xor(x[0], y).float()
+    quotients = x // y, y // x.sum(), torch.div(x, y.amax(), rounding_mode="trunc"), torch.copysign(x, y.sum())
+    logs = torch.xlogy(x, y), torch.xlogy(y, x), torch.special.xlog1py(x, y), torch.logaddexp(x[:, :1], y)
+    return (
+        *logical,
+        *quotients,
+        *logs,
+        torch.logaddexp2(x[:, :1], y),
+        torch.heaviside(x[:1], y),
+        logical[0].permute(2, 0, 1),
+    )
+
+
+def normalized(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    size = x.shape[1]
+    return (
+        F.logsigmoid(x) * 2,
+        F.batch_norm(x, torch.zeros(size), torch.ones(size)),
+        F.batch_norm(y, None, None, training=True),
+    )
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("function", [by_element, normalized])
+def test_operators_over_permuted_operands_have_the_strides_of_eagers_kernels(function: Any, dynamic: bool) -> None:
+    run = torch.compile(function, backend="sardonyx", dynamic=dynamic, options={"fallback": "error"})
+    turned, plain = torch.rand(3, 4, 5).permute(2, 1, 0), torch.rand(5, 4, 3)
+    for x, y in ((turned, plain), (torch.rand(4, 5, 3).transpose(0, 1), turned)):
+        results, expected = run(x, y), function(x, y)
+        assert strides(results) == strides(expected)
+        torch.testing.assert_close(results, expected)
+
+
+def test_gradients_flow_through_results_of_other_strides_than_traced() -> None:
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return (torch.xlogy(x, y) * F.logsigmoid(x) + F.batch_norm(x, None, None, training=True)).sum(0)
+
+    x, y = torch.rand(3, 4, 5).permute(2, 1, 0).requires_grad_(), torch.rand(5, 4, 3) + 1
+    run = torch.compile(loss, backend="sardonyx", options={"fallback": "error"})
+    with torch.enable_grad():
+        grads = [torch.autograd.grad((f(x, y) ** 2).sum(), x)[0] for f in (run, loss)]
+    torch.testing.assert_close(*grads)

@@ -149,3 +149,13 @@ def test_activations_in_double_precision() -> None:
         return [*(f(x) for f in same), F.gelu(x, approximate="tanh")]
 
     torch.testing.assert_close(onnx(activations)(x), activations(x), rtol=1e-14, atol=1e-14, equal_nan=True)
+
+
+def test_factors_of_products_in_double_precision_are_not_rounded_to_floats() -> None:
+    def products(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        attention = torch.nn.functional.scaled_dot_product_attention(x, x, x)
+        added = torch.addmm(x[0] @ y[0], x[0], y[0], alpha=0.1, beta=0.7)
+        return (x * 0.1) @ y, (x @ y) * 0.1, (x @ y) / 0.3, added, attention
+
+    x, y = torch.randn(2, 3, 4, dtype=torch.float64), torch.randn(2, 4, 3, dtype=torch.float64)
+    torch.testing.assert_close(onnx(products)(x, y), products(x, y), rtol=1e-14, atol=1e-14)

@@ -173,3 +173,14 @@ def test_a_size_of_zero_beside_dynamic_ones(shape: tuple[int, ...]) -> None:
     for got, wanted in zip(run(x), function(x), strict=True):
         assert got.shape == wanted.shape
         assert torch.equal(got, wanted)
+
+
+def test_a_product_of_sizes_that_are_only_known_as_computed() -> None:
+    def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x[::2]  # torch's view, so that the rest is not told the size of x
+        return y, torch.softmax(y @ y.mT, 1)
+
+    run = torch.compile(halves, backend="sardonyx", dynamic=True, options={"fallback": "error"})
+    for rows in (6, 0, 3, 1):
+        x = torch.randn(rows, 5, 4)
+        torch.testing.assert_close(run(x), halves(x))

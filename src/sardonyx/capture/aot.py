@@ -13,7 +13,7 @@ from torch._guards import TracingContext
 from torch.fx.node import map_arg
 from torch.utils.checkpoint import CheckpointPolicy
 
-from sardonyx.capture import attention
+from sardonyx.capture import attention, strides
 from sardonyx.capture.views import is_view
 from sardonyx.capture.whole import keeping_whole
 from sardonyx.translate import table
@@ -38,6 +38,7 @@ def _decompositions(training: bool, edits: int) -> dict[Any, Callable[..., Any]]
     kept = table.names() | _KEPT
     rules: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions())
     made = {target: rule for target, rule in rules.items() if target.name() not in kept}
+    made |= {target: strides.laid_out(made[target]) for target in strides.DECOMPOSED if target in made}
     return {**made, **attention.DECOMPOSITIONS} if training else made
 
 

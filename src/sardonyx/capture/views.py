@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,14 +28,16 @@ def views_of_inputs(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     return {node for root, chain in chains if root.op == "placeholder" for node in chain}
 
 
-def views_of_outputs(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """Nodes that are views of a graph output all the way down and lead to another output.
+def views_shared_by_outputs(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """Nodes that are views all the way down of a tensor that other outputs are, or are views of, too.
 
-    So AOTAutograd returns tensors that share memory and need a gradient; it rebuilds each from the strides, the offset
-    and the base of ours.
+    Such outputs share memory, in which a caller may edit one of them; AOTAutograd rebuilds those that need a gradient
+    from the strides, the offset and the base of ours.
     """
-    results = _tensors(graph.output_node().args[0])
-    return {node for root, chain in map(_view_chain, results) if root in results for node in chain}
+    results = list(dict.fromkeys(_tensors(graph.output_node().args[0])))
+    chains = [_view_chain(node) for node in results]
+    shared = Counter(root for root, _ in chains)
+    return {node for root, chain in chains if shared[root] > 1 for node in chain}
 
 
 def _view_chain(node: torch.fx.Node) -> tuple[torch.fx.Node, list[torch.fx.Node]]:

@@ -149,7 +149,9 @@ class OnnxRuntimeRunner(Runner):
         _share(ort, options, self._weights)
         providers = _providers(ort, job)
         try:
-            self._session = ort.InferenceSession(job.model, options, providers=providers)
+            self._session = ort.InferenceSession(
+                job.model, options, providers=providers, disabled_optimizers=_inexact_rewrites(job)
+            )
         except Exception as error:
             raise _session_error(error) from error
         self._run = self._session._sess.run_with_ortvaluevector
@@ -261,6 +263,11 @@ _STOP_SPINNING = ("session.force_spinning_stop", "1")
 other sessions': six sessions in a row took 27 ms on two cores instead of 4, with torch between them 78 instead of 11.
 A global pool does as well as this between sessions (4 ms), but cannot be told to stop, took 28 ms with torch between,
 and makes ONNX Runtime refuse every other session of the process that does not know of it."""
+
+
+def _inexact_rewrites(job: Job) -> list[str]:
+    """ONNX Runtime's rewrites that the model must not go through: one rounds the scale of a product to a float."""
+    return ["MatMulScaleFusion"] if torch.float64 in job.output_types else []
 
 
 def session_options(ort: Any, given: Any) -> Any:

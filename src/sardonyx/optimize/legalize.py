@@ -229,5 +229,6 @@ def _cast(value: ir.Value, to: ir.DataType) -> ir.Node:
     node = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(to))], num_outputs=1)
     output = node.outputs[0]
     output.name, output.type, output.shape = f"{value.name}_{to.name.lower()}", ir.TensorType(to), value.shape
-    output.meta["dims"] = value.meta.get("dims")
+    if "dims" in value.meta:
+        output.meta["dims"] = value.meta["dims"]
     return node

@@ -184,7 +184,8 @@ def _take_place(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
         producer = new.producer()
         if producer is None or producer.graph is not graph or new.is_graph_output():
             identity = ir.Node("", "Identity", [new], num_outputs=1)
-            identity.outputs[0].meta["dims"] = old.meta.get("dims")
+            if "dims" in old.meta:
+                identity.outputs[0].meta["dims"] = old.meta["dims"]
             before = old.producer()
             assert before is not None
             graph.insert_before(before, identity)

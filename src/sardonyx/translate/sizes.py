@@ -70,16 +70,22 @@ class SizeTable:
         self._g = g
         self._sources: dict[sympy.Symbol, tuple[ir.Value, int | None]] = {}
         self._multiples: dict[sympy.Symbol, tuple[ir.Value, int, int]] = {}
+        self._computed: dict[sympy.Expr, tuple[ir.Value, int]] = {}
         self._values: dict[sympy.Expr, ir.Value] = {}
         self._vectors: dict[tuple[Dim, ...], ir.Value] = {}
         self._reals: dict[sympy.Expr, ir.Value] = {}
 
     def learn(self, value: ir.Value, dims: Dims) -> None:
-        """Each dimension that is a bare symbol tells that symbol from now on; a multiple does if nothing else does."""
+        """Each dimension that is a bare symbol tells that symbol from now on; a multiple does if nothing else does.
+
+        Other dimensions tell what they are, for those whose symbols nothing tells.
+        """
         for axis, dim in enumerate(dims):
             if isinstance(dim, sympy.Symbol):
                 self._sources.setdefault(dim, (value, axis))
-            elif isinstance(dim, sympy.Mul):
+            elif isinstance(dim, sympy.Expr):
+                self._computed.setdefault(dim, (value, axis))
+            if isinstance(dim, sympy.Mul):
                 factor, symbol = dim.as_coeff_Mul()
                 if isinstance(symbol, sympy.Symbol) and factor.is_Integer:
                     self._multiples.setdefault(symbol, (value, axis, int(factor)))
@@ -104,18 +110,20 @@ class SizeTable:
     @contextmanager
     def scope(self) -> Iterator[None]:
         """While active, what is learnt and computed holds inside alone."""
-        around = self._sources, self._multiples, self._values, self._vectors, self._reals
+        around = self._sources, self._multiples, self._computed, self._values, self._vectors, self._reals
         self._sources, self._multiples = self._sources.copy(), self._multiples.copy()
+        self._computed = self._computed.copy()
         self._values, self._vectors, self._reals = self._values.copy(), self._vectors.copy(), self._reals.copy()
         try:
             yield
         finally:
-            self._sources, self._multiples, self._values, self._vectors, self._reals = around
+            self._sources, self._multiples, self._computed, self._values, self._vectors, self._reals = around
 
     def bind(self, symbol: sympy.Symbol, value: ir.Value, axis: int | None = None) -> None:
         """Let the symbol stand for a dimension of the value, or for the one integer it holds, from now on."""
         self._sources[symbol] = (value, axis)
         self._values = {expr: known for expr, known in self._values.items() if symbol not in expr.free_symbols}
+        self._computed = {expr: known for expr, known in self._computed.items() if symbol not in expr.free_symbols}
         self._vectors = {
             dims: known
             for dims, known in self._vectors.items()
@@ -230,6 +238,9 @@ class SizeTable:
     def _compute(self, expr: sympy.Expr) -> ir.Value:
         if isinstance(expr, sympy.Symbol):
             return self._read(expr)
+        if expr in self._computed and not self._tells(expr):
+            value, axis = self._computed[expr]
+            return self._g.Shape(value, start=axis, end=axis + 1)
         if isinstance(expr, sympy.floor):  # what Python's // makes of sympy's numbers
             return self.value(dim_of(torch_sympy.FloorDiv(*expr.args[0].as_numer_denom())))
         if isinstance(expr, torch_sympy.TruncToInt):
@@ -238,6 +249,10 @@ class SizeTable:
             if isinstance(expr, kind):
                 return rule(self._g, [self.value(dim_of(arg)) for arg in expr.args], expr)
         raise Unsupported(f"a size computed as {expr} has no ONNX form")
+
+    def _tells(self, expr: sympy.Expr) -> bool:
+        """Whether every symbol of the expression can be read off."""
+        return all(symbol in self._sources or symbol in self._multiples for symbol in expr.free_symbols)
 
     def _read(self, symbol: sympy.Symbol) -> ir.Value:
         if symbol not in self._sources and symbol in self._multiples:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
+import numpy as np
 import onnx_ir as ir
+import torch
 
 from sardonyx.translate import dtypes
 from sardonyx.translate.aten.totals import integer_sum
@@ -33,13 +36,20 @@ def _gemm_fits(g: Builder, bias: Value) -> bool:
     return g.rank(bias) <= 2 and g.out.dtype.is_floating_point
 
 
+def _is_factor_of_gemm(factor: Operand, g: Builder) -> TypeGuard[int | float]:
+    """Whether it can be an attribute: a number, which becomes a float whatever the dtype of the product is."""
+    if not isinstance(factor, (int, float)):
+        return False
+    return g.out.dtype != torch.float64 or float(np.float32(factor)) == factor
+
+
 @aten("addmm")
 def addmm(g: Builder, bias: Value, x: Value, y: Value, *, beta: Operand = 1, alpha: Operand = 1) -> Value:
     if g.dims(x)[1] == 0:  # nothing to sum over: engines leave such a Gemm undefined
         return g.expand(_scaled(g, bias, beta), g.like(g.out))
     if beta == 0:
         return _scaled(g, g.MatMul(x, y), alpha)
-    if _gemm_fits(g, bias) and isinstance(alpha, (int, float)) and isinstance(beta, (int, float)):
+    if _gemm_fits(g, bias) and _is_factor_of_gemm(alpha, g) and _is_factor_of_gemm(beta, g):
         return g.Gemm(x, y, bias, alpha=_unless_one(alpha), beta=_unless_one(beta))
     return g.Add(_scaled(g, g.MatMul(x, y), alpha), _scaled(g, bias, beta))
 

@@ -1,0 +1,118 @@
+"""Strides that eager's kernels give, where those that torch traces differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, TypeAlias
+
+import torch
+from torch._prims_common import suggest_memory_format
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.node import map_aggregate
+
+from sardonyx.capture.views import layout_of
+
+_aten = torch.ops.aten
+Rule: TypeAlias = Callable[..., Any]
+
+
+def _by_element(traced: torch.Tensor, x: torch.Tensor, y: Any, **_: Any) -> torch.Tensor:
+    """As an operator by element over the same operands whose meta kernel is that of eager."""
+    alike = _aten.eq.Tensor(x, y) if isinstance(y, torch.Tensor) else _aten.eq.Scalar(x, y)
+    return traced.new_empty_strided(traced.shape, alike.stride())
+
+
+def _contiguous_on_cpu(traced: Sequence[torch.Tensor], *_: Any) -> Sequence[torch.Tensor]:
+    """As a kernel that on the CPU reads a contiguous copy."""
+    return [x.new_empty(x.shape) if x.device.type == "cpu" else x for x in traced]
+
+
+def _contiguous_or_channels_last_on_cpu(traced: Sequence[torch.Tensor], x: torch.Tensor, *_: Any) -> Sequence[Any]:
+    """As a kernel that on the CPU gives its first result one of torch's memory formats."""
+    if x.device.type != "cpu" or suggest_memory_format(x) != torch.contiguous_format:
+        return traced
+    return [x.new_empty(x.shape, dtype=traced[0].dtype), *traced[1:]]
+
+
+_BY_ELEMENT = (
+    *(_aten.logical_and.default, _aten.logical_or.default, _aten.logical_xor.default),
+    *(_aten.floor_divide.default, _aten.div.Tensor_mode, _aten.copysign.Tensor),
+)
+"""Operators whose strides torch traces by a decomposition, which broadcasts or copies an operand first."""
+_BATCH_NORMS = (
+    *(_aten.native_batch_norm.default, _aten._native_batch_norm_legit.no_stats),
+    *(_aten._native_batch_norm_legit_functional.default, _aten._native_batch_norm_legit_no_training.default),
+)
+_RULES: Mapping[Any, Rule] = {
+    **dict.fromkeys(_BY_ELEMENT, _by_element),
+    **dict.fromkeys(_BATCH_NORMS, _contiguous_or_channels_last_on_cpu),
+    _aten.log_sigmoid_forward.default: _contiguous_on_cpu,
+}
+"""What eager gives, by the traced result and the operands."""
+
+
+def correct_strides(graph: torch.fx.Graph) -> None:
+    """Give nodes the strides that eager's kernels give them, and those that read them what follows from that."""
+    if not any(node.target in _RULES for node in graph.nodes):
+        return
+    try:
+        corrected = _corrected(graph)
+    except RuntimeError:  # a view that torch has traced over the other strides, and that these do not allow
+        return
+    for node, val in corrected.items():
+        node.meta = {**node.meta, "val": val}
+
+
+def _corrected(graph: torch.fx.Graph) -> dict[torch.fx.Node, Any]:
+    """The nodes whose strides change, and what they are then."""
+    found: dict[torch.fx.Node, Any] = {}
+
+    def val_of(item: Any) -> Any:
+        return found.get(item, item.meta.get("val")) if isinstance(item, torch.fx.Node) else item
+
+    for node in graph.nodes:
+        stale = any(source in found for source in node.all_input_nodes)
+        if node.op != "call_function" or not (stale or node.target in _RULES):
+            continue
+        old, args, kwargs = node.meta.get("val"), map_aggregate(node.args, val_of), map_aggregate(node.kwargs, val_of)
+        with _fake(old):
+            new = node.target(*args, **kwargs) if stale else old
+            if node.target in _RULES:
+                new = _RULES[node.target](new, *args, **kwargs)
+        if _strides(new) != _strides(old):
+            found[node] = new
+    return found
+
+
+def _fake(val: Any) -> Any:
+    fake = next((x for x in (val if isinstance(val, (tuple, list)) else [val]) if isinstance(x, FakeTensor)), None)
+    return fake.fake_mode if fake is not None else nullcontext()
+
+
+def _strides(val: Any) -> Any:
+    if isinstance(val, (tuple, list)):
+        return [_strides(item) for item in val]
+    return (val.stride(), val.storage_offset()) if isinstance(val, torch.Tensor) else None
+
+
+DECOMPOSED = frozenset(
+    (
+        *(_aten.xlogy.Tensor, _aten.special_xlog1py.default, _aten.heaviside.default),
+        *(_aten.logaddexp.default, _aten.logaddexp2.default),
+    )
+)
+"""Operators by element whose decompositions give other strides than eager."""
+
+
+def laid_out(formula: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The decomposition, whose result lies in memory as eager's."""
+
+    def decomposed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        made, order = formula(x, y), layout_of(_aten.eq.Tensor(x, y))
+        if order == layout_of(made):
+            return made
+        axes = order or tuple(range(made.dim()))
+        return made.permute(axes).contiguous().permute([axes.index(axis) for axis in range(made.dim())])
+
+    return decomposed
