@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sardonyx.capture.regions import Region, copied, device_of, partition, region_of, torchs_own
-from sardonyx.capture.views import stride_bases, views_of_inputs, views_of_outputs
+from sardonyx.capture.views import stride_bases, symbolic_views_of_edited_inputs, views_of_inputs, views_of_outputs
 from sardonyx.customop.registry import is_declared
 from sardonyx.diagnose import dump, html
 from sardonyx.diagnose.picture import Picture
@@ -87,6 +87,8 @@ class _GraphCompiler:
         stays = views_of_inputs(graph.graph) | torchs_own(graph.graph)
         if self._kind == "forward":
             stays |= views_of_outputs(graph.graph)
+        elif self._kind == "inference":
+            stays |= symbolic_views_of_edited_inputs(graph.graph)
         whole = None if stays else region_of(graph, self._weights)
         if whole is not None and whole.outputs:
             try:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._guards import TracingContext
 
 from sardonyx.translate.sizes import Dim, Dims, dim_of, dims_of
 
@@ -35,6 +36,32 @@ def views_of_outputs(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     """
     results = _tensors(graph.output_node().args[0])
     return {node for root, chain in map(_view_chain, results) if root in results for node in chain}
+
+
+def symbolic_views_of_edited_inputs(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """Nodes that are views, of symbolic sizes or offsets, of what an input holds after an edit, and lead to an output.
+
+    AOTAutograd repeats such views on the input, but where they depend on symbols: then it reads the strides and the
+    offset of our tensor.
+    """
+    results = _tensors(graph.output_node().args[0])
+    edited = results[: _edited_inputs()]
+    chains = [chain for root, chain in map(_view_chain, results) if root in edited]
+    return {node for chain in chains if any(map(_is_symbolic, chain)) for node in chain}
+
+
+def _edited_inputs() -> int:
+    """How many inputs the graph being compiled edits: its first results are their new values."""
+    context = TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    return 0 if metadata is None else len(metadata.mutated_inp_runtime_indices)
+
+
+def _is_symbolic(node: torch.fx.Node) -> bool:
+    val = node.meta.get("val")
+    if not isinstance(val, torch.Tensor):
+        return False
+    return any(isinstance(number, torch.SymInt) for number in (*val.shape, *val.stride(), val.storage_offset()))
 
 
 def _view_chain(node: torch.fx.Node) -> tuple[torch.fx.Node, list[torch.fx.Node]]:
