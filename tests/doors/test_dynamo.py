@@ -190,6 +190,20 @@ class TestResults:
         assert view.data_ptr() == x.data_ptr()
         assert view.stride() == x.t().stride()
 
+    def test_views_of_an_input_that_is_edited_are_where_symbolic_sizes_say(self) -> None:
+        def last(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            row, rest = x[x.shape[0] - 1], x[x.shape[0] // 2 :]
+            x.add_(1)
+            return row, rest
+
+        run = compiled(last, dynamic=True)
+        for rows in (3, 9, 4):
+            ours, theirs = torch.randn(rows, 2), torch.empty(rows, 2)
+            theirs.copy_(ours)
+            for got, want in zip(run(ours), last(theirs), strict=True):
+                close(got, want)
+                assert got.storage_offset() == want.storage_offset()
+
     def test_an_input_can_be_returned(self) -> None:
         x = torch.randn(3)
         same, more = compiled(lambda x: (x, x + 1))(x)

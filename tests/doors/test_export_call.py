@@ -233,6 +233,59 @@ def test_an_argument_that_is_edited_and_not_returned_is_an_output_of_its_own(tmp
     assert_same(torch.from_numpy(results[1]), cache)
 
 
+@pytest.mark.parametrize("name", ["t_", "squeeze_"])
+def test_an_argument_that_gets_other_sizes_in_place_is_told(name: str) -> None:
+    def changes(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        getattr(x, name)()
+        return y + 1
+
+    with pytest.raises(sardonyx.CaptureError, match="changes the sizes of an argument in place"):
+        sardonyx.export(changes, (X[:1].clone(), X))
+
+
+def test_an_edit_that_torch_cannot_capture_names_the_line() -> None:
+    class Overlapping(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x.clone()
+            y.unfold(0, 2, 1).mul_(2)  # the line
+            return y
+
+    with pytest.raises(sardonyx.CaptureError, match="overlap") as failure:
+        sardonyx.export(Overlapping(), (X,))
+    assert "# the line" in str(failure.value.where)
+
+
+# Dtypes and sizes
+
+
+def test_tensors_of_another_dtype_rank_or_size_are_told() -> None:
+    def product(x: torch.Tensor, y: torch.Tensor, unused: torch.Tensor) -> torch.Tensor:
+        return x @ y
+
+    y = torch.ones(6, 2)
+    program = sardonyx.export(product, (X, y, X), dynamic_shapes=({0: "rows"}, None, None))
+    assert_same(program(X[:3], y, X), X[:3] @ y)
+    with pytest.raises(TypeError, match=r"y has torch\.float64, where the model was exported with torch\.float32"):
+        program(X, y.double(), X)
+    with pytest.raises(ValueError, match="x has 3 dimensions, where the model was exported with 2"):
+        program(X[None], y, X)
+    with pytest.raises(ValueError, match=r"y\.shape\[1\] is 1, and the model was exported with 2, which is a constant"):
+        program(X, y[:, :1], X)
+    with pytest.raises(ValueError, match=r"unused\.shape\[0\] is 6"):
+        program(X, y, y)
+
+
+def test_sizes_that_were_taken_for_one_must_be_equal() -> None:
+    def turned(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x + 1).reshape(x.shape[1], x.shape[0]) * y.sum()
+
+    auto, square = Dim.AUTO, torch.arange(9.0).view(3, 3)
+    program = sardonyx.export(turned, (square, X), dynamic_shapes=({0: auto, 1: auto}, None))
+    assert_same(program(square[:2, :2], X), turned(square[:2, :2], X))
+    with pytest.raises(ValueError, match=r"x\.shape\[0\] == x\.shape\[1\]"):
+        program(square[:, :1], X)
+
+
 # Dynamic sizes
 
 
@@ -373,3 +426,14 @@ def test_no_trial_of_a_number_is_heard(caplog: pytest.LogCaptureFixture, capfd: 
     sardonyx.export(lambda x, s: x if s > 1 else -x, (X, 1.5))
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("opset", [20, 23])
+def test_rms_norm_has_the_epsilon_that_torch_computes_with(opset: int) -> None:
+    def norms(x: torch.Tensor) -> list[torch.Tensor]:
+        given = [x.to(dtype) for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)]
+        return [F.rms_norm(x, (2,), weight) for x in given for weight in (None, torch.full((2,), 1.5).to(x.dtype))]
+
+    x = torch.tensor([[1e-3, 2e-3], [300, -500], [1, 0]])
+    for got, want in zip(sardonyx.export(norms, (x,), opset=opset)(x), norms(x), strict=True):
+        torch.testing.assert_close(got, want)

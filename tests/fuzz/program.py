@@ -45,6 +45,11 @@ class Input:
         made = made.permute(tuple(reversed(range(made.dim())))) if self.transposed else made
         return made.requires_grad_(self.requires_grad)
 
+    def __str__(self) -> str:
+        """All that it is made of: `x0: float32['a', 2] edges transposed`."""
+        flags = [name for name in ("edges", "transposed") if getattr(self, name)]
+        return " ".join([f"{self.name}: {str(self.dtype)[6:]}{list(self.sizes)}", *flags])
+
 
 def _in_dtype(drawn: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype == torch.bool:
@@ -109,7 +114,7 @@ class Program:
         return (self.sizes, *self.other_sizes)
 
     def __str__(self) -> str:
-        given = ", ".join(f"{i.name}: {str(i.dtype)[6:]}{list(i.sizes)}" for i in self.inputs)
+        given = ", ".join(map(str, self.inputs))
         flags = [name for name in ("trains", "alias") if getattr(self, name)]
         return f"# {given}; calls {[dict(sizes) for sizes in self.calls]}; seed {self.seed} {flags}\n{self.source()}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from .agreement import agrees
+from .agreement import agrees, agrees_at
 
 ROWS = torch.tensor([2, 0, -1])
 COLUMNS = torch.tensor([[1], [3]])
@@ -102,6 +102,23 @@ def test_diagonals_are_read_and_written(offset: int) -> None:
     x = torch.randn(2, 4, 5)
     source = torch.randn(x.diagonal(offset, 1, 2).shape)
     agrees(lambda x, s: ((x + 1).diagonal(offset, 1, 2), x.diagonal_scatter(s, offset, 1, 2)), x, source)
+
+
+def test_a_diagonal_has_nothing_of_the_numbers_beside_it() -> None:
+    x = torch.randn(3, 4, 2)
+    x[0, 1], x[2, 0], x[1, 1, 1] = torch.inf, torch.nan, -torch.inf
+    agrees(lambda x: (x.diagonal(), x.diagonal(1, 0, -1), x.diagonal(-1, 2, 1), x.diagonal(4), x[..., 0].trace()), x)
+    agrees(lambda x: (x.half().diagonal(), (x > 0).diagonal(), x[2:, 1:].long().diagonal()), x)
+
+
+def test_membership_is_told_whatever_the_number_of_elements() -> None:
+    def members(x: torch.Tensor, tests: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found, others = torch.isin(x, tests), torch.isin(x, tests, invert=True)
+        return found, others, torch.isin(tests, x[:1], assume_unique=True), torch.isin(x, tests[:0])
+
+    tests = torch.tensor([[2, 0], [3, 7]])
+    first = torch.tensor([[1, 2.5, 2], [torch.nan, 0, 3]])
+    agrees_at(members, (first, tests), (torch.arange(60.0).view(20, 3), tests), (torch.arange(9.0).view(3, 3), tests))
 
 
 @pytest.mark.parametrize("right", [False, True])

@@ -155,12 +155,20 @@ def _traced(captured: Captured, flat: Flat, arguments: Arguments, dynamic: tuple
         given=captured.given,
         dynamic=dynamic,
         results=flat.results,
-        accepts=function_of_sizes(sizes.condition()),
+        accepts=_accepts(sizes),
         condition=sizes.condition(),
         numbers=function_of_sizes(sizes.tuple_of(numbers)),
         is_dynamic=sizes.is_dynamic,
         has_numbers=bool(numbers),
     )
+
+
+def _accepts(sizes: Sizes) -> Callable[[Sequence[int]], Any]:
+    """Whether the trace stands for a call of other sizes."""
+    try:
+        return function_of_sizes(sizes.condition())
+    except ValueError as error:
+        raise CaptureError(f"the trace assumed more of sizes than integers can tell: {error}") from error
 
 
 def _weight(flat: Flat, name: str, tensor: torch.Tensor) -> str | torch.Tensor:

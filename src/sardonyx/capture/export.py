@@ -80,8 +80,7 @@ def capture(
     drop_idle_dropout(program.graph_module)
     without_simple_edits(program.graph_module)
     if any(edits(node) or transforms(node) for node in program.graph.nodes):
-        rules = {target: rule for target, rule in decompositions().items() if table.name_of(target) not in whole}
-        program = program.run_decompositions(rules)
+        program = _functional(program, whole)
     graph = program.graph_module
     inline_wrappers(graph)
     constants: dict[sympy.Symbol, torch.fx.Node | str] = {**lines, **take_apart(graph, whole)}
@@ -127,6 +126,16 @@ def _exported(
         raise _capture_error(error, lines) from error
 
 
+def _functional(program: ExportedProgram, whole: Collection[str]) -> ExportedProgram:
+    """The program without edits in place, by torch's own functionalization."""
+    rules = {target: rule for target, rule in decompositions().items() if table.name_of(target) not in whole}
+    try:
+        functional: ExportedProgram = program.run_decompositions(rules)
+    except Exception as error:
+        raise _capture_error(error, {}) from error
+    return functional
+
+
 # Errors
 
 
@@ -134,12 +143,18 @@ def _capture_error(error: Exception, constants: Mapping[sympy.Symbol, str]) -> C
     text = str(error).strip()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     what = next((line for line in lines if line.startswith(_TELLING)), lines[0] if lines else type(error).__name__)
-    where = _specializing_line(error, constants) or _user_line(error)
+    if _CHANGES_SHAPE in text:
+        what = "it changes the sizes of an argument in place, as t_() and squeeze_() do"
+    where = _specializing_line(error, constants) or _user_line(error) or _told_line(text)
     return CaptureError(f"torch.export cannot capture the model: {what}", where=where, hint=_fix(text, error))
 
 
 _TELLING = "- You marked"
 """How torch begins the line that says which size cannot be dynamic, and why."""
+
+
+_CHANGES_SHAPE = "num_mutated_inp_runtime_indices"
+"""What torch's assertion names where an argument gets other sizes."""
 
 
 def _fix(text: str, error: Exception) -> str:
@@ -175,6 +190,12 @@ def _operator_without_fake(text: str, error: Exception) -> str | None:
 
 def _user_line(error: BaseException) -> str | None:
     return innermost_line(traceback.extract_tb(error.__traceback__))
+
+
+def _told_line(text: str) -> str | None:
+    """The user's line that torch tells in an error about a node."""
+    told = re.findall(r'File "(.+?)", line (\d+), in (\S+)\n\s*(.*)', text)
+    return innermost_line([traceback.FrameSummary(file, int(at), name, line=line) for file, at, name, line in told])
 
 
 def _specializing_line(error: BaseException, lines: Mapping[sympy.Symbol, str]) -> str | None:

@@ -22,7 +22,7 @@ from sardonyx.capture.example import ExampleCall, is_number
 from sardonyx.capture.export import Captured, capture
 from sardonyx.capture.faked import is_faked
 from sardonyx.errors import CaptureError
-from sardonyx.translate.sizes import dim_of
+from sardonyx.translate.sizes import dim_of, dims_of
 
 _ONE_BY_ONE = 8
 """Numbers that are tried one after the other where not all of them can be inputs: each try is a trace."""
@@ -119,11 +119,34 @@ class TracedCall:
         names = {symbol: sympy.Symbol(self._names()[at]) for symbol, at in read.items()} | {
             symbol: sympy.Symbol(name) for symbol, name in self.names_of_sizes().items()
         }
-        return [
+        assumed = [
             Condition(str(expr.xreplace(names)), holds, where)
             for expr, where in assumptions(self.captured.graph)
             if (holds := function_of(expr, read)) is not None
         ]
+        return assumed + self._equalities(read, names)
+
+    def _equalities(
+        self, read: Mapping[sympy.Symbol, int], names: Mapping[sympy.Symbol, sympy.Symbol]
+    ) -> list[Condition]:
+        """That sizes which the trace took for one, or for an expression of others, are that."""
+        found = []
+        for place, dim in self._dims_at().items():
+            if read.get(dim) != place:
+                size = sympy.Symbol(f"sizes[{place}]", integer=True)
+                holds = function_of(sympy.Eq(size, dim), {**read, size: place})
+                text = f"{self._names()[place]} == {dim.xreplace(names)}"
+                found += [Condition(text, holds)] if holds is not None else []
+        return found
+
+    def _dims_at(self) -> dict[int, sympy.Expr]:
+        """The symbolic sizes of tensors that the graph reads, by their places among those of all arguments."""
+        nodes = self.captured.graph.graph.find_nodes(op="placeholder")
+        starts = list(itertools.accumulate((len(sizes_of(leaf)) for _, leaf in self.call.leaves), initial=0))
+        read = [(nodes[index], starts[place]) for index, place in self.captured.given.items() if nodes[index].users]
+        tensors = [(node.meta["val"], start) for node, start in read if isinstance(node.meta.get("val"), torch.Tensor)]
+        sizes = ((start + axis, dim) for value, start in tensors for axis, dim in enumerate(dims_of(value)))
+        return {place: dim for place, dim in sizes if not isinstance(dim, int)}
 
     def _read_at(self) -> dict[sympy.Symbol, int]:
         """Where each symbol is found among the sizes and numbers of all arguments."""

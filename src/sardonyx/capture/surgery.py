@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Container, Iterator, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import sympy
@@ -46,21 +46,41 @@ def without_simple_edits(graph: torch.fx.GraphModule) -> None:
     torch would trace the whole graph again for such edits; that is left for harder ones.
     """
     for node in list(graph.graph.nodes):
-        if edits(node) and (pure := _without_edit(node.target)) is not None:
-            edited = node.args[0]
-            if _shares_no_memory(edited):
-                node.target = pure
-                edited.replace_all_uses_with(
-                    node, delete_user_cb=lambda user, after=node: user is not after and after < user
-                )
+        if edits(node) and _shares_no_memory(node.args[0]) and (pure := _without_edit(node)) is not None:
+            node.target = pure
+            node.args[0].replace_all_uses_with(
+                node, delete_user_cb=lambda user, after=node: user is not after and after < user
+            )
 
 
-def _without_edit(target: Any) -> Any:
+def _without_edit(node: torch.fx.Node) -> torch._ops.OpOverload | None:
     """The operator that returns what this one writes into its first operand; None if there is none."""
-    name, overload = target._schema.name, target._overloadname
+    pure = functional_of(node.target)
+    if pure is None:
+        return None
+    values: Any = map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])
+    args, kwargs = values
+    with detect_fake_mode(args) or nullcontext():
+        result = pure(*args, **kwargs)
+    # an edit keeps the dtype of what it edits: `logical_not` of floats gives bool, `logical_not_` floats
+    return pure if getattr(result, "dtype", None) == args[0].dtype else None
+
+
+def functional_of(target: Any) -> torch._ops.OpOverload | None:
+    """The operator of ATen that takes the arguments of one that edits in place: `pow.Tensor_Scalar` for `pow_.Scalar`.
+
+    An overload of the same name may be another operator: `pow.Scalar` raises a number to tensors.
+    """
+    name = target._schema.name
     if not name.startswith("aten::") or not name.endswith("_") or name.endswith("__"):
         return None
-    return getattr(getattr(torch.ops.aten, name[6:-1], None), overload, None)
+    packet = getattr(torch.ops.aten, name[6:-1], None)
+    overloads = [getattr(packet, overload) for overload in packet.overloads()] if packet is not None else []
+    return next((pure for pure in overloads if _parameters(pure) == _parameters(target)), None)
+
+
+def _parameters(target: torch._ops.OpOverload) -> list[tuple[Any, ...]]:
+    return [(x.name, str(x.type), x.kwarg_only, x.default_value) for x in target._schema.arguments]
 
 
 def _shares_no_memory(value: Any) -> bool:
@@ -68,6 +88,7 @@ def _shares_no_memory(value: Any) -> bool:
     return (
         isinstance(value, torch.fx.Node)
         and value.op == "call_function"
+        and not edits(value)  # its result is its operand
         and not any(map(_is_view, (value, *value.users)))
     )
 

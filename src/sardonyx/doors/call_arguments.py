@@ -25,6 +25,10 @@ class Argument:
     """A `number` is fed as a tensor without dimensions, a `size` as the integer that it is."""
     example: Any = None
     """What a number or a constant was in the call that the model was exported with."""
+    dtype: torch.dtype | None = None
+    """The dtype that a tensor must have; None for any."""
+    sizes: Sequence[int | None] | None = None
+    """The sizes that a tensor must have, None for one that may change; None for any."""
 
     def feed(self, value: Any) -> Any:
         """What the model is fed with for a value; an error if it cannot be."""
@@ -37,7 +41,23 @@ class Argument:
     def _tensor(self, value: Any) -> torch.Tensor:
         if not isinstance(value, torch.Tensor):
             raise TypeError(f"{self.path} is {_short(value)}, where the model was exported with a tensor")
+        if self.dtype not in (None, value.dtype):
+            raise TypeError(f"{self.path} has {value.dtype}, where the model was exported with {self.dtype}")
+        if self.sizes is not None:
+            self._check_sizes(value.shape, self.sizes)
         return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+
+    def _check_sizes(self, sizes: Sequence[int], wanted: Sequence[int | None]) -> None:
+        if len(sizes) != len(wanted):
+            raise ValueError(
+                f"{self.path} has {len(sizes)} dimensions, where the model was exported with {len(wanted)}"
+            )
+        for axis, (size, constant) in enumerate(zip(sizes, wanted, strict=True)):
+            if constant not in (None, size):
+                raise ValueError(
+                    f"{self.path}.shape[{axis}] is {size}, and the model was exported with {constant}, which is a "
+                    "constant of it: export it again with that size, or with dynamic_shapes if the model allows it"
+                )
 
     def _constant(self, value: Any) -> None:
         if not _is_equal(value, self.example):

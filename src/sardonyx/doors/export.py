@@ -36,7 +36,7 @@ from sardonyx.options import Options
 from sardonyx.pipeline import rewrite, unsupported
 from sardonyx.translate import functions as onnx_functions
 from sardonyx.translate import inference
-from sardonyx.translate.sizes import dim_of
+from sardonyx.translate.sizes import dim_of, dims_of
 from sardonyx.translate.translator import NotExpressible, Translation, described, translate
 
 log = logging.getLogger(__name__)
@@ -215,16 +215,24 @@ def _calling(translation: Translation, traced: TracedCall) -> Calling:
 
 
 def _arguments(traced: TracedCall) -> list[Argument]:
-    values = [node.meta.get("val") for node in traced.captured.graph.graph.find_nodes(op="placeholder")]
-    kinds: dict[int, Kind] = {place: _kind(values[index]) for index, place in traced.captured.given.items()}
-    kinds |= dict.fromkeys(traced.call.numbers, "number")
-    leaves = enumerate(traced.call.leaves)
-    return [Argument(path, kinds[at], None if kinds[at] == "tensor" else leaf) for at, (path, leaf) in leaves]
+    nodes = traced.captured.graph.graph.find_nodes(op="placeholder")
+    given = {place: nodes[index] for index, place in traced.captured.given.items()}
+    return [
+        Argument(path, "number", leaf)
+        if at in traced.call.numbers
+        else _argument(path, leaf, given[at].meta.get("val"))
+        for at, (path, leaf) in enumerate(traced.call.leaves)
+    ]
+
+
+def _argument(path: str, leaf: Any, value: Any) -> Argument:
+    if not isinstance(value, torch.Tensor):
+        return Argument(path, _kind(value), leaf)
+    sizes = [dim if isinstance(dim, int) else None for dim in dims_of(value)]
+    return Argument(path, "tensor", None, value.dtype, sizes)
 
 
 def _kind(value: Any) -> Kind:
-    if isinstance(value, torch.Tensor):
-        return "tensor"
     return "size" if isinstance(value, torch.SymInt) and not isinstance(dim_of(value), int) else "constant"
 
 

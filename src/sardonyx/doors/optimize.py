@@ -87,6 +87,12 @@ def _calling(model: ir.Model) -> Calling:
     inputs, outputs = len(model.graph.inputs), len(model.graph.outputs)
     in_spec = pytree.tree_structure(((0,) * inputs, {}))
     out_spec = pytree.tree_structure(0 if outputs == 1 else (0,) * outputs)
-    arguments = [Argument(str(value.name), "tensor") for value in model.graph.inputs]
+    arguments = [_argument(value) for value in model.graph.inputs]
     names = [argument.path for argument in arguments]
     return Calling(in_spec, out_spec, names, arguments, range(inputs), [Output(i) for i in range(outputs)])
+
+
+def _argument(value: ir.Value) -> Argument:
+    """An input, with the sizes that the model says of it."""
+    sizes = None if value.shape is None else [dim if isinstance(dim, int) else None for dim in value.shape]
+    return Argument(str(value.name), "tensor", sizes=sizes)

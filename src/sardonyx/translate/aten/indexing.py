@@ -289,27 +289,24 @@ def masked_scatter_backward(g: Builder, grad: Value, mask: Value, sizes: Sequenc
     return g.reshape(g.shaped(g.slice(taken, 0, 0, count), [count]), sizes)
 
 
+def _diagonal_positions(g: Builder, length: Dim, offset: int) -> Value:
+    """Row and column of each element of a diagonal."""
+    steps = g.unsqueeze(positions(g, length), [1])
+    return g.shaped(g.Add(steps, g.ints([max(-offset, 0), max(offset, 0)])), [length, 2])
+
+
 @aten("diagonal", "diagonal_copy")
 def diagonal(g: Builder, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
-    """Read by position: a sum over a matrix with all but the diagonal masked would carry NaN and infinities to it."""
-    first, second = g.axis(x, dim1), g.axis(x, dim2)
-    rest = [axis for axis in range(g.rank(x)) if axis not in (first, second)]
-    dims, length = g.dims(x), g.like(g.out)[-1]
-    rows = g.transpose(x, [*rest, first, second])
-    line = g.reshape(rows, [*(dims[axis] for axis in rest), count_of([dims[first], dims[second]])])
-    width = dims[second]
-    start = offset if offset >= 0 else -offset * width
-    steps = g.Mul(positions(g, length), g.scalar(g.dim(width + 1), torch.int64))
-    return g.Gather(line, g.shaped(g.Add(steps, g.scalar(start, torch.int64)), [length]), axis=len(rest))
+    front = g.transpose(x, _front([g.axis(x, dim1), g.axis(x, dim2)], g.rank(x)))
+    *rest, length = g.like(g.out)
+    taken = g.shaped(g.GatherND(front, _diagonal_positions(g, length, offset)), [length, *rest])
+    return g.transpose(taken, [*range(1, len(rest) + 1), 0])
 
 
 @aten("diagonal_scatter")
 def diagonal_scatter(g: Builder, x: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
-    first, second = g.axis(x, dim1), g.axis(x, dim2)
-    length = g.dims(src)[-1]
-    order = _front([first, second], g.rank(x))
-    steps = g.unsqueeze(positions(g, length), [1])
-    index = g.shaped(g.Add(steps, g.ints([max(-offset, 0), max(offset, 0)])), [length, 2])
+    order = _front([g.axis(x, dim1), g.axis(x, dim2)], g.rank(x))
+    index = _diagonal_positions(g, g.dims(src)[-1], offset)
     updates = g.transpose(g.cast(src, g.dtype(x)), [g.rank(src) - 1, *range(g.rank(src) - 1)])
     front = g.transpose(x, order)
     placed = g.shaped(g.ScatterND(front, index, updates), g.dims(front))

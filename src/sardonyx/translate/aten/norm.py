@@ -116,14 +116,16 @@ def fused_rms_norm(
 def rms_norm(
     g: Builder, x: Value, shape: Sequence[Dim], weight: Value | None = None, eps: float | None = None
 ) -> Value:
-    eps = torch.finfo(g.dtype(x)).eps if eps is None else eps
+    dtype = dtypes.summing(g.dtype(x))
+    eps = torch.finfo(dtype).eps if eps is None else eps
     if weight is None:
         weight = g.expand(g.scalar(1, g.dtype(x)), list(shape))
     if g.opset >= 23:
-        return g.RMSNormalization(x, weight, axis=-len(shape), epsilon=eps)
-    axes = g.ints(list(range(-len(shape), 0)))
-    mean = g.ReduceMean(g.Mul(x, x), axes, keepdims=1)
-    return g.Mul(g.Div(x, g.Sqrt(g.Add(mean, g.scalar(eps, g.dtype(x))))), weight)
+        return g.RMSNormalization(x, g.cast(weight, g.dtype(x)), axis=-len(shape), epsilon=eps)
+    wide = g.cast(x, dtype)
+    mean = g.ReduceMean(g.Mul(wide, wide), g.ints(list(range(-len(shape), 0))), keepdims=1)
+    normalized = g.Div(wide, g.Sqrt(g.Add(mean, g.scalar(eps, dtype))))
+    return g.cast(g.Mul(normalized, g.cast(weight, dtype)), g.dtype(x))
 
 
 @aten("_native_batch_norm_legit_no_training")

@@ -1,10 +1,11 @@
-"""Searching in sorted sequences."""
+"""Searching in sequences."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 import torch
 
+from sardonyx.translate.aten.indexing import count_of, flat
 from sardonyx.translate.builder import Builder, Operand
 from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.sizes import Dim
@@ -76,6 +77,17 @@ def searchsorted(
     if g.rank(sequence) > 1:
         sequence = g.unsqueeze(sequence, [-2])
     return place_of(g, sequence, _as_tensor(g, values), right or side == "right")
+
+
+@aten("isin.Tensor_Tensor")
+def isin(g: Builder, x: Value, tests: Value, *, assume_unique: bool = False, invert: bool = False) -> Value:
+    count = count_of(g.dims(tests))
+    if isinstance(count, int) and count > _LONGEST:
+        raise Unsupported(f"isin with {count} elements to compare with; up to {_LONGEST} are compared one by one")
+    x, tests = g.promote(x, tests)
+    found = _count(g, g.Equal(g.unsqueeze(x, [-1]), flat(g, tests)))
+    zero = g.scalar(0, torch.int64)
+    return g.Equal(found, zero) if invert else g.Greater(found, zero)
 
 
 def _as_tensor(g: Builder, x: Operand) -> Value:
