@@ -249,9 +249,13 @@ def forget() -> None:
 
 
 def add(operator: Any) -> None:
-    """Let the device have an operator that was declared after it was enabled, and that torch has for every device."""
+    """Let the device have an operator declared after it was enabled: one with a body, or one torch has for every device.
+
+    Of others torch calls the `out=` variant, which finds a translation by itself.
+    """
     name, has = operator.name(), torch._C._dispatch_has_kernel_for_dispatch_key
-    if not _registered or has(name, "PrivateUse1") or not has(name, "CompositeExplicitAutograd"):
+    is_called = name in BODIES or has(name, "CompositeExplicitAutograd")
+    if not _registered or has(name, "PrivateUse1") or not is_called:
         return
     space, _, rest = name.partition("::")
     own: Any = torch.library.Library(space, "IMPL")  # type: ignore[no-untyped-call]

@@ -45,8 +45,9 @@ def _resize(
 
 
 def _used(old: Dims, new: Dims, scales: Sequence[float | None]) -> list[float | None]:
-    """The scales by which torch finds the nearest elements: it has none for axes of the same or of twice the size."""
-    return [None if after in (before, 2 * before) else s for before, after, s in zip(old, new, scales, strict=True)]
+    """The scales by which torch finds the nearest elements: those of the sizes where a size stays or is doubled."""
+    pairs = zip(old, new, scales, strict=True)
+    return [1.0 if after == before else 2.0 if after == 2 * before else scale for before, after, scale in pairs]
 
 
 def _factor(old: Dim, new: Dim, scale: float | None) -> float:
