@@ -249,7 +249,7 @@ def forget() -> None:
 
 
 def add(operator: Any) -> None:
-    """Let the device have an operator declared after it was enabled: one with a body, or one torch has for every device.
+    """Let the device have an operator declared after it was enabled: with a body, or one torch has for every device.
 
     Of others torch calls the `out=` variant, which finds a translation by itself.
     """
