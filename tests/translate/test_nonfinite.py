@@ -129,28 +129,6 @@ def test_gradients_of_antialiased_images() -> None:
     gradients_spread_as_in_eager(functions, torch.randn(1, 2, 11, 13), 0, 13, 23)
 
 
-def largest(x: Tensor) -> list[Any]:
-    planes = [F.max_pool2d(x, 3, 2, 1), F.max_pool2d(x, 2, 1, dilation=2), F.max_pool2d(x, 2, ceil_mode=True)]
-    indexed = [*F.max_pool2d(x, 3, 2, 1, return_indices=True), *F.max_pool3d(x, 2, return_indices=True)]
-    return [F.max_pool1d(x[0], 3), *planes, *indexed, F.max_pool3d(x[None], 2, 1)]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_the_largest_of_windows_that_hold_a_nan(dtype: torch.dtype) -> None:
-    x = torch.randn(2, 4, 9, 8, dtype=dtype)
-    x.view(-1)[[0, 13, 14, 100, 171, 287, 300, 575]] = float("nan")
-    x.view(-1)[[30, 31]] = float("inf")
-    x[1, 2] = float("-inf")
-    spreads_as_in_eager(largest, x)
-
-
-def test_gradients_go_to_the_last_nan_of_a_window() -> None:
-    x = torch.randn(1, 2, 9, 8)
-    x.view(-1)[[0, 13, 14, 100, 143]] = float("nan")
-    pools = [partial(F.max_pool2d, kernel_size=3, stride=2), partial(F.max_pool2d, kernel_size=2)]
-    gradients_spread_as_in_eager(pools, x, 0)
-
-
 def test_attention_of_rows_without_them() -> None:
     def attention(*args: Tensor) -> list[Tensor]:
         q, k, v = args

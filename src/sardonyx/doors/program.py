@@ -199,7 +199,7 @@ class Program:
                 self._runners[empty] = self._load(empty)
             return self._runners[empty]
 
-    def _load(self, empty: bool) -> Runner:
+    def _load(self, empty: bool = False) -> Runner:
         """A runner over the weights in torch's memory."""
         engine = find_engine(self._options.engine)
         model = self.model.clone()

@@ -53,42 +53,12 @@ def _max_pool(
         "ceil_mode": int(ceil),
     }
     dims = [*(() if batched else (1,)), *dims_of(like)]
-    last = _last_nan(g, source, spatial, indices, dims, attributes) if g.dtype(x).is_floating_point else None
     if not indices:
-        y = g.shaped(g.MaxPool(source, **attributes), dims)
-        return _unbatched(g, _broken(g, y, last), batched, like), None
+        return _unbatched(g, g.shaped(g.MaxPool(source, **attributes), dims), batched, like), None
     y, index = g.several("MaxPool", 2, [source], **attributes)
     index.type = ir.TensorType(ir.DataType.INT64)
-    places = g.Sub(g.shaped(index, dims), _plane_starts(g, source, spatial))
-    if last is not None:
-        places = g.Where(_exists(g, last), g.cast(g.Sub(last, g.scalar(1, g.dtype(last))), torch.int64), places)
-    return _unbatched(g, _broken(g, g.shaped(y, dims), last), batched, like), _unbatched(g, places, batched, like)
-
-
-def _last_nan(
-    g: Builder, x: Value, spatial: int, indices: bool, dims: Sequence[Dim], attributes: dict[str, Any]
-) -> Value:
-    """For each window one more than the place of its last NaN within the plane, or just one without `indices`.
-
-    Zero where there is none. Engines skip NaN; torch passes it on, with the place of the last.
-    """
-    sides = g.dims(x)[-spatial:]
-    dtype = torch.float64 if indices else torch.float32  # every place is a number of double precision
-    missing = g.IsNaN(x)
-    marked = g.cast(missing, dtype)
-    if indices:
-        place = g.reshape(g.cast(positions(g, count_of(sides)), dtype), sides)
-        marked = g.shaped(g.Where(missing, g.Add(place, g.scalar(1, dtype)), g.scalar(0, dtype)), g.dims(x))
-    return g.shaped(g.MaxPool(marked, **attributes), dims)
-
-
-def _exists(g: Builder, last: Value) -> Value:
-    return g.Greater(last, g.scalar(0, g.dtype(last)))
-
-
-def _broken(g: Builder, y: Value, last: Value | None) -> Value:
-    """NaN for windows that hold one."""
-    return y if last is None else g.Where(_exists(g, last), g.scalar(math.nan, g.dtype(y)), y)
+    places = g.Sub(g.shaped(index, dims), _plane_starts(g, source, spatial))  # ONNX counts over the whole tensor
+    return _unbatched(g, g.shaped(y, dims), batched, like), _unbatched(g, places, batched, like)
 
 
 def _plane_starts(g: Builder, x: Value, spatial: int) -> Value:
