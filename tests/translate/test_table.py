@@ -6,6 +6,7 @@ import inspect
 
 import pytest
 import torch
+import torch._inductor.inductor_prims  # registers prims::fma
 
 from sardonyx.translate import table
 
