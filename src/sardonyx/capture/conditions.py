@@ -13,7 +13,6 @@ from unittest import mock
 
 import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.printers import PythonPrinter
 
 from sardonyx.errors import CaptureError
@@ -35,6 +34,8 @@ def recording_constants() -> Iterator[dict[sympy.Symbol, str]]:
 
     torch remembers the innermost line alone, which often is its own.
     """
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # takes a while to import
+
     lines: dict[sympy.Symbol, str] = {}
     own = ShapeEnv._set_replacement
 

@@ -17,7 +17,6 @@ import torch
 from torch._subclasses.fake_tensor import UnsupportedOperatorException
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, OutputSpec
-from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, ShapeEnv
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges
 
@@ -200,6 +199,8 @@ def _told_line(text: str) -> str | None:
 
 def _specializing_line(error: BaseException, lines: Mapping[sympy.Symbol, str]) -> str | None:
     """The line that made a constant of a size, which torch finds out at the end of the trace, and does not tell."""
+    from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, ShapeEnv  # takes a while to import
+
     violation = error.__context__
     if not isinstance(violation, ConstraintViolationError):
         return None

@@ -171,14 +171,18 @@ class CompiledRegion(torch.nn.Module):
 
     def _run_in_torch(self, error: MissingKernel, args: Sequence[Any]) -> Sequence[Any]:
         """The results of a region that passed every check of its dtypes, and yet the engine lacks a kernel for."""
-        if self._missing is None and self._options.fallback == "warn":
+        if self._missing is None:
+            self._missing, self._current = error, None
+            self._note_missing(error)
+        results = self._region.graph(*args)
+        return (results,) if self._region.single else results
+
+    def _note_missing(self, error: MissingKernel) -> None:
+        if self._options.fallback == "warn":
             log.warning("in torch: a region of the %s graph: %s", self._kind, error.what)
-        self._missing, self._current = error, None
         for node in self._region.graph.graph.nodes:
             if node.op == "call_function" and node.target is not operator.getitem:
                 self._graph_report.note_fallback(Fallback(str(node.target), error.what, source_of(node)), warn=False)
-        results = self._region.graph(*args)
-        return (results,) if self._region.single else results
 
     def plain(self) -> Plain | None:
         """How to run the session of the last call alone, if a call is nothing but that."""
