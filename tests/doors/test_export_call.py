@@ -353,6 +353,17 @@ def test_a_size_that_became_a_constant_names_the_line() -> None:
         assert "dynamic_shapes" in str(failure.value.hint)
 
 
+def test_a_failed_export_leaves_no_marks_of_dynamic_sizes_on_the_examples() -> None:
+    x = torch.ones(3, 4)
+    with pytest.raises(sardonyx.CaptureError):
+        sardonyx.export(lambda x: x.nonexistent(), (x,), dynamic_shapes=({0: Dim.DYNAMIC},))
+    assert not vars(x)
+    torch._dynamo.mark_dynamic(x, 1)
+    before = {name: str(value) for name, value in vars(x).items()}
+    sardonyx.export(torch.nn.ReLU(), (x,), dynamic_shapes=({0: Dim.DYNAMIC},))
+    assert {name: str(value) for name, value in vars(x).items()} == before
+
+
 def test_a_size_that_is_left_to_torch_and_became_a_constant_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING", "sardonyx"):
         program = sardonyx.export(lambda x: x * int(x.shape[0]), (X,), dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO},))

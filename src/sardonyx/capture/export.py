@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,10 +121,32 @@ def _exported(
     model: torch.nn.Module, args: Any, kwargs: Any, dynamic_shapes: Any, lines: Mapping[sympy.Symbol, str]
 ) -> ExportedProgram:
     try:
-        with torch.no_grad(), keeping_whole():
+        with torch.no_grad(), keeping_whole(), _dynamic_marks_restored(args, kwargs):
             return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as error:
         raise _capture_error(error, lines) from error
+
+
+@contextmanager
+def _dynamic_marks_restored(args: Any, kwargs: Any) -> Iterator[None]:
+    """Restore the marks of dynamic sizes on the example tensors.
+
+    torch.export sets them there, deletes those of the caller, and leaves its own behind when it fails.
+    """
+    tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    before = [_dynamic_marks(x) for x in tensors]
+    try:
+        yield
+    finally:
+        for tensor, marks in zip(tensors, before, strict=True):
+            for name in _dynamic_marks(tensor):
+                delattr(tensor, name)
+            for name, value in marks.items():
+                setattr(tensor, name, value)
+
+
+def _dynamic_marks(tensor: torch.Tensor) -> dict[str, Any]:
+    return {name: copy(value) for name, value in vars(tensor).items() if "_dynamo_" in name or name == "_specialize_on"}
 
 
 def _functional(program: ExportedProgram, whole: Collection[str]) -> ExportedProgram:
