@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import sardonyx
-from sardonyx.engines.onnxruntime import _session_error
+from sardonyx.engines.onnxruntime import _kernels, _session_error
 from sardonyx.engines.registry import find
 from sardonyx.errors import MissingKernel
 from sardonyx.optimize.legalize import Kernels, lack, legalize
+from sardonyx.run import ortvalue
 
 OPSET = 23
 
@@ -37,6 +38,23 @@ def widened(made: ir.Node) -> ir.DataType | None:
     legalize(ir.Model(graph, ir_version=10), kernels())
     assert made.inputs[0] is not None
     return made.inputs[0].dtype
+
+
+def test_a_provider_that_does_not_list_its_kernels_has_inexact_ones_composed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the CUDA provider: its ReduceMax of int64 computes in double precision."""
+
+    def lists_none(provider: str) -> None:
+        raise RuntimeError(f"No devices found for EP {provider}")
+
+    monkeypatch.setattr(ortvalue.binding(), "get_registered_ep_kernel_defs", lists_none)
+    _kernels.cache_clear()
+    unlisted = find("onnxruntime").kernels(torch.device("cuda"))
+    _kernels.cache_clear()
+    made = node("ReduceMax", ir.DataType.INT64, keepdims=1)
+    graph = ir.Graph(made.inputs, made.outputs, nodes=[made], opset_imports={"": OPSET}, name="g")
+    assert unlisted is not None
+    legalize(ir.Model(graph, ir_version=10), unlisted)
+    assert "ReduceMax" not in {found.op_type for found in graph}
 
 
 class TestFunctions:

@@ -133,3 +133,27 @@ def test_attention_in_training_is_torchs_between_graphs_and_right() -> None:
     expected, got = (torch.autograd.grad(net(x).square().sum(), list(layer.parameters())) for net in (layer, run))
     for ours, eager in zip(got, expected, strict=True):
         torch.testing.assert_close(ours, eager, rtol=1e-2, atol=1e-2)
+
+
+EXACT = {
+    "sum": lambda x: x.sum(),
+    "prod": lambda x: (x - BIG + 1).prod(1),
+    "amax": lambda x: x.amax(1),
+    "amin": lambda x: x.amin((0, 1)),
+    "max": lambda x: x.max(1),
+    "aminmax": lambda x: torch.aminmax(x),
+    "clamp": lambda x: x.clamp(BIG + 3, BIG + 9),
+    "maximum": lambda x: torch.maximum(x, x.flip(0)),
+    "sort": lambda x: x.sort(1)[0],
+    "cumsum": lambda x: x.cumsum(1),
+    "fmod": lambda x: torch.fmod(x, 1000),
+    "floor_divide": lambda x: x // 7,
+    "sign": lambda x: (x - BIG - 5).sign(),
+}
+BIG = 1_700_000_000_123_456_789
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_integers_of_64_bits_are_exact(name: str) -> None:
+    x = torch.arange(64, device="cuda").view(4, 16) * 3 % 67 + BIG  # no two are equal
+    torch.testing.assert_close(compiled(EXACT[name])(x), EXACT[name](x), rtol=0, atol=0)

@@ -55,7 +55,7 @@ class OnnxRuntime(Engine):
         found = blocked.domain(_onnxruntime())
         return frozenset({found} if found else ())
 
-    def kernels(self, device: torch.device) -> Kernels | None:
+    def kernels(self, device: torch.device) -> Kernels:
         """What its kernels on this device accept."""
         return _kernels("CUDAExecutionProvider" if device.type == "cuda" else "CPUExecutionProvider")
 
@@ -95,14 +95,18 @@ def _onnxruntime() -> Any:
 
 
 @cache
-def _kernels(provider: str) -> Kernels | None:
-    """The kernels of one provider. Asking for those of all would load every provider's library, and can crash."""
+def _kernels(provider: str) -> Kernels:
+    """The kernels of one provider. Asking for those of all would load every provider's library, and can crash.
+
+    Where it does not list them, as the CUDA provider does not, it is taken to accept any dtype: nodes that it lacks a
+    kernel for run on the CPU. What is inexact is known all the same.
+    """
     _onnxruntime()
     try:
         kernels = ortvalue.binding().get_registered_ep_kernel_defs(provider)
     except Exception as error:
-        log.info("%s does not tell its kernels: %s", provider, error)
-        return None
+        log.info("%s does not list its kernels: %s", provider, error)
+        kernels = []
     found: dict[tuple[str, str], list[tuple[range, Mapping[str, Sequence[str]]]]] = {}
     for kernel in kernels:
         versions = range(kernel.version_range[0], kernel.version_range[1] + 1)
