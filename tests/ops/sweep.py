@@ -156,22 +156,37 @@ def _minutes(seconds: float) -> str:
 
 def _tasks(given: argparse.Namespace, count: int | None, done: set[tuple[str, str, str]]) -> list[Any]:
     """What is left to do, the operators with most samples first, so that the last ones end together."""
-    import torch
-
-    from .database import in_own_table, operators, samples
-    from .ways import EXPORTED
+    from .database import in_own_table, operators
     from .workers import Task
 
-    tasks = [
-        Task(name, dtype, len(samples(op, getattr(torch, dtype), many)), way, given.executor, many)
-        for dtype in given.dtypes.split(",")
-        for name, op in operators().items()
-        if _matches(name, given.only) and (not given.own or in_own_table(op))
-        for way in _ways(given)
-        if (name, dtype, way) not in done
-        for many in [0 if way == EXPORTED else count]
-    ]
+    tasks = []
+    for dtype in given.dtypes.split(","):
+        for name, op in operators().items():
+            ways = [way for way in _ways(given) if (name, dtype, way) not in done]
+            if ways and _matches(name, given.only) and (not given.own or in_own_table(op)):
+                counts = _sample_counts(op, dtype, {_database_samples(way, count) for way in ways})
+                for way in ways:
+                    many = _database_samples(way, count)
+                    tasks.append(Task(name, dtype, counts[many], way, given.executor, many))
     return sorted(tasks, key=lambda task: -task.samples)
+
+
+def _database_samples(way: str, count: int | None) -> int | None:
+    """At most how many of the database's samples are run this way: exports are of those at the edges alone."""
+    from .ways import EXPORTED
+
+    return 0 if way == EXPORTED else count
+
+
+def _sample_counts(op: Any, dtype: str, limits: set[int | None]) -> dict[int | None, int]:
+    """How many samples there are by limit of the database's; making them takes time, so each is made once."""
+    import torch
+
+    from .database import database_samples
+    from .edges import edge_samples
+
+    edges = len(edge_samples(op, getattr(torch, dtype)))
+    return {many: edges + len(database_samples(op, getattr(torch, dtype), many)) for many in limits}
 
 
 def _ways(given: argparse.Namespace) -> tuple[str, ...]:
