@@ -108,6 +108,12 @@ def deciding() -> sardonyx.Program:
     return program
 
 
+def test_a_boolean_that_is_read_off_a_tensor_is_a_result() -> None:
+    program = sardonyx.export(lambda x: (x.any().item(), x.sum().item() > 2), (torch.tensor([True, False, True]),))
+    assert program(torch.tensor([False, False, False])) == (False, False)
+    assert program(torch.tensor([True, True, True])) == (True, True)
+
+
 def test_a_number_that_is_asked_for_its_class_is_a_constant() -> None:
     def last(x: torch.Tensor, n: int) -> torch.Tensor:
         return x[:, -n:] if isinstance(n, int) else x[:, n]

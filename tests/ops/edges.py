@@ -7,6 +7,7 @@ some of their numbers for all others.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -35,6 +36,9 @@ WITHOUT_NAN = frozenset({"mode"}) | MAX_POOLS
 COORDINATES = frozenset({"grid_sampler_2d", "grid_sampler_3d", "nn.functional.grid_sample"})
 """Operators whose second operand says where to read: torch converts infinities and NaN to integers there, which C++
 leaves undefined."""
+CANCELLING = re.compile(r"fft\..*fft[2n]?|i?stft|nn\.functional\.conv.*")
+"""Operators each of whose results is a sum of many products: at the edges large ones cancel, and the error of what is
+left is that of the large ones."""
 LARGEST_EXPONENT = 2.0**40
 """For zeta functions: beyond it the coefficients of torch's series overflow, in double precision too, and it gives NaN
 where the value is 0."""
@@ -75,6 +79,12 @@ def is_elementwise(op: Any) -> bool:
 def orders_or_maps(op: Any) -> bool:
     """Whether no result is a sum of several operands, beside reductions: infinities have one right place then."""
     return is_elementwise(op) or isinstance(op, ReductionOpInfo)
+
+
+def largest_finite(x: Tensor) -> Tensor:
+    """The largest magnitude of what is finite, or 1 where nothing is larger than 0."""
+    largest = torch.where(x.isfinite(), x.abs(), 0).amax() if x.numel() else x.new_tensor(0).abs()
+    return torch.where(largest > 0, largest, 1)
 
 
 def _without_limits(values: Tensor) -> Tensor:
@@ -139,6 +149,8 @@ def _with_edges(op: Any, dtype: torch.dtype) -> Iterator[Any]:
     values = _without_limits(edge_values(dtype))
     if op.name in WITHOUT_NAN:
         values = values[~values.isnan()]
+    if op.name in COORDINATES and dtype.itemsize < 4:  # how a coordinate is rounded decides which elements are read
+        values = values[values.isfinite()]
 
     def replaced(leaf: Any) -> Any:
         return _sprinkled(leaf, values) if _is_strided(leaf, dtype) else leaf

@@ -439,9 +439,12 @@ def _value(run: _Run, node: torch.fx.Node) -> ir.Value:
     if node in run.values:
         value: ir.Value = run.values[node]
         return value
-    if isinstance(node.meta["val"], torch.SymFloat):
-        return run.g.sizes.real(node.meta["val"].node.expr)
-    return run.g.scalar(dim_of(node.meta["val"]), torch.int64)
+    number = node.meta["val"]
+    if isinstance(number, torch.SymBool):
+        return run.g.Squeeze(run.g.sizes.condition(expression_of(number)), run.g.ints([0]))
+    if isinstance(number, torch.SymFloat):
+        return run.g.sizes.real(number.node.expr)
+    return run.g.scalar(dim_of(number), torch.int64)
 
 
 def _as_output(g: Builder, value: ir.Value, order: tuple[int, ...] | None) -> ir.Value:
