@@ -16,8 +16,8 @@ from benchmarks.engines import ENGINES, Call, compiled
 from benchmarks.models import Case, build
 from benchmarks.tables import Table
 from benchmarks.turns import Measured, Prepared, Suite, parsed, parser, take_turns
-from sardonyx.diagnose.report import collecting
-from sardonyx.diagnose.verify import difference
+from sardonyx.telemetry.report import collecting
+from sardonyx.telemetry.verify import difference
 
 _OTHERS = ("eager", "inductor")
 _OURS = ("onnxruntime", "openvino", "iree", "onnx-mlir", "auto")

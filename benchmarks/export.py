@@ -31,7 +31,7 @@ import sardonyx
 from benchmarks.machine import describe, note_if_busy
 from benchmarks.models import MODELS, Case, make
 from benchmarks.tables import Progress, Table, progress, say
-from sardonyx.diagnose.verify import difference
+from sardonyx.telemetry.verify import difference
 
 Shapes = tuple[dict[int, str], ...] | None
 

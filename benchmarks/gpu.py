@@ -27,8 +27,8 @@ from torch import nn
 from benchmarks import models
 from benchmarks.machine import describe
 from benchmarks.tables import Table, milliseconds, say
-from sardonyx.diagnose.verify import difference
 from sardonyx.doors.dynamo import sardonyx as backend
+from sardonyx.telemetry.verify import difference
 
 Args: TypeAlias = tuple[torch.Tensor, ...]
 Entry: TypeAlias = dict[str, Any]

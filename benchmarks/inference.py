@@ -10,8 +10,8 @@ import torch
 from benchmarks.engines import ENGINES, USUAL
 from benchmarks.models import MODELS, build
 from benchmarks.turns import Prepared, Suite, parsed, parser, take_turns
-from sardonyx.diagnose.report import collecting
-from sardonyx.diagnose.verify import difference
+from sardonyx.telemetry.report import collecting
+from sardonyx.telemetry.verify import difference
 
 SUITE = Suite("inference", __doc__, tuple(MODELS), tuple(ENGINES))
 

@@ -23,8 +23,8 @@ from benchmarks.machine import describe, resident_megabytes
 from benchmarks.models import make, mlp, transformers
 from benchmarks.tables import Table, progress
 from benchmarks.turns import Prepared, Suite, parsed, parser, take_turns
-from sardonyx.diagnose.report import collecting
-from sardonyx.diagnose.verify import difference
+from sardonyx.telemetry.report import collecting
+from sardonyx.telemetry.verify import difference
 
 Task: TypeAlias = tuple[nn.Module, tuple[torch.Tensor, ...]]
 """A module in training mode that gives a loss, and a batch for it."""

@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 from sardonyx import Report
-from sardonyx.diagnose.report import collecting
-from sardonyx.diagnose.verify import difference
+from sardonyx.telemetry.report import collecting
+from sardonyx.telemetry.verify import difference
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file, it finds its neighbour `benchmarks`
 

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from sardonyx.diagnose.report import collecting
+from sardonyx.telemetry.report import collecting
 
 Strategy: TypeAlias = Callable[["Model"], nn.Module]
 

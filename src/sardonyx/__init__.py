@@ -10,7 +10,6 @@ torch.Size([2, 8])
 from sardonyx.customop import CustomOp, custom_op
 from sardonyx.diagnose.explain import explain
 from sardonyx.diagnose.intercept import intercept
-from sardonyx.diagnose.report import Report
 from sardonyx.doors.export import export
 from sardonyx.doors.module import CompiledModule, compile
 from sardonyx.doors.optimize import optimize
@@ -28,6 +27,7 @@ from sardonyx.errors import (
     VerificationError,
 )
 from sardonyx.options import Options
+from sardonyx.telemetry.report import Report
 
 __all__ = [
     "AutogradError",

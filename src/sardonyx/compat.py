@@ -17,13 +17,13 @@ import onnx
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sardonyx.diagnose import dump
 from sardonyx.diagnose.intercept import intercept, watched
 from sardonyx.doors import dynamo
 from sardonyx.doors.export import export
 from sardonyx.doors.program import Program
 from sardonyx.errors import OptionError
 from sardonyx.options import NUMBER, Options, defaults
+from sardonyx.telemetry import dump
 from sardonyx.torch_onnx import onnx_export, register_custom_op_symbolic, unregister_custom_op_symbolic
 
 __all__ = [

@@ -57,3 +57,7 @@ class VerificationError(SardonyxError, AssertionError):
 
 class DeclarationError(SardonyxError, ValueError):
     """The declaration of a custom operator cannot be used."""
+
+
+class Unsupported(Exception):
+    """ONNX cannot express this call; the text says why. The partitioner turns it into a fallback or an error."""

@@ -15,11 +15,8 @@ from sardonyx.capture.regions import Region, copied, device_of, partition, regio
 from sardonyx.capture.strides import correct_strides
 from sardonyx.capture.views import stride_bases, views_of_inputs, views_shared_by_outputs
 from sardonyx.customop.registry import is_declared
-from sardonyx.diagnose import dump, html
-from sardonyx.diagnose.picture import Picture
-from sardonyx.diagnose.report import Fallback, GraphReport, RegionReport, new_graph_report
+from sardonyx.diagnose import html
 from sardonyx.diagnose.repro import reproducible
-from sardonyx.diagnose.source import source_of
 from sardonyx.engines import Engine
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import UnsupportedOperator
@@ -30,6 +27,10 @@ from sardonyx.optimize.selection import selected
 from sardonyx.options import Options
 from sardonyx.run.hosted import DEVICES as hosted_devices
 from sardonyx.run.region import CompiledRegion
+from sardonyx.telemetry import dump
+from sardonyx.telemetry.picture import Picture
+from sardonyx.telemetry.report import Fallback, GraphReport, RegionReport, new_graph_report
+from sardonyx.telemetry.source import source_of
 from sardonyx.translate import functions as onnx_functions
 from sardonyx.translate.translator import NotExpressible, Refusal, Translation, translate
 

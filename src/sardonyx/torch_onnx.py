@@ -16,11 +16,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from sardonyx.customop.in_torch import add_fake
 from sardonyx.doors.export import export
 from sardonyx.doors.program import Program
-from sardonyx.errors import DeclarationError, OptionError
+from sardonyx.errors import DeclarationError, OptionError, Unsupported
 from sardonyx.options import OLDEST_OPSET
 from sardonyx.translate import table
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.errors import Unsupported
 
 log = logging.getLogger(__name__)
 

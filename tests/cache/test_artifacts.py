@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sardonyx.cache import artifacts, machine
-from sardonyx.engines import Availability, Engine, Job, Runner
+from sardonyx.cache import machine
+from sardonyx.engines import Availability, Engine, Job, Runner, artifacts
 from sardonyx.errors import EngineError
 from sardonyx.options import Options
 

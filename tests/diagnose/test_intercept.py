@@ -27,8 +27,8 @@ from sardonyx import OptionError, SardonyxError
 from sardonyx.diagnose import intercepting, record, replay, restore
 from sardonyx.diagnose.calls import Call
 from sardonyx.diagnose.intercept import shown
-from sardonyx.diagnose.report import collecting
 from sardonyx.diagnose.words import lines, tensor_in_words
+from sardonyx.telemetry.report import collecting
 
 
 class Net(nn.Module):

@@ -16,9 +16,9 @@ from torch import nn
 import sardonyx
 from sardonyx import OptionError
 from sardonyx.diagnose import Profile, profile
-from sardonyx.diagnose.picture import Picture, Seen
 from sardonyx.diagnose.profiling.events import read
 from sardonyx.diagnose.profiling.result import FUSED
+from sardonyx.telemetry.picture import Picture, Seen
 
 
 class Block(nn.Module):

@@ -20,8 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import sardonyx
 from sardonyx import OptionError, Program, compat
 from sardonyx.compat import OptimizationOptions, dump_onnx, make_aot_ort, onnxmlir_backend, to_onnx, train_loop
-from sardonyx.diagnose.report import collecting
 from sardonyx.errors import CaptureError
+from sardonyx.telemetry.report import collecting
 
 
 @pytest.fixture(autouse=True)

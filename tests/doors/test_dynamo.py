@@ -16,8 +16,8 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
 import sardonyx
-from sardonyx.diagnose.report import collecting
 from sardonyx.doors.dynamo import modern
+from sardonyx.telemetry.report import collecting
 from sardonyx.translate.translator import NotExpressible, Refusal, translate
 from tests.sizes import agrees_at_the_edges
 
@@ -444,7 +444,7 @@ class TestOldOptions:
 
 class TestSessions:
     def test_equal_graphs_over_the_same_weights_share_a_session(self) -> None:
-        from sardonyx.cache import sessions
+        from sardonyx.run import sessions
 
         model, x = mlp(), torch.randn(3, 8)
         first = torch.compile(model, backend="sardonyx")
@@ -460,7 +460,7 @@ class TestSessions:
             close(compiled(lambda x, f=factor: x * f)(torch.ones(3)), torch.ones(3) * factor)
 
     def test_reset_clears_them(self) -> None:
-        from sardonyx.cache import sessions
+        from sardonyx.run import sessions
 
         compiled(mlp())(torch.randn(3, 8))
         torch._dynamo.reset()

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import sardonyx
-from sardonyx.diagnose.verify import difference
+from sardonyx.telemetry.verify import difference
 from sardonyx.translate.builder import Builder
 from tests.sizes import agrees_at_the_edges
 

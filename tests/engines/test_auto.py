@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 import sardonyx
-from sardonyx.diagnose.report import Choice, collecting
 from sardonyx.engines import Availability, Engine, Job, Runner, auto, registry
 from sardonyx.engines.auto import Auto, _Contest
 from sardonyx.errors import EngineError, OptionError
+from sardonyx.telemetry.report import Choice, collecting
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 

@@ -17,8 +17,7 @@ import torch
 from torch import nn
 
 import sardonyx
-from sardonyx.cache import artifacts
-from sardonyx.engines import Job, Runner, engines, find
+from sardonyx.engines import Job, Runner, artifacts, engines, find
 from sardonyx.errors import EngineError, SardonyxError
 
 NAMES = ("onnxruntime", "reference", "openvino", "iree")

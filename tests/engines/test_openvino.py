@@ -12,8 +12,8 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
 import sardonyx
-from sardonyx.diagnose.report import collecting
 from sardonyx.errors import EngineError, SardonyxError
+from sardonyx.telemetry.report import collecting
 
 pytest.importorskip("openvino", reason='pip install "sardonyx[openvino]"')
 

@@ -10,8 +10,8 @@ import transformers as hf
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from sardonyx.diagnose.report import Report, collecting
-from sardonyx.diagnose.verify import difference
+from sardonyx.telemetry.report import Report, collecting
+from sardonyx.telemetry.verify import difference
 from tests.models.architectures import ARCHITECTURES, GROUPED, SMALL, TOLERANCE, ids
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from sardonyx import OptionError, Options
-from sardonyx.diagnose.report import collecting
 from sardonyx.optimize.selection import names_of_rules, selected
+from sardonyx.telemetry.report import collecting
 
 ALL = frozenset(names_of_rules())
 

@@ -9,9 +9,9 @@ from concurrent.futures import Future
 
 import pytest
 
+from sardonyx import fork
 from sardonyx.doors import kept
 from sardonyx.errors import EngineError
-from sardonyx.run import fork
 
 _LIMIT = 120
 """Seconds after which a child counts as hanging, so that a failure does not block the other tests."""

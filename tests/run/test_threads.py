@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from sardonyx.run import threads
+from sardonyx import threads
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from sardonyx.diagnose.report import Report, collecting
-from sardonyx.diagnose.verify import difference
+from sardonyx.telemetry.report import Report, collecting
+from sardonyx.telemetry.verify import difference
 
 from .modules import Case
 

@@ -17,9 +17,9 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import sardonyx
-from sardonyx.diagnose.report import collecting
 from sardonyx.errors import AutogradError
 from sardonyx.run import autograd
+from sardonyx.telemetry.report import collecting
 
 from .twins import both, same, same_state, twins
 

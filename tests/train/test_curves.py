@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sardonyx.diagnose.report import collecting
+from sardonyx.telemetry.report import collecting
 
 from .twins import same, twins
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed import _functional_collectives as collectives
 
-from sardonyx.diagnose.report import collecting
+from sardonyx.telemetry.report import collecting
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "distributed.py"
 

@@ -19,7 +19,7 @@ from torch.testing._internal.hop_db import hop_db
 from torch.utils._pytree import tree_leaves
 
 import sardonyx
-from sardonyx.diagnose.report import Report, collecting
+from sardonyx.telemetry.report import Report, collecting
 from sardonyx.translate.translator import NotExpressible, translate
 
 from .agreement import agrees, agrees_at, onnx

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sardonyx.diagnose.report import collecting
 from sardonyx.engines.onnxruntime import OnnxRuntime
+from sardonyx.telemetry.report import collecting
 
 from .agreement import gradients, onnx
 

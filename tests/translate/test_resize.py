@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 import sardonyx
-from sardonyx.diagnose.report import collecting
+from sardonyx.telemetry.report import collecting
 
 from .agreement import agrees
 

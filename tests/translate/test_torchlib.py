@@ -16,8 +16,8 @@ import transformers as hf
 from torch import nn
 
 import sardonyx
-from sardonyx.diagnose.report import Report, collecting
 from sardonyx.doors import dynamo
+from sardonyx.telemetry.report import Report, collecting
 from sardonyx.translate.torchlib import ADMITTED
 
 from .agreement import gradients

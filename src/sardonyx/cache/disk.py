@@ -25,9 +25,9 @@ from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
 from sardonyx.cache.manifest import MANIFEST, Damaged, read_manifest, seal, verify, writers
-from sardonyx.diagnose.progress import showing
 from sardonyx.errors import SardonyxError
 from sardonyx.options import Options
+from sardonyx.telemetry.progress import showing
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from sardonyx.capture.attributes import first_difference
 from sardonyx.capture.conditions import Sizes, environment_of, function_of_sizes
 from sardonyx.capture.export import Captured, capture
 from sardonyx.errors import CaptureError
-from sardonyx.translate.sizes import Dim, dim_of, dims_of
+from sardonyx.sizes import Dim, dim_of, dims_of
 
 _INSIDE = "module"
 

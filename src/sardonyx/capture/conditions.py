@@ -16,7 +16,7 @@ import torch
 from torch.utils._sympy.printers import PythonPrinter
 
 from sardonyx.errors import CaptureError
-from sardonyx.translate.sizes import Dim
+from sardonyx.sizes import Dim
 
 
 def environment_of(values: Iterable[Any]) -> Any:

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from sardonyx.capture.example import Call, ExampleCall
 from sardonyx.capture.export import Captured
 from sardonyx.errors import CaptureError
-from sardonyx.translate.sizes import dim_of
+from sardonyx.sizes import dim_of
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from sardonyx.capture.example import ExampleCall, is_number
 from sardonyx.capture.export import Captured, capture
 from sardonyx.capture.faked import is_faked
 from sardonyx.errors import CaptureError
-from sardonyx.translate.sizes import dim_of, dims_of
+from sardonyx.sizes import dim_of, dims_of
 
 _ONE_BY_ONE = 8
 """Numbers that are tried one after the other where not all of them can be inputs: each try is a trace."""

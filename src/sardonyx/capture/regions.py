@@ -12,7 +12,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from sardonyx.capture.views import is_view, layout_of, strides_to_restore
-from sardonyx.translate.sizes import Dims
+from sardonyx.sizes import Dims
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sardonyx.translate.sizes import Dim, Dims, dim_of, dims_of
+from sardonyx.sizes import Dim, Dims, dim_of, dims_of
 
 
 def is_view(node: torch.fx.Node) -> bool:

@@ -13,9 +13,9 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from sardonyx import dtypes
 from sardonyx.cli._dims import DimExpression
 from sardonyx.errors import MissingDependency, OptionError, SardonyxError
-from sardonyx.translate import dtypes
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

@@ -23,6 +23,7 @@ import torch
 from onnx_ir.tensor_adapters import TorchTensor
 from torch.utils import _pytree as pytree
 
+from sardonyx import dtypes
 from sardonyx.cli import _feeds, _pt2
 from sardonyx.cli._feeds import Array
 from sardonyx.cli._told import aside
@@ -32,7 +33,6 @@ from sardonyx.doors.program import Program
 from sardonyx.errors import MissingDependency, OptionError, SardonyxError
 from sardonyx.model_files import fault_of, load_model
 from sardonyx.options import Options
-from sardonyx.translate import dtypes
 
 Kind: TypeAlias = Literal["module", "pt2", "onnx"]
 Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]

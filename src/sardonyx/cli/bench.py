@@ -33,11 +33,11 @@ from sardonyx.cli._given import (
 )
 from sardonyx.cli._told import aside
 from sardonyx.diagnose.profiling import Profile, profile
-from sardonyx.diagnose.verify import close, difference
 from sardonyx.engines.registry import engines, require
 from sardonyx.errors import OptionError
 from sardonyx.native.session import open_session
 from sardonyx.options import Options
+from sardonyx.telemetry.verify import close, difference
 
 Call: TypeAlias = Callable[[], list[torch.Tensor]]
 

@@ -23,9 +23,9 @@ from sardonyx.cli._given import (
 from sardonyx.cli._output import OutputFile
 from sardonyx.diagnose import html
 from sardonyx.diagnose.explain import explain
-from sardonyx.diagnose.report import Report
 from sardonyx.doors.optimize import optimize
 from sardonyx.options import Options
+from sardonyx.telemetry.report import Report
 
 
 @click.command(

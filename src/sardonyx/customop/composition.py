@@ -11,11 +11,12 @@ import onnx_ir as ir
 import sympy
 import torch
 
+from sardonyx import dtypes
 from sardonyx.customop.in_torch import bound, tensors_of
 from sardonyx.customop.signature import Identity, Signature
 from sardonyx.errors import DeclarationError
 from sardonyx.options import Options
-from sardonyx.translate import dtypes, inference
+from sardonyx.translate import inference
 from sardonyx.translate.builder import Builder
 
 _CALLS = itertools.count()

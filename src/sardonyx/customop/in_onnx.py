@@ -15,12 +15,12 @@ import torch
 from onnx.defs import OpSchema
 from torch.utils._pytree import tree_leaves
 
+from sardonyx import dtypes
 from sardonyx.customop.in_torch import bound, choice_of
 from sardonyx.customop.shapes import CannotTell, ShapeRule, Unknown
 from sardonyx.customop.signature import Attribute, Identity, Signature, Tensor
-from sardonyx.translate import dtypes
+from sardonyx.errors import Unsupported
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.errors import Unsupported
 
 _LARGEST = torch.finfo(torch.float32).max
 

@@ -11,10 +11,10 @@ import onnx_ir as ir
 import torch
 from torch.utils._pytree import tree_leaves
 
+from sardonyx import dtypes
 from sardonyx.customop.in_torch import bound, choice_of, sizes_of
 from sardonyx.customop.shapes import ShapeRule
 from sardonyx.customop.signature import Signature
-from sardonyx.translate import dtypes
 
 _MOST_DIMS = 16
 

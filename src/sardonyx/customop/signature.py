@@ -15,8 +15,8 @@ from typing import Any, Literal, TypeAlias
 import onnx_ir as ir
 import torch
 
+from sardonyx import dtypes
 from sardonyx.errors import DeclarationError
-from sardonyx.translate import dtypes
 
 Kind: TypeAlias = Literal["required", "optional", "variadic"]
 Dtypes: TypeAlias = Sequence[Any] | Mapping[str, Sequence[Any]] | None

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sardonyx import dtypes
 from sardonyx.customop.shapes import ShapeRule
 from sardonyx.customop.signature import Attribute, Identity, Signature, Tensor
 from sardonyx.errors import DeclarationError
 from sardonyx.toolchain.headers import header
 from sardonyx.toolchain.literals import quoted
-from sardonyx.translate import dtypes
 
 GLUE = "what sardonyx puts around the kernel"
 """The file that a compiler names for what is not the user's."""

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from sardonyx.diagnose.report import Report, collecting
-from sardonyx.diagnose.verify import difference
 from sardonyx.options import Options
+from sardonyx.telemetry.report import Report, collecting
+from sardonyx.telemetry.verify import difference
 
 
 def explain(

@@ -18,12 +18,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from sardonyx.capture.example import fresh
-from sardonyx.diagnose.picture import Picture, Seen
-from sardonyx.diagnose.report import GraphReport, RegionReport, Report
-from sardonyx.diagnose.verify import difference
 from sardonyx.diagnose.words import duration
 from sardonyx.errors import MissingDependency, OptionError
 from sardonyx.options import Options
+from sardonyx.telemetry.picture import Picture, Seen
+from sardonyx.telemetry.report import GraphReport, RegionReport, Report
+from sardonyx.telemetry.verify import difference
 from sardonyx.written_files import write_file
 
 _TEMPLATES = Path(__file__).parent / "templates"

@@ -11,9 +11,9 @@ import torch
 
 from sardonyx.diagnose.profiling.events import Events
 from sardonyx.diagnose.profiling.session import PROFILED, Watched
-from sardonyx.diagnose.report import RegionReport
-from sardonyx.diagnose.verify import difference
 from sardonyx.engines.engine import Job, Runner
+from sardonyx.telemetry.report import RegionReport
+from sardonyx.telemetry.verify import difference
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from sardonyx.cache import sessions
 from sardonyx.capture import aot
 from sardonyx.diagnose import html
 from sardonyx.diagnose.intercept import watched
@@ -16,6 +15,7 @@ from sardonyx.diagnose.repro import reproducible
 from sardonyx.errors import OptionError
 from sardonyx.options import Options, Provider
 from sardonyx.pipeline import compile_graph
+from sardonyx.run import sessions
 from sardonyx.run.autograd import Captured, with_all_of_autograd
 
 log = logging.getLogger(__name__)

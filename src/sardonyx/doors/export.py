@@ -21,11 +21,8 @@ from sardonyx.capture.export import Captured
 from sardonyx.capture.numbers import TracedCall, refuse_constant_floats
 from sardonyx.capture.regions import device_of
 from sardonyx.diagnose import html
-from sardonyx.diagnose.report import GraphReport, collecting, new_graph_report
 from sardonyx.diagnose.repro import reproducible
 from sardonyx.diagnose.repro_capture import reproducible_capture
-from sardonyx.diagnose.source import source_of
-from sardonyx.diagnose.verify import close, difference
 from sardonyx.doors.call_arguments import Argument, Kind
 from sardonyx.doors.program import Calling, Output, Program
 from sardonyx.engines.registry import find as find_engine
@@ -34,9 +31,12 @@ from sardonyx.native import native, takes_none
 from sardonyx.optimize.legalize import lack
 from sardonyx.options import Options
 from sardonyx.pipeline import rewrite, unsupported
+from sardonyx.sizes import dim_of, dims_of
+from sardonyx.telemetry.report import GraphReport, collecting, new_graph_report
+from sardonyx.telemetry.source import source_of
+from sardonyx.telemetry.verify import close, difference
 from sardonyx.translate import functions as onnx_functions
 from sardonyx.translate import inference
-from sardonyx.translate.sizes import dim_of, dims_of
 from sardonyx.translate.translator import NotExpressible, Translation, described, translate
 
 log = logging.getLogger(__name__)

@@ -20,25 +20,25 @@ import onnx
 import onnx_ir as ir
 import torch
 
+from sardonyx import dtypes, fork
 from sardonyx.cache.disk import default_cache
 from sardonyx.cache.fingerprint import fingerprint
 from sardonyx.cache.machine import key_of
 from sardonyx.cache.provenance import origin_of_module
-from sardonyx.cache.sessions import Held, shared_runner
 from sardonyx.capture.arguments import Arguments
 from sardonyx.capture.calls import Flat, Traced, tensor_of
 from sardonyx.capture.conditions import function_of_sizes
 from sardonyx.capture.regions import region_of
-from sardonyx.diagnose.report import RegionReport
-from sardonyx.diagnose.verify import close
 from sardonyx.engines import Job
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.native.carve import DOMAIN as NATIVE
 from sardonyx.options import Options
-from sardonyx.run import fork
 from sardonyx.run.region import CompiledRegion
+from sardonyx.run.sessions import Held, shared_runner
 from sardonyx.run.snapshot import Snapshot
-from sardonyx.translate import dtypes, table
+from sardonyx.telemetry.report import RegionReport
+from sardonyx.telemetry.verify import close
+from sardonyx.translate import table
 from sardonyx.translate.translator import WEIGHTS_LOCATION
 
 log = logging.getLogger(__name__)

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from sardonyx.diagnose.progress import showing
-from sardonyx.diagnose.report import Report
+from sardonyx import fork
 from sardonyx.doors.signatures import Build, CacheInfo, Dynamic, Signatures
 from sardonyx.errors import OptionError
 from sardonyx.options import Options
-from sardonyx.run import fork
+from sardonyx.telemetry.progress import showing
+from sardonyx.telemetry.report import Report
 
 
 def compile(module: torch.nn.Module, *, dynamic: Dynamic = "auto", **options: Any) -> CompiledModule:

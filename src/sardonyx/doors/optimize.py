@@ -12,7 +12,6 @@ import torch
 from onnx_ir.passes.common import ShapeInferencePass
 from torch.utils import _pytree as pytree
 
-from sardonyx.diagnose.report import collecting, new_graph_report
 from sardonyx.doors.call_arguments import Argument
 from sardonyx.doors.export import add_kernels
 from sardonyx.doors.program import Calling, Output, Program, hold
@@ -20,6 +19,7 @@ from sardonyx.errors import SardonyxError
 from sardonyx.model_files import UserModel, blaming, load_model, quietly
 from sardonyx.options import OLDEST_OPSET, Options
 from sardonyx.pipeline import rewrite
+from sardonyx.telemetry.report import collecting, new_graph_report
 from sardonyx.translate import inference
 
 

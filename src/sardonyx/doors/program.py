@@ -18,19 +18,17 @@ import torch
 from onnx_ir.tensor_adapters import TorchTensor
 from torch.utils import _pytree as pytree
 
-from sardonyx.cache import artifacts
+from sardonyx import dtypes, fork
 from sardonyx.capture.conditions import Condition, sizes_of
 from sardonyx.capture.export import Captured
-from sardonyx.diagnose.report import Report, observed
 from sardonyx.doors.call_arguments import Argument, arrangement_difference
-from sardonyx.engines import Job, Runner
+from sardonyx.engines import Job, Runner, artifacts
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import SardonyxError
 from sardonyx.optimize.empty import guard_empty
 from sardonyx.optimize.legalize import legalize
 from sardonyx.options import Options
-from sardonyx.run import fork
-from sardonyx.translate import dtypes
+from sardonyx.telemetry.report import Report, observed
 from sardonyx.translate.translator import in_torch
 
 _LARGEST_PROTOBUF = 2**31 - 2**24

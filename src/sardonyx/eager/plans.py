@@ -21,18 +21,18 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from sardonyx import fork
 from sardonyx.cache.lru import LRU
 from sardonyx.capture.aot import decompositions
 from sardonyx.capture.whole import keeping_whole
-from sardonyx.diagnose.report import collecting
 from sardonyx.eager.layout import IN_ORDER, Layout, layout_of
 from sardonyx.eager.memory import from_runtime, on_device, on_host, value_over
 from sardonyx.engines.onnxruntime import OnnxRuntimeRunner
 from sardonyx.errors import UnsupportedOperator
 from sardonyx.options import Options
 from sardonyx.pipeline import compile_graph
-from sardonyx.run import fork
 from sardonyx.run.region import CompiledRegion, Plain
+from sardonyx.telemetry.report import collecting
 
 log = logging.getLogger(__name__)
 

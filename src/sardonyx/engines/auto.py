@@ -18,17 +18,17 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from sardonyx.cache import artifacts
 from sardonyx.cache.disk import default_cache
 from sardonyx.cache.machine import key_of
-from sardonyx.diagnose.progress import showing
-from sardonyx.diagnose.report import Choice
-from sardonyx.diagnose.verify import close
+from sardonyx.engines import artifacts
 from sardonyx.engines.engine import Availability, Engine, Job, Runner
 from sardonyx.engines.registry import find
 from sardonyx.errors import EngineError, OptionError
 from sardonyx.optimize.legalize import legalize
 from sardonyx.options import Options
+from sardonyx.telemetry.progress import showing
+from sardonyx.telemetry.report import Choice
+from sardonyx.telemetry.verify import close
 
 log = logging.getLogger(__name__)
 

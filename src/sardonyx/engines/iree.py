@@ -25,15 +25,15 @@ from onnxscript.optimizer import optimize_ir
 from torch._C import _from_dlpack as from_dlpack
 from torch._C import _to_dlpack as to_dlpack
 
-from sardonyx.cache import artifacts
+from sardonyx import fork
 from sardonyx.cache.lru import LRU
+from sardonyx.engines import artifacts
 from sardonyx.engines.engine import Availability, Engine, Job, Runner
 from sardonyx.errors import EngineError, MissingDependency, OptionError
 from sardonyx.optimize.legalize import Kernels
 from sardonyx.options import Options
-from sardonyx.run import fork
 from sardonyx.run.ortvalue import lies_in_order
-from sardonyx.run.threads import Quiet
+from sardonyx.threads import Quiet
 
 _COMPILER = Path(__file__).with_name("iree_compile.py")
 _CODE, _LATER = "model.vmfb", "compiled-for-each-size"

@@ -21,10 +21,10 @@ import onnx
 import onnx_ir as ir
 import torch
 
+from sardonyx import dtypes
 from sardonyx.engines.engine import Job, Runner
 from sardonyx.errors import EngineError
 from sardonyx.run.ortvalue import lies_in_order
-from sardonyx.translate import dtypes
 
 CONSTANTS = ".constants.bin"
 """How the file ends that holds constants too large for the library."""

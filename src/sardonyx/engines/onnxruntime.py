@@ -11,14 +11,15 @@ from typing import Any
 
 import torch
 
+from sardonyx import fork
 from sardonyx.customop import registry as customop
 from sardonyx.engines import blocked
 from sardonyx.engines.engine import Availability, Engine, Job, Runner
 from sardonyx.errors import EngineError, MissingDependency, MissingKernel, OptionError
 from sardonyx.optimize.legalize import Kernels
-from sardonyx.run import fork, ortvalue
+from sardonyx.run import ortvalue
 from sardonyx.run.ortvalue import from_torch, lies_in_order
-from sardonyx.run.threads import Quiet
+from sardonyx.threads import Quiet
 
 log = logging.getLogger(__name__)
 

@@ -13,14 +13,13 @@ import onnx
 import onnx_ir as ir
 import torch
 
+from sardonyx import dtypes, fork
 from sardonyx.engines import openvino_exact
 from sardonyx.engines.engine import Availability, Engine, Job, Runner
 from sardonyx.errors import EngineError, MissingDependency
 from sardonyx.options import Options
-from sardonyx.run import fork
 from sardonyx.run.ortvalue import lies_in_order
-from sardonyx.run.threads import Quiet
-from sardonyx.translate import dtypes
+from sardonyx.threads import Quiet
 from sardonyx.translate.translator import WEIGHTS_LOCATION
 
 _BLOB = "model.blob"

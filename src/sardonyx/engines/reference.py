@@ -11,9 +11,9 @@ import onnx
 import onnx_ir as ir
 import torch
 
+from sardonyx import dtypes
 from sardonyx.engines.engine import Availability, Engine, Job, Runner
 from sardonyx.errors import EngineError
-from sardonyx.translate import dtypes
 
 
 class Reference(Engine):

@@ -11,8 +11,8 @@ import sympy
 from sardonyx.native.nests import Nest, Root, Step
 from sardonyx.native.scalars import cast_code, code_of, computed_type, number_code, symbol_name
 from sardonyx.native.values import Apply, Buffer, Expressions, Number, Value, View, applied, contiguous, views_of
+from sardonyx.sizes import Dim
 from sardonyx.toolchain.literals import comment
-from sardonyx.translate.sizes import Dim
 
 _TEMPLATES: Mapping[str, str] = {
     "add": "{0} + {1}",

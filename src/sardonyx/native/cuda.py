@@ -16,7 +16,7 @@ from sardonyx.native.cpp import Kernel
 from sardonyx.native.nests import Nest, Root, Step, count
 from sardonyx.native.scalars import code_of, computed_type
 from sardonyx.native.values import Apply, Buffer, Value, View, views_of
-from sardonyx.translate.sizes import Dim
+from sardonyx.sizes import Dim
 
 _AT_ONCE = 16
 """Bytes that a thread reads or writes with one instruction."""

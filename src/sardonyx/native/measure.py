@@ -13,11 +13,11 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from sardonyx.diagnose.verify import close, difference
 from sardonyx.errors import EngineError, OptionError
 from sardonyx.native.carve import Part
 from sardonyx.native.report import Taken
 from sardonyx.native.session import onnxruntime, open_session
+from sardonyx.telemetry.verify import close, difference
 
 Feeds: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
 Tell: TypeAlias = Callable[[str], object]

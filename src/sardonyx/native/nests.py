@@ -22,7 +22,7 @@ from sardonyx.native.values import (
     gathered,
     views_of,
 )
-from sardonyx.translate.sizes import Dim, Dims
+from sardonyx.sizes import Dim, Dims
 
 How: TypeAlias = Literal["Sum", "Product", "Largest", "Smallest", "Dot"]
 """How places are reduced to one; "Dot" is the sum of what two views have multiplied, as a product of matrices."""

@@ -10,7 +10,7 @@ from sardonyx.native.nests import Nest, Step, count
 from sardonyx.native.region import COSTLY
 from sardonyx.native.scalars import TYPES, code_of, computed_type
 from sardonyx.native.values import Buffer, applied, views_of
-from sardonyx.translate.sizes import Dim
+from sardonyx.sizes import Dim
 
 _CHUNK = 4096
 """Places of a row without reductions that are one unit of work."""

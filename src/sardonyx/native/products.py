@@ -13,7 +13,7 @@ from sardonyx.native.region import CannotLower
 from sardonyx.native.scalars import TYPES, code_of
 from sardonyx.native.table import FLOATS
 from sardonyx.native.values import Apply, Buffer, View
-from sardonyx.translate.sizes import Dim
+from sardonyx.sizes import Dim
 
 _MOST_AXES = 8
 """So many axes of one kind `products.h` has room for."""

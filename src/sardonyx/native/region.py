@@ -27,8 +27,8 @@ from sardonyx.native.values import (
     views_of,
 )
 from sardonyx.optimize.pattern import array_of
+from sardonyx.sizes import Dim, Dims
 from sardonyx.translate.inference import broadcast
-from sardonyx.translate.sizes import Dim, Dims
 
 COSTLY = frozenset({"exp", "log", "erf", "tanh", "sigmoid", "pow", "sin", "cos", "sqrt", "div", "softplus"})
 """Operators that are not computed twice where storing the result would do."""

@@ -12,8 +12,8 @@ from torch.utils._sympy import functions as torch_sympy
 
 from sardonyx.native.region import CannotLower
 from sardonyx.native.values import Number
+from sardonyx.sizes import Dim
 from sardonyx.toolchain.literals import identifier
-from sardonyx.translate.sizes import Dim
 
 TYPES: Mapping[ir.DataType, str] = {
     ir.DataType.FLOAT: "float",

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from sardonyx.native.region import CannotLower, Lowering, constant_of
 from sardonyx.native.values import Value
-from sardonyx.translate.sizes import Dim
+from sardonyx.sizes import Dim
 
 Lower: TypeAlias = Callable[[Lowering, ir.Node], None]
 TABLE: dict[tuple[str, str], Lower] = {}

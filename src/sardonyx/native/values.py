@@ -15,8 +15,8 @@ from typing import Any, Literal, TypeAlias
 import onnx_ir as ir
 import sympy
 
-from sardonyx.translate import sizes
-from sardonyx.translate.sizes import Dim, Dims
+from sardonyx import sizes
+from sardonyx.sizes import Dim, Dims
 
 
 @dataclass(eq=False)

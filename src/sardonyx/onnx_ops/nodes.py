@@ -10,10 +10,9 @@ from typing import Any, TypeAlias
 import onnx
 import torch
 
-from sardonyx.errors import EngineError
+from sardonyx import dtypes
+from sardonyx.errors import EngineError, Unsupported
 from sardonyx.onnx_ops.schemas import MICROSOFT, NAMESPACE, OUTPUTS, Operator, opset
-from sardonyx.translate import dtypes
-from sardonyx.translate.errors import Unsupported
 
 Dim: TypeAlias = "int | str | None"
 _FEW = 8

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from sardonyx import fork
 from sardonyx.cache.lru import LRU
 from sardonyx.engines.engine import Job, Runner
 from sardonyx.engines.registry import find
@@ -27,7 +28,6 @@ from sardonyx.onnx_ops.nodes import (
 )
 from sardonyx.onnx_ops.schemas import Operator
 from sardonyx.options import Options
-from sardonyx.run import fork
 
 _MOST = 2048
 """Sessions that are kept; the least recently used go."""

@@ -14,9 +14,9 @@ import onnx
 import onnx_ir as ir
 import torch
 
+from sardonyx import dtypes
 from sardonyx.engines.registry import find
 from sardonyx.errors import MissingDependency
-from sardonyx.translate import dtypes
 
 NAMESPACE = "ort"
 MICROSOFT = "com.microsoft"

@@ -7,11 +7,11 @@ from typing import Any
 
 import onnx_ir as ir
 
+from sardonyx import dtypes
+from sardonyx.errors import Unsupported
 from sardonyx.onnx_ops.nodes import attributes_of, bound, computed, inputs_of, outputs_of, protos
 from sardonyx.onnx_ops.schemas import Operator
-from sardonyx.translate import dtypes
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.errors import Unsupported
 
 
 def translation(operator: Operator, *, listed: bool) -> Callable[..., Any]:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import onnx_ir as ir
 import sympy
 
+from sardonyx import dtypes
 from sardonyx.optimize.scopes import free_tag, graphs_of
-from sardonyx.translate import dtypes
+from sardonyx.sizes import Dim, Dims, may_be_zero
 from sardonyx.translate.builder import MICROSOFT, Builder
 from sardonyx.translate.inference import set_dims
-from sardonyx.translate.sizes import Dim, Dims, may_be_zero
 
 _Sizes = Callable[[ir.Node], Sequence[Dim]]
 

@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
+from sardonyx.errors import Unsupported
 from sardonyx.optimize.pattern import Bindings, Operator
+from sardonyx.sizes import Dims
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.errors import Unsupported
-from sardonyx.translate.sizes import Dims
 
 log = logging.getLogger(__name__)
 

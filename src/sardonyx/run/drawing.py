@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from sardonyx.run.layout import sizes_of_call
+from sardonyx.sizes import sizes_of_call
 from sardonyx.translate.noise import Draw
 
 Drawer: TypeAlias = Callable[[Sequence[Any]], torch.Tensor]

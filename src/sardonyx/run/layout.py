@@ -2,57 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
 
 import torch
-from torch.utils._sympy.interp import sympy_interp
-from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from sardonyx.capture.regions import Result
-from sardonyx.translate.sizes import Dim, Dims, dim_of, dims_of
-
-SizesOfCall: TypeAlias = Callable[[Sequence[Any]], tuple[int, ...]]
-"""Numbers that depend on sizes, for the arguments of a call."""
-
-
-def sizes_of_call(dims: Dims, graph: torch.fx.GraphModule) -> SizesOfCall:
-    """How to compute symbolic sizes for a call of the graph; raises KeyError if its arguments do not tell them."""
-    if all(isinstance(dim, int) for dim in dims):
-        known = tuple(int(dim) for dim in dims)
-        return lambda args: known
-    places = _places(graph)
-    needed = {symbol: places[symbol] for dim in dims if not isinstance(dim, int) for symbol in dim.free_symbols}
-
-    def read(args: Sequence[Any]) -> tuple[int, ...]:
-        values = {symbol: _read(args, *place) for symbol, place in needed.items()}
-        return tuple(_size(dim, values) for dim in dims)
-
-    return read
-
-
-def _places(graph: torch.fx.GraphModule) -> dict[Dim, tuple[int, int | None]]:
-    """Where each symbol stands: the index of an argument and, of a tensor, the axis."""
-    found: dict[Dim, tuple[int, int | None]] = {}
-    for index, node in enumerate(graph.graph.find_nodes(op="placeholder")):
-        val = node.meta.get("val")
-        if isinstance(val, torch.SymInt):
-            found.setdefault(dim_of(val), (index, None))
-        elif isinstance(val, torch.Tensor):
-            for axis, dim in enumerate(dims_of(val)):
-                found.setdefault(dim, (index, axis))
-    return found
-
-
-def _size(dim: Dim, values: dict[Dim, int]) -> int:
-    if isinstance(dim, int):
-        return dim
-    known = values.get(dim)
-    return known if known is not None else int(sympy_interp(PythonReferenceAnalysis, values, dim))
-
-
-def _read(args: Sequence[Any], index: int, axis: int | None) -> int:
-    return int(args[index] if axis is None else args[index].shape[axis])
+from sardonyx.sizes import SizesOfCall, sizes_of_call
 
 
 def strides_of_results(results: Sequence[Result], graph: torch.fx.GraphModule) -> list[SizesOfCall | None]:

@@ -10,7 +10,7 @@ import torch
 from torch._C import _from_dlpack as from_dlpack
 from torch._C import _to_dlpack as to_dlpack
 
-from sardonyx.translate import dtypes
+from sardonyx import dtypes
 
 
 @cache

@@ -15,14 +15,10 @@ import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
 
+from sardonyx import dtypes, fork
 from sardonyx.cache.lru import LRU
-from sardonyx.cache.sessions import Held, shared_runner
 from sardonyx.capture.regions import Region, Result
-from sardonyx.diagnose import dump, html, repro
-from sardonyx.diagnose.picture import Picture
-from sardonyx.diagnose.report import Fallback, GraphReport, RegionReport, is_observed, observed
-from sardonyx.diagnose.source import source_of
-from sardonyx.diagnose.verify import verify
+from sardonyx.diagnose import html, repro
 from sardonyx.engines import Engine, Job, Runner
 from sardonyx.engines.auto import Auto
 from sardonyx.engines.registry import find as find_engine
@@ -33,11 +29,16 @@ from sardonyx.optimize.empty import guard_empty
 from sardonyx.optimize.legalize import legalize
 from sardonyx.optimize.selection import selected
 from sardonyx.options import Options
-from sardonyx.run import fork
 from sardonyx.run.drawing import Drawer, drawer
-from sardonyx.run.layout import SizesOfCall, strides_of_results, with_strides
+from sardonyx.run.layout import strides_of_results, with_strides
+from sardonyx.run.sessions import Held, shared_runner
 from sardonyx.run.snapshot import Numbers, Snapshot
-from sardonyx.translate import dtypes
+from sardonyx.sizes import SizesOfCall
+from sardonyx.telemetry import dump
+from sardonyx.telemetry.picture import Picture
+from sardonyx.telemetry.report import Fallback, GraphReport, RegionReport, is_observed, observed
+from sardonyx.telemetry.source import source_of
+from sardonyx.telemetry.verify import verify
 from sardonyx.translate.translator import Translation
 
 log = logging.getLogger(__name__)

@@ -12,10 +12,12 @@ import onnx_ir as ir
 import sympy
 import torch
 
-from sardonyx.translate import dtypes, inference, pairs, symbolic
-from sardonyx.translate.errors import Unsupported
+from sardonyx import dtypes
+from sardonyx.errors import Unsupported
+from sardonyx.sizes import Dim, Dims, dim_of
+from sardonyx.translate import inference, pairs, symbolic
 from sardonyx.translate.noise import Noise, Source
-from sardonyx.translate.sizes import Dim, Dims, SizeTable, dim_of
+from sardonyx.translate.size_table import SizeTable
 
 Scalar: TypeAlias = int | float | bool
 Operand: TypeAlias = "ir.Value | Scalar | sympy.Expr"

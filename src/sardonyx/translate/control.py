@@ -9,10 +9,11 @@ import onnx_ir as ir
 import sympy
 import torch
 
-from sardonyx.translate import dtypes, inference
+from sardonyx import dtypes
+from sardonyx.errors import Unsupported
+from sardonyx.sizes import Dims, dim_of, dims_of
+from sardonyx.translate import inference
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.errors import Unsupported
-from sardonyx.translate.sizes import Dims, dim_of, dims_of
 
 Value = ir.Value
 Results: TypeAlias = "list[ir.Value | None]"

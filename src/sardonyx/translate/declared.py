@@ -17,10 +17,10 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from sardonyx.errors import DeclarationError
-from sardonyx.translate import dtypes, schemas, table
+from sardonyx import dtypes
+from sardonyx.errors import DeclarationError, Unsupported
+from sardonyx.translate import schemas, table
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.functional import functional_of, written
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from sardonyx.errors import Unsupported
+from sardonyx.sizes import Dims
 from sardonyx.translate.builder import Builder, Operand
-from sardonyx.translate.errors import Unsupported
-from sardonyx.translate.sizes import Dims
 
 _DEGREE = 5
 _PIECES = 512

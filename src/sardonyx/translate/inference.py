@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from sardonyx.translate.sizes import Dim, Dims
+from sardonyx.sizes import Dim, Dims
 
 _TO_BOOL = {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "Xor", "IsNaN", "IsInf"}
 _TO_INT64 = {"Shape", "Size", "ArgMax", "ArgMin", "NonZero"}

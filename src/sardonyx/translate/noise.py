@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import onnx_ir as ir
 import torch
 
-from sardonyx.translate import dtypes, inference
-from sardonyx.translate.errors import Unsupported
-from sardonyx.translate.sizes import Dims
+from sardonyx import dtypes
+from sardonyx.errors import Unsupported
+from sardonyx.sizes import Dims
+from sardonyx.translate import inference
 
 if TYPE_CHECKING:
     from sardonyx.translate.builder import Builder

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 import torch
 
-from sardonyx.translate import dtypes, sizes
-from sardonyx.translate.sizes import Dims
+from sardonyx import dtypes, sizes
+from sardonyx.sizes import Dims
 from sardonyx.translate.table import F, Translation
 
 if TYPE_CHECKING:

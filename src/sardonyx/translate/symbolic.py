@@ -12,8 +12,8 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from sardonyx.translate import dtypes
-from sardonyx.translate.errors import Unsupported
+from sardonyx import dtypes
+from sardonyx.errors import Unsupported
 
 if TYPE_CHECKING:
     from sardonyx.translate.builder import Builder

@@ -16,9 +16,9 @@ import sympy
 import torch
 from torch.utils._pytree import tree_leaves
 
-from sardonyx.translate import dtypes
+from sardonyx import dtypes
+from sardonyx.errors import Unsupported
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.schemas import signature
 from sardonyx.translate.table import name_of
 

@@ -12,11 +12,12 @@ import sympy
 import torch
 from torch.fx.node import map_arg
 
-from sardonyx.translate import control, dtypes, inference, pairs, table, torchlib
+from sardonyx import dtypes
+from sardonyx.errors import Unsupported
+from sardonyx.sizes import dim_of, dims_of, expression_of
+from sardonyx.translate import control, inference, pairs, table, torchlib
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.noise import Draw, Source
-from sardonyx.translate.sizes import dim_of, dims_of, expression_of
 
 WEIGHTS_LOCATION = "torch"
 """The external-data location that marks an initializer whose bytes live in a torch tensor."""

@@ -10,10 +10,10 @@ import onnx
 import torch
 from onnx import parser
 
+from sardonyx import dtypes
 from sardonyx.engines.engine import Job, Runner
 from sardonyx.engines.onnx_mlir import OnnxMlir
 from sardonyx.options import Options
-from sardonyx.translate import dtypes
 from sardonyx.translate.translator import WEIGHTS_LOCATION
 
 ADD = "(float[2,3] x, float[2,3] y) => (float[2,3] z) { z = Add(x, y) }"

@@ -11,10 +11,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from sardonyx.diagnose.bisection.delta import smallest
-from sardonyx.diagnose.report import collecting
-from sardonyx.diagnose.verify import close, difference
 from sardonyx.optimize.selection import selected
 from sardonyx.options import Options
+from sardonyx.telemetry.report import collecting
+from sardonyx.telemetry.verify import close, difference
 
 _MANY_COMPILATIONS = 10_000
 """Dynamo gives a function up after a few compilations, and each subset of the rules is one."""

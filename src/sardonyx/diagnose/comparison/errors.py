@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sardonyx.diagnose.verify import TOLERANCES, difference
+from sardonyx.telemetry.verify import TOLERANCES, difference
 
 
 @dataclass(frozen=True)

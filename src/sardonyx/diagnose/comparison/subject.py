@@ -15,11 +15,11 @@ import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
 
+from sardonyx import dtypes
 from sardonyx.capture.example import is_number, number_as_tensor
 from sardonyx.capture.export import Captured
-from sardonyx.diagnose.source import source_of
 from sardonyx.errors import OptionError
-from sardonyx.translate import dtypes
+from sardonyx.telemetry.source import source_of
 
 Model: TypeAlias = "torch.nn.Module | Any"
 """A module, a function of tensors, or ONNX: a path, a proto, an `onnx_ir.Model` or a `Program`."""

@@ -18,6 +18,7 @@ import torch
 from onnx_ir.passes.common import ShapeInferencePass
 from torch.utils import _pytree as pytree
 
+from sardonyx import dtypes
 from sardonyx.diagnose.comparison.blocked import show_blocked
 from sardonyx.diagnose.comparison.subject import Feeds, Subject, leaves_of
 from sardonyx.diagnose.comparison.way import Way, level
@@ -27,7 +28,6 @@ from sardonyx.native import native
 from sardonyx.optimize import optimize
 from sardonyx.optimize.selection import selected
 from sardonyx.options import Options
-from sardonyx.translate import dtypes
 
 log = logging.getLogger(__name__)
 

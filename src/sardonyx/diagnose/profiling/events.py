@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx
 
-from sardonyx.diagnose.picture import Picture, Seen
+from sardonyx.telemetry.picture import Picture, Seen
 
 _SUFFIX = "_kernel_time"
 _MICRO = 1e-6

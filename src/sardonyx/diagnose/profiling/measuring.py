@@ -17,16 +17,15 @@ import onnx
 import onnx_ir as ir
 import torch
 
+from sardonyx import dtypes, fork
 from sardonyx.diagnose.explain import unchanged
-from sardonyx.diagnose.picture import Picture
 from sardonyx.diagnose.profiling.result import Measured, Profile, profile_of
 from sardonyx.diagnose.profiling.session import Watched, events_of, profiling
-from sardonyx.diagnose.report import observing
 from sardonyx.errors import EngineError, OptionError
 from sardonyx.model_files import load_model
 from sardonyx.options import Options
-from sardonyx.run import fork
-from sardonyx.translate import dtypes
+from sardonyx.telemetry.picture import Picture
+from sardonyx.telemetry.report import observing
 
 _WARM_UPS = 2
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from sardonyx.diagnose.picture import Picture
 from sardonyx.diagnose.profiling.events import Events, read
 from sardonyx.engines.engine import Job, Runner
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.options import Options
+from sardonyx.telemetry.picture import Picture
 
 _MOST_WEIGHTS = 2**30
 """Bytes of weights up to which a session writes the model it made, weights inside, for names of fused nodes."""

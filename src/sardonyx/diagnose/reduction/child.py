@@ -19,6 +19,7 @@ import torch
 from onnx.reference import ReferenceEvaluator
 from torch.utils.dlpack import from_dlpack
 
+from sardonyx import dtypes
 from sardonyx.diagnose.comparison.errors import error_of, tolerance_of
 from sardonyx.diagnose.comparison.subject import subject_of, tensor_of
 from sardonyx.diagnose.comparison.trace import prepared, runner
@@ -28,7 +29,6 @@ from sardonyx.engines.registry import find as find_engine
 from sardonyx.native.session import onnxruntime
 from sardonyx.options import Options
 from sardonyx.run.ortvalue import from_torch
-from sardonyx.translate import dtypes
 
 
 def serve(connection: Connection) -> None:

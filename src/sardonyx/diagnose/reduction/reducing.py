@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import onnx
 import onnx_ir as ir
 
+from sardonyx import dtypes
 from sardonyx.diagnose.comparison.subject import Call, Model, as_module, is_onnx, subject_of
 from sardonyx.diagnose.comparison.way import Given, Way
 from sardonyx.diagnose.reduction.case import Array, Case
@@ -22,7 +23,6 @@ from sardonyx.diagnose.reduction.traced import TRACED_PASSES, TracedCase
 from sardonyx.diagnose.reduction.worker import Worker
 from sardonyx.engines.registry import require
 from sardonyx.errors import OptionError
-from sardonyx.translate import dtypes
 
 Tell: TypeAlias = Callable[[str], object]
 

@@ -14,6 +14,7 @@ import onnx
 import onnx_ir as ir
 import torch
 
+from sardonyx import dtypes
 from sardonyx.diagnose.comparison.errors import tolerance_of
 from sardonyx.diagnose.comparison.subject import tensor_of
 from sardonyx.diagnose.comparison.trace import run
@@ -23,7 +24,6 @@ from sardonyx.diagnose.reduction.traced import TracedCase
 from sardonyx.diagnose.repro_code import class_of, constants_of, operators_of
 from sardonyx.errors import SardonyxError
 from sardonyx.options import Options
-from sardonyx.translate import dtypes
 
 _INPUTS = """\
 import pathlib

@@ -11,13 +11,13 @@ from typing import Any, TypeAlias
 import onnx
 import torch
 
+from sardonyx import dtypes
 from sardonyx.diagnose.comparison.comparing import opset_for
 from sardonyx.diagnose.comparison.subject import Call, leaves_of, tensor_of
 from sardonyx.diagnose.comparison.trace import Interpreter, in_precision
 from sardonyx.diagnose.comparison.way import Way
 from sardonyx.diagnose.reduction.case import Array
 from sardonyx.diagnose.reduction.smaller import fewer_nodes
-from sardonyx.translate import dtypes
 
 Values: TypeAlias = "Mapping[torch.fx.Node, Any]"
 

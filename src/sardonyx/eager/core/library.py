@@ -12,18 +12,17 @@ from typing import Any
 import onnx
 import torch
 
+from sardonyx import dtypes, fork
 from sardonyx.customop import registry as customop
-from sardonyx.diagnose.progress import showing
 from sardonyx.eager.layout import Layout
 from sardonyx.engines.engine import Job, Runner
 from sardonyx.engines.onnxruntime import OnnxRuntime, OnnxRuntimeRunner
 from sardonyx.errors import EngineError, MissingDependency
 from sardonyx.options import Options
-from sardonyx.run import fork
 from sardonyx.run.region import Plain
+from sardonyx.telemetry.progress import showing
 from sardonyx.toolchain import compiler
 from sardonyx.toolchain.headers import header
-from sardonyx.translate import dtypes
 
 _PARTS = ("session.h", "device.h", "look.h", "kernel.h", "core.cpp")
 MOST_DEVICES = 8

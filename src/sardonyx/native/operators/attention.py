@@ -30,7 +30,7 @@ from sardonyx.native.table import (
     widened,
 )
 from sardonyx.native.values import Number, Value, dim_of
-from sardonyx.translate.sizes import Dim
+from sardonyx.sizes import Dim
 
 _QUERIES, _KEYS = 2, 3
 """The axes of scores: a batch, heads, queries, keys."""

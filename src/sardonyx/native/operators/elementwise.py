@@ -26,7 +26,7 @@ from sardonyx.native.table import (
     widened,
 )
 from sardonyx.native.values import Value, dim_of
-from sardonyx.translate.sizes import Dims
+from sardonyx.sizes import Dims
 
 
 def _elementwise(name: str, operator: str, *, floats: bool = False, to: ir.DataType | None = None) -> None:

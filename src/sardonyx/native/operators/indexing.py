@@ -17,7 +17,7 @@ from sardonyx.native.table import (
     where,
 )
 from sardonyx.native.values import Value, dim_of
-from sardonyx.translate.sizes import Dim
+from sardonyx.sizes import Dim
 
 
 def looked_up(r: Lowering, x: Value, axis: int, index: Value, lead: int) -> Value:

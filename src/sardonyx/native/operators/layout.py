@@ -12,7 +12,7 @@ from sardonyx.native.operators.indexing import looked_up
 from sardonyx.native.region import CannotLower, Lowering, constant_of
 from sardonyx.native.table import INT64, constants, given, int_of, ints_of, lowers, optional, places_along, text_of
 from sardonyx.native.values import Number, Value, dim_of
-from sardonyx.translate.sizes import Dim, Dims
+from sardonyx.sizes import Dim, Dims
 
 
 @lowers("Identity")

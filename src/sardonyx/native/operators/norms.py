@@ -29,7 +29,7 @@ from sardonyx.native.table import (
     widened,
 )
 from sardonyx.native.values import Number, Value, dim_of
-from sardonyx.translate.sizes import Dim
+from sardonyx.sizes import Dim
 
 
 def _moments(r: Lowering, x: Value, axes: Sequence[int], epsilon: float) -> tuple[Value, Value, Value]:

@@ -31,7 +31,7 @@ from sardonyx.native.table import (
     widened,
 )
 from sardonyx.native.values import Number, Value, View, dim_of
-from sardonyx.translate.sizes import Dim
+from sardonyx.sizes import Dim
 
 _LARGEST_WINDOW = 16
 """Windows of more places are loops, and not written out."""

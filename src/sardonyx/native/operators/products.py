@@ -28,7 +28,7 @@ from sardonyx.native.table import (
     widened,
 )
 from sardonyx.native.values import Value, View, dim_of
-from sardonyx.translate.sizes import Dim, Dims
+from sardonyx.sizes import Dim, Dims
 
 MULTIPLIED = FLOATS | {INT64, ir.DataType.INT32, ir.DataType.UINT32, ir.DataType.UINT64}
 

@@ -13,7 +13,7 @@ from functools import wraps
 import onnx_ir as ir
 
 from sardonyx.optimize.rule import Match, Rewrite, rule_at
-from sardonyx.translate.sizes import Dims
+from sardonyx.sizes import Dims
 
 NCHWC = "com.microsoft.nchwc"
 _LEAST_POSITIONS = {"Conv": 512, "ConvTranspose": 128}

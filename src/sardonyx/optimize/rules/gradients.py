@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from sardonyx.optimize.pattern import P, array_of, order_of, scalar_of
 from sardonyx.optimize.rule import Match, rule, rule_at
-from sardonyx.translate.sizes import Dims
+from sardonyx.sizes import Dims
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
 

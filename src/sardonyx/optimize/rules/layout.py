@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from sardonyx.optimize.pattern import P, is_private, order_of
 from sardonyx.optimize.rule import Match, rule, rule_at
-from sardonyx.translate.sizes import Dims
+from sardonyx.sizes import Dims
 
 _ELEMENTWISE = ("Relu", "Gelu", "QuickGelu", "Sigmoid", "Tanh", "LeakyRelu", "HardSigmoid", "HardSwish")
 _FUNCTIONS = ("Neg", "Exp", "Sqrt", "Reciprocal", "Erf", "Abs", "Cast")

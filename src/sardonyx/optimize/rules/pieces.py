@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from sardonyx.optimize.pattern import array_of
 from sardonyx.optimize.rule import Match, rule_at
-from sardonyx.translate.sizes import Dims
+from sardonyx.sizes import Dims
 
 
 @rule_at("Slice")

@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from sardonyx.optimize.pattern import P, array_of, order_of
 from sardonyx.optimize.rule import Match, Refused, rule
-from sardonyx.translate.sizes import Dim, Dims
+from sardonyx.sizes import Dim, Dims
 
 _HALVES_SWAPPED = P.Concat(
     P.Neg(P.Slice("x", "mid", "end", "axis", "step", _name="upper")), P.Slice("x", "start", "mid", "axis", "step")

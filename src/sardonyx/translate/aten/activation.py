@@ -7,7 +7,7 @@ import math
 import onnx_ir as ir
 import torch
 
-from sardonyx.translate import dtypes
+from sardonyx import dtypes
 from sardonyx.translate.builder import Builder, Operand
 from sardonyx.translate.table import aten
 

@@ -8,10 +8,10 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from sardonyx.translate import dtypes
+from sardonyx import dtypes
+from sardonyx.errors import Unsupported
 from sardonyx.translate.aten.activation import softmax_or_zero
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.table import aten
 
 Value = ir.Value

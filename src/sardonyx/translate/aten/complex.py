@@ -9,12 +9,12 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from sardonyx.errors import Unsupported
+from sardonyx.sizes import Dim
 from sardonyx.translate import pairs, table
 from sardonyx.translate.aten import indexing, linear, pointwise, reduction, shape, signs
 from sardonyx.translate.builder import Builder, Operand
-from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.pairs import join, on_pairs, parts, split
-from sardonyx.translate.sizes import Dim
 from sardonyx.translate.table import aten
 
 Value = ir.Value

@@ -8,10 +8,10 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from sardonyx.errors import Unsupported
 from sardonyx.translate import table
 from sardonyx.translate.aten.norm import batch_norm_inference
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.table import aten
 
 Value = ir.Value

@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from sardonyx.errors import Unsupported
+from sardonyx.sizes import Dim, Dims, dim_of
 from sardonyx.translate.aten.indexing import count_of
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.errors import Unsupported
-from sardonyx.translate.sizes import Dim, Dims, dim_of
 from sardonyx.translate.table import aten
 
 Value = ir.Value

@@ -8,11 +8,11 @@ import onnx_ir as ir
 import sympy
 import torch
 
-from sardonyx.translate import dtypes
+from sardonyx import dtypes
+from sardonyx.errors import Unsupported
+from sardonyx.sizes import Dim
 from sardonyx.translate.aten.indexing import positions
 from sardonyx.translate.builder import Builder, Operand
-from sardonyx.translate.errors import Unsupported
-from sardonyx.translate.sizes import Dim
 from sardonyx.translate.table import aten, prims
 
 Value = ir.Value

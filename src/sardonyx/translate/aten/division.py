@@ -7,7 +7,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from sardonyx.translate import dtypes
+from sardonyx import dtypes
 from sardonyx.translate.aten.pointwise import binary, operands
 from sardonyx.translate.aten.signs import sign_factor
 from sardonyx.translate.builder import Builder, Operand

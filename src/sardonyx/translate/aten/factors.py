@@ -9,10 +9,10 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from sardonyx.errors import Unsupported
+from sardonyx.sizes import Dims
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.formula import Number
-from sardonyx.translate.sizes import Dims
 from sardonyx.translate.table import aten
 
 Value = ir.Value

@@ -14,13 +14,14 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from sardonyx.translate import dtypes, pairs
+from sardonyx import dtypes
+from sardonyx.errors import Unsupported
+from sardonyx.sizes import Dim
+from sardonyx.translate import pairs
 from sardonyx.translate.aten import shape
 from sardonyx.translate.aten.complex import conj
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.pairs import on_pairs
-from sardonyx.translate.sizes import Dim
 from sardonyx.translate.table import aten
 
 Value = ir.Value

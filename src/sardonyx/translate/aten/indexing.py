@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import onnx_ir as ir
 import torch
 
-from sardonyx.translate import dtypes
+from sardonyx import dtypes
+from sardonyx.errors import Unsupported
+from sardonyx.sizes import Dim, dim_of
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.inference import broadcast
-from sardonyx.translate.sizes import Dim, dim_of
 from sardonyx.translate.table import aten
 
 Value = ir.Value

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import onnx_ir as ir
 import torch
 
+from sardonyx.errors import Unsupported
+from sardonyx.sizes import Dims
 from sardonyx.translate.aten.factors import Lu, double, filled, identity, of_nothing, order_of, sizes, turned
 from sardonyx.translate.aten.triangular import of_one_batch, rows_of, substituted, wide
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.formula import Number, number, repeated
-from sardonyx.translate.sizes import Dims
 from sardonyx.translate.table import aten
 
 Value = ir.Value

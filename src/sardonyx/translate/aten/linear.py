@@ -9,12 +9,12 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from sardonyx.translate import dtypes
+from sardonyx import dtypes
+from sardonyx.errors import Unsupported
+from sardonyx.sizes import Dim
 from sardonyx.translate.aten.totals import integer_sum
 from sardonyx.translate.builder import Builder, Operand
-from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.inference import broadcast
-from sardonyx.translate.sizes import Dim
 from sardonyx.translate.table import aten
 
 Value = ir.Value

@@ -8,13 +8,13 @@ import onnx_ir as ir
 import torch
 from torch.utils._sympy.functions import FloorDiv
 
-from sardonyx.translate import dtypes
+from sardonyx import dtypes
+from sardonyx.errors import Unsupported
+from sardonyx.sizes import Dim
 from sardonyx.translate.aten.indexing import flat
 from sardonyx.translate.aten.reduction import top
 from sardonyx.translate.aten.search import place_of
 from sardonyx.translate.builder import Builder, Operand
-from sardonyx.translate.errors import Unsupported
-from sardonyx.translate.sizes import Dim
 from sardonyx.translate.table import aten
 
 Value = ir.Value

@@ -7,8 +7,8 @@ import math
 import onnx_ir as ir
 import torch
 
+from sardonyx.errors import Unsupported
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.formula import Number, number
 from sardonyx.translate.table import aten
 

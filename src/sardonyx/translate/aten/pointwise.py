@@ -9,10 +9,10 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from sardonyx import dtypes
+from sardonyx.errors import Unsupported
 from sardonyx.translate import declared as nodes
-from sardonyx.translate import dtypes
 from sardonyx.translate.builder import Builder, Operand
-from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.table import aten, prims
 
 Value = ir.Value

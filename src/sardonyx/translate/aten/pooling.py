@@ -12,11 +12,11 @@ import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv
 
-from sardonyx.translate import dtypes
+from sardonyx import dtypes
+from sardonyx.sizes import Dim, dims_of
 from sardonyx.translate.aten.conv import each, known
 from sardonyx.translate.aten.indexing import count_of, positions
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.sizes import Dim, dims_of
 from sardonyx.translate.table import aten
 
 Value = ir.Value

@@ -13,11 +13,11 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from sardonyx.errors import Unsupported
+from sardonyx.sizes import Dim
 from sardonyx.translate.aten.indexing import count_of
 from sardonyx.translate.aten.pooling import first_largest, max_pool_backward
 from sardonyx.translate.builder import Builder, Operand
-from sardonyx.translate.errors import Unsupported
-from sardonyx.translate.sizes import Dim
 from sardonyx.translate.table import aten
 
 Value = ir.Value

@@ -9,11 +9,11 @@ import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv, PythonMod
 
-from sardonyx.translate import dtypes
+from sardonyx import dtypes
+from sardonyx.sizes import Dim, may_be_zero
 from sardonyx.translate.aten.indexing import count_of, positions
 from sardonyx.translate.aten.totals import integer_product, integer_sum
 from sardonyx.translate.builder import Builder, Operand
-from sardonyx.translate.sizes import Dim, may_be_zero
 from sardonyx.translate.table import aten
 
 Value = ir.Value

@@ -10,11 +10,11 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from sardonyx.translate import dtypes
+from sardonyx import dtypes
+from sardonyx.errors import Unsupported
+from sardonyx.sizes import Dim, Dims
 from sardonyx.translate.aten.indexing import count_of
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.errors import Unsupported
-from sardonyx.translate.sizes import Dim, Dims
 from sardonyx.translate.table import aten
 
 Value = ir.Value

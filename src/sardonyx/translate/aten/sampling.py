@@ -9,11 +9,11 @@ from itertools import product
 import onnx_ir as ir
 import torch
 
+from sardonyx.errors import Unsupported
+from sardonyx.sizes import Dim
 from sardonyx.translate.aten.indexing import count_of
 from sardonyx.translate.aten.scatter import combined
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.errors import Unsupported
-from sardonyx.translate.sizes import Dim
 from sardonyx.translate.table import aten
 
 Value = ir.Value

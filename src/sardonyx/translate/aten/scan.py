@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import onnx_ir as ir
 import torch
 
-from sardonyx.translate import dtypes
+from sardonyx import dtypes
 from sardonyx.translate.aten.activation import log_one_plus
 from sardonyx.translate.aten.indexing import positions
 from sardonyx.translate.builder import Builder

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import onnx_ir as ir
 import torch
 
-from sardonyx.translate import dtypes
+from sardonyx import dtypes
+from sardonyx.sizes import Dim
 from sardonyx.translate.aten.division import floor_divide
 from sardonyx.translate.aten.indexing import flat
 from sardonyx.translate.builder import Builder, Operand
-from sardonyx.translate.sizes import Dim
 from sardonyx.translate.table import aten
 
 Value = ir.Value

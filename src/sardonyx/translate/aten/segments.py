@@ -7,11 +7,11 @@ import math
 import onnx_ir as ir
 import torch
 
-from sardonyx.translate import dtypes
+from sardonyx import dtypes
+from sardonyx.errors import Unsupported
 from sardonyx.translate.aten.scatter import combined
 from sardonyx.translate.aten.search import place_of
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.table import aten
 
 Value = ir.Value

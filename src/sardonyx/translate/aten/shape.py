@@ -10,10 +10,10 @@ import sympy
 import torch
 from torch.utils._sympy.functions import PythonMod
 
+from sardonyx.errors import Unsupported
+from sardonyx.sizes import Dim
 from sardonyx.translate.aten.indexing import flat, positions
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.errors import Unsupported
-from sardonyx.translate.sizes import Dim
 from sardonyx.translate.table import aten, prims
 
 Value = ir.Value

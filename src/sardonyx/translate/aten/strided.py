@@ -8,10 +8,10 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from sardonyx.errors import Unsupported
+from sardonyx.sizes import Dim
 from sardonyx.translate.aten.indexing import count_of, flat, positions
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.errors import Unsupported
-from sardonyx.translate.sizes import Dim
 from sardonyx.translate.table import aten
 
 Value = ir.Value

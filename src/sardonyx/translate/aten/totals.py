@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import onnx_ir as ir
 import torch
 
-from sardonyx.translate import dtypes
+from sardonyx import dtypes
+from sardonyx.sizes import Dim
 from sardonyx.translate.aten.indexing import count_of
 from sardonyx.translate.aten.scan import running_product
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.sizes import Dim
 
 Value = ir.Value
 

@@ -6,9 +6,9 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from sardonyx.errors import Unsupported
 from sardonyx.translate.aten.factors import filled, identity, part, turned
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.errors import Unsupported
 from sardonyx.translate.inference import broadcast
 from sardonyx.translate.table import aten
 

@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from sardonyx.diagnose.source import annotate, source_of
+from sardonyx.telemetry.source import annotate, source_of
 
 NATIVE = "sardonyx.native."
 """How the domains of native kernels begin."""

@@ -1,10 +1,10 @@
-"""Symbolic sizes: from torch's sympy expressions to int64 values computed inside the graph."""
+"""Symbolic sizes inside a graph: int64 values, computed from the shapes of its inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
@@ -12,55 +12,11 @@ import sympy
 import torch
 from torch.utils._sympy import functions as torch_sympy
 
-from sardonyx.translate.errors import Unsupported
+from sardonyx.errors import Unsupported
+from sardonyx.sizes import Dim, Dims, dim_of, may_be_zero
 
 if TYPE_CHECKING:
     from sardonyx.translate.builder import Builder
-
-Dim: TypeAlias = "int | sympy.Expr"
-Dims: TypeAlias = tuple[Dim, ...]
-
-
-def expression_of(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> sympy.Expr:
-    """The expression that a symbolic number is, whose symbols are positive only if torch's ranges exclude zero.
-
-    torch makes every symbol of a size positive, also where an exported graph is promised to work for a size of zero.
-    """
-    expression, environment = number.node.expr, number.node.shape_env
-    ranges = environment.var_to_range if environment is not None else {}
-    zeros = {
-        s: _nonnegative(s) for s in expression.free_symbols if s.is_positive and s in ranges and ranges[s].lower <= 0
-    }
-    made: sympy.Expr = expression.xreplace(zeros)
-    return made
-
-
-def _nonnegative(symbol: sympy.Symbol) -> sympy.Symbol:
-    return sympy.Symbol(symbol.name, integer=True, nonnegative=True)
-
-
-def may_be_zero(dim: Dim) -> bool:
-    """Whether a size can be zero, as far as is known of its symbols.
-
-    >>> n = sympy.Symbol("n", integer=True, nonnegative=True)
-    >>> may_be_zero(2 * n), may_be_zero(n + 1), may_be_zero(3)
-    (True, False, False)
-    """
-    return dim == 0 if isinstance(dim, int) else not dim.is_positive
-
-
-def dim_of(size: Any) -> Dim:
-    """An int, SymInt or expression as an int where it is one, else as an expression."""
-    if isinstance(size, torch.SymInt):
-        size = expression_of(size)
-    if isinstance(size, sympy.Expr):
-        return int(size) if size.is_number else size
-    return int(size)
-
-
-def dims_of(tensor: torch.Tensor) -> Dims:
-    """The sizes of a (fake) tensor."""
-    return tuple(map(dim_of, tensor.shape))
 
 
 class SizeTable:

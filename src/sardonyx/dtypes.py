@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from sardonyx.translate.errors import Unsupported
+from sardonyx.errors import Unsupported
 
 _ONNX_OF_TORCH: dict[torch.dtype, ir.DataType] = {
     torch.float32: ir.DataType.FLOAT,

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
-from sardonyx.cache import artifacts
-from sardonyx.engines import Engine, Job, Runner
+from sardonyx.engines import Engine, Job, Runner, artifacts
 from sardonyx.run.snapshot import Snapshot
 
 

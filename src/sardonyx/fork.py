@@ -13,8 +13,8 @@ from functools import cache
 from typing import Any, NoReturn, Protocol
 from weakref import WeakSet
 
+from sardonyx import threads
 from sardonyx.errors import EngineError
-from sardonyx.run import threads
 
 
 class Forked(Protocol):

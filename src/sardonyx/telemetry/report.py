@@ -11,11 +11,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from sardonyx.diagnose.progress import showing
+from sardonyx.telemetry.progress import showing
 
 if TYPE_CHECKING:
-    from sardonyx.diagnose.picture import Picture
     from sardonyx.engines.engine import Job, Runner
+    from sardonyx.telemetry.picture import Picture
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from sardonyx.diagnose.source import source_of
 from sardonyx.errors import VerificationError
+from sardonyx.telemetry.source import source_of
 
 TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-9, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 TOLERANCES |= {torch.complex64: TOLERANCES[torch.float32], torch.complex128: TOLERANCES[torch.float64]}

@@ -12,9 +12,9 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from sardonyx.diagnose.source import annotate
+from sardonyx import dtypes
 from sardonyx.options import NUMBER
-from sardonyx.translate import dtypes
+from sardonyx.telemetry.source import annotate
 from sardonyx.written_files import replacing, write_file
 
 log = logging.getLogger(__name__)

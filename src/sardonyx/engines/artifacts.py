@@ -9,9 +9,9 @@ from pathlib import Path
 
 from sardonyx.cache.disk import DiskCache, default_cache
 from sardonyx.cache.machine import key_of
-from sardonyx.diagnose.progress import showing
 from sardonyx.engines import Engine, Job, Runner
 from sardonyx.errors import EngineError
+from sardonyx.telemetry.progress import showing
 
 log = logging.getLogger(__name__)
 

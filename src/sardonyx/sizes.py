@@ -1,0 +1,101 @@
+"""Symbolic sizes: what torch promises of a shape, as integers and sympy expressions, and their values in a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+Dim: TypeAlias = "int | sympy.Expr"
+Dims: TypeAlias = tuple[Dim, ...]
+
+
+def expression_of(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> sympy.Expr:
+    """The expression that a symbolic number is, whose symbols are positive only if torch's ranges exclude zero.
+
+    torch makes every symbol of a size positive, also where an exported graph is promised to work for a size of zero.
+    """
+    expression, environment = number.node.expr, number.node.shape_env
+    ranges = environment.var_to_range if environment is not None else {}
+    zeros = {
+        s: _nonnegative(s) for s in expression.free_symbols if s.is_positive and s in ranges and ranges[s].lower <= 0
+    }
+    made: sympy.Expr = expression.xreplace(zeros)
+    return made
+
+
+def _nonnegative(symbol: sympy.Symbol) -> sympy.Symbol:
+    return sympy.Symbol(symbol.name, integer=True, nonnegative=True)
+
+
+def may_be_zero(dim: Dim) -> bool:
+    """Whether a size can be zero, as far as is known of its symbols.
+
+    >>> n = sympy.Symbol("n", integer=True, nonnegative=True)
+    >>> may_be_zero(2 * n), may_be_zero(n + 1), may_be_zero(3)
+    (True, False, False)
+    """
+    return dim == 0 if isinstance(dim, int) else not dim.is_positive
+
+
+def dim_of(size: Any) -> Dim:
+    """An int, SymInt or expression as an int where it is one, else as an expression."""
+    if isinstance(size, torch.SymInt):
+        size = expression_of(size)
+    if isinstance(size, sympy.Expr):
+        return int(size) if size.is_number else size
+    return int(size)
+
+
+def dims_of(tensor: torch.Tensor) -> Dims:
+    """The sizes of a (fake) tensor."""
+    return tuple(map(dim_of, tensor.shape))
+
+
+# Their values in a call
+
+SizesOfCall: TypeAlias = Callable[[Sequence[Any]], tuple[int, ...]]
+"""Numbers that depend on sizes, for the arguments of a call."""
+
+
+def sizes_of_call(dims: Dims, graph: torch.fx.GraphModule) -> SizesOfCall:
+    """How to compute symbolic sizes for a call of the graph; raises KeyError if its arguments do not tell them."""
+    if all(isinstance(dim, int) for dim in dims):
+        known = tuple(int(dim) for dim in dims)
+        return lambda args: known
+    places = _places(graph)
+    needed = {symbol: places[symbol] for dim in dims if not isinstance(dim, int) for symbol in dim.free_symbols}
+
+    def read(args: Sequence[Any]) -> tuple[int, ...]:
+        values = {symbol: _read(args, *place) for symbol, place in needed.items()}
+        return tuple(_size(dim, values) for dim in dims)
+
+    return read
+
+
+def _places(graph: torch.fx.GraphModule) -> dict[Dim, tuple[int, int | None]]:
+    """Where each symbol stands: the index of an argument and, of a tensor, the axis."""
+    found: dict[Dim, tuple[int, int | None]] = {}
+    for index, node in enumerate(graph.graph.find_nodes(op="placeholder")):
+        val = node.meta.get("val")
+        if isinstance(val, torch.SymInt):
+            found.setdefault(dim_of(val), (index, None))
+        elif isinstance(val, torch.Tensor):
+            for axis, dim in enumerate(dims_of(val)):
+                found.setdefault(dim, (index, axis))
+    return found
+
+
+def _size(dim: Dim, values: dict[Dim, int]) -> int:
+    if isinstance(dim, int):
+        return dim
+    known = values.get(dim)
+    return known if known is not None else int(sympy_interp(PythonReferenceAnalysis, values, dim))
+
+
+def _read(args: Sequence[Any], index: int, axis: int | None) -> int:
+    return int(args[index] if axis is None else args[index].shape[axis])
