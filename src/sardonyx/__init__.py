@@ -9,7 +9,6 @@ torch.Size([2, 8])
 
 from sardonyx.customop import CustomOp, custom_op
 from sardonyx.diagnose.explain import explain
-from sardonyx.diagnose.intercept import intercept
 from sardonyx.doors.export import export
 from sardonyx.doors.module import CompiledModule, compile
 from sardonyx.doors.optimize import optimize
@@ -27,7 +26,18 @@ from sardonyx.errors import (
     VerificationError,
 )
 from sardonyx.options import Options
+from sardonyx.telemetry import page
+from sardonyx.telemetry.intercept import intercept
 from sardonyx.telemetry.report import Report
+
+
+def _html() -> page.Page:
+    from sardonyx.diagnose import html  # which needs jinja2, and is asked for by the option `report` alone
+
+    return html
+
+
+page.provide(_html)
 
 __all__ = [
     "AutogradError",

@@ -141,8 +141,6 @@ class Options:
             if isinstance(getattr(self, name), os.PathLike):
                 object.__setattr__(self, name, os.fspath(getattr(self, name)))
         _check_flags(self.compile_options)
-        if self.optimize not in ("default", "none", True, False):
-            _check_rules(self.optimize)
         if self.cache_size < 1:
             raise OptionError(f"cache_size is {self.cache_size!r}", hint="use an integer of at least 1")
         if self.cache_bytes < 0:
@@ -305,12 +303,6 @@ def _check_flags(text: str) -> None:
         shlex.split(text)
     except ValueError as error:
         raise OptionError(f"compile_options is {text!r}: {error}", hint="quote as in a shell") from error
-
-
-def _check_rules(chosen: str | bool | Sequence[str]) -> None:
-    from sardonyx.optimize.selection import selected  # the rules need not be loaded where nobody names one
-
-    selected(chosen)
 
 
 def _known(cls: type[Options], given: Mapping[str, Any]) -> dict[str, Any]:

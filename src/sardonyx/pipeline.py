@@ -14,9 +14,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sardonyx.capture.regions import Region, copied, device_of, partition, region_of, torchs_own
 from sardonyx.capture.strides import correct_strides
 from sardonyx.capture.views import stride_bases, views_of_inputs, views_shared_by_outputs
-from sardonyx.customop.registry import is_declared
-from sardonyx.diagnose import html
-from sardonyx.diagnose.repro import reproducible
 from sardonyx.engines import Engine
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import UnsupportedOperator
@@ -28,9 +25,12 @@ from sardonyx.options import Options
 from sardonyx.run.hosted import DEVICES as hosted_devices
 from sardonyx.run.region import CompiledRegion
 from sardonyx.telemetry import dump
+from sardonyx.telemetry.page import page_of
 from sardonyx.telemetry.picture import Picture
 from sardonyx.telemetry.report import Fallback, GraphReport, RegionReport, new_graph_report
+from sardonyx.telemetry.repro import reproducible
 from sardonyx.telemetry.source import source_of
+from sardonyx.toolchain.operator_libraries import is_declared
 from sardonyx.translate import functions as onnx_functions
 from sardonyx.translate.translator import NotExpressible, Refusal, Translation, translate
 
@@ -56,13 +56,16 @@ def compile_graph(
         stride_bases(module.graph)
     calls = [node for module in graphs for node in module.graph.nodes if node.op == "call_function"]
     report = new_graph_report(kind, len(calls))
-    html.follow(options, report)
+    page = page_of(options)
+    if page is not None:
+        page.follow(options, report)
     operators = {node.target.name() for node in calls if hasattr(node.target, "name")}
     with reproducible(options, graph, kind=kind, weights=weights):
         compiler = _GraphCompiler(kind, weights, device, operators, options, report)
         with report.stage("translate"), _disable_current_modes():
             run = compiler.compile(graph)
-    html.write(options)
+    if page is not None:
+        page.write(options)
     log.info("%s graph: %d operators, %d region(s)", kind, report.operators, len(report.regions))
     return run
 

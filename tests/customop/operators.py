@@ -11,7 +11,8 @@ import torch
 from onnx import TensorProto, helper
 
 import sardonyx
-from sardonyx.customop import CustomOp, registry
+from sardonyx.customop import CustomOp
+from sardonyx.toolchain.operator_libraries import libraries_of
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "bool")
 
@@ -193,7 +194,7 @@ def session(proto: onnx.ModelProto) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     content = proto.SerializeToString()
-    for library in registry.libraries_of(content):
+    for library in libraries_of(content):
         options.register_custom_ops_library(str(library))
     return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 

@@ -25,10 +25,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import sardonyx
 from sardonyx import OptionError, SardonyxError
 from sardonyx.diagnose import intercepting, record, replay, restore
-from sardonyx.diagnose.calls import Call
-from sardonyx.diagnose.intercept import shown
-from sardonyx.diagnose.words import lines, tensor_in_words
+from sardonyx.telemetry.calls import Call
+from sardonyx.telemetry.intercept import shown
 from sardonyx.telemetry.report import collecting
+from sardonyx.telemetry.text import lines, tensor_in_words
 
 
 class Net(nn.Module):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from sardonyx.diagnose.repro_capture import _Unpickler
 from torch import nn
 
 import sardonyx
@@ -20,8 +21,7 @@ from sardonyx import CaptureError, EngineError, OptionError, UnsupportedOperator
 from sardonyx.capture import aot
 from sardonyx.diagnose import repro
 from sardonyx.diagnose.repro import Tensor, reproduce, traced, values_in
-from sardonyx.diagnose.repro_capture import _Unpickler
-from sardonyx.diagnose.repro_code import class_of
+from sardonyx.telemetry.repro_code import class_of
 
 NONSENSE = {"session_options": {"graph_optimization_level": "nonsense"}}
 """What onnxruntime itself refuses: a failure of the engine, wherever it is reached."""

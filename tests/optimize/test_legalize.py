@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import sardonyx
+from sardonyx.engines import ortvalue
 from sardonyx.engines.onnxruntime import _kernels, _session_error
 from sardonyx.engines.registry import find
 from sardonyx.errors import MissingKernel
 from sardonyx.optimize.legalize import Kernels, lack, legalize
-from sardonyx.run import ortvalue
 
 OPSET = 23
 

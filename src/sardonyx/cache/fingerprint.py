@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from sardonyx.cache import provenance
-from sardonyx.cache.machine import own_code, versions
+from sardonyx.cache.machine import own_code
 from sardonyx.cache.names import (
     BY_TEXT,
     CALLS_NO_OTHERS,
@@ -44,6 +44,7 @@ from sardonyx.cache.names import (
     names_of,
 )
 from sardonyx.cache.provenance import file_state, leads_back, namespace, origin_of_function, origin_of_module
+from sardonyx.versions import versions
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,9 @@ import hashlib
 import platform
 import re
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-_PACKAGES = ("sardonyx", "torch", "onnx")
+from sardonyx.versions import versions
 
 
 @cache
@@ -21,19 +20,6 @@ def cpu() -> str:
         return f"{platform.machine()} {platform.processor()}"
     abilities = sorted(set(re.findall(r"^(?:flags|Features)\s*:(.*)$", told, re.MULTILINE)))
     return f"{platform.machine()} {hashlib.sha256(repr(abilities).encode()).hexdigest()[:16]}"
-
-
-@cache
-def versions() -> dict[str, str]:
-    """The versions of Python and of the packages that write and read models."""
-    return {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "none"
 
 
 @cache

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sardonyx.cache.machine import versions
+from sardonyx.versions import versions
 
 MANIFEST = "manifest.json"
 _FORMAT = 1

@@ -14,8 +14,8 @@ import click
 
 from sardonyx.cli._source import GIVEN, Source, fields, in_memory, source, tensor
 from sardonyx.cli._told import counted, counts, example, table, tell, times, working
-from sardonyx.diagnose.words import duration
 from sardonyx.options import Options
+from sardonyx.telemetry.text import duration
 
 __all__ = [
     "MODEL",

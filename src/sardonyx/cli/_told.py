@@ -18,7 +18,7 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from sardonyx.diagnose.words import duration
+from sardonyx.telemetry.text import duration
 
 T = TypeVar("T")
 

@@ -28,9 +28,9 @@ from sardonyx.cli._given import (
     working,
 )
 from sardonyx.cli._output import OutputFile
-from sardonyx.diagnose.words import tensor_in_words
 from sardonyx.doors.optimize import optimize
 from sardonyx.options import Options
+from sardonyx.telemetry.text import tensor_in_words
 
 
 @click.command(

@@ -257,6 +257,10 @@ class CustomOp:
         """Call it in torch."""
         return self.operator(*args, **kwargs)
 
+    def library_with(self, others: Sequence[CustomOp]) -> Path:
+        """One library with its kernels and those of others of its domain."""
+        return registry.joined([self, *others])
+
     def serve(self, library: Path) -> None:
         """Be at the service of its library, if its kernel is a Python function."""
         if self._python is not None:

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sardonyx.cache.machine import versions
 from sardonyx.customop import source
 from sardonyx.customop.declaration import CustomOp
 from sardonyx.customop.project import Project, filled
@@ -23,6 +22,7 @@ from sardonyx.customop.signature import Attribute, Signature, Tensor
 from sardonyx.errors import DeclarationError
 from sardonyx.toolchain import compiler
 from sardonyx.toolchain.literals import quoted
+from sardonyx.versions import versions
 
 OLDEST_ONNXRUNTIME = "1.18"
 _LIBRARY, _MANIFEST = "operators.so", "manifest.json"

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-import onnx
 import torch
 
 from sardonyx.customop import source
 from sardonyx.errors import DeclarationError
 from sardonyx.options import Options
 from sardonyx.toolchain import compiler
+from sardonyx.toolchain.operator_libraries import DECLARED, joint_library
 
 if TYPE_CHECKING:
     from sardonyx.customop.declaration import CustomOp
 
 log = logging.getLogger(__name__)
 
-_DECLARED: dict[tuple[str, str], CustomOp] = {}
+_DECLARED = cast("dict[tuple[str, str], CustomOp]", DECLARED)
 """By domain and name in ONNX."""
 _CHANGING = threading.RLock()
 
@@ -70,44 +70,17 @@ def declared() -> list[CustomOp]:
     return list(_DECLARED.values())
 
 
-def is_declared(domain: str, name: str) -> bool:
-    """Whether this is an operator of ONNX that was declared here, and has kernels."""
-    return (domain, name) in _DECLARED and _DECLARED[domain, name].has_kernels
-
-
-def libraries(operators: Iterable[tuple[str, str]]) -> list[Path]:
-    """The libraries that a model with these operators, by domain and name, needs: one for each domain."""
-    used = sorted({key for key in operators if is_declared(*key)})
-    domains = dict.fromkeys(domain for domain, _ in used)
-    return [library(*(_DECLARED[key] for key in used if key[0] == domain)) for domain in domains]
-
-
-def libraries_of(model: bytes) -> list[Path]:
-    """The libraries that a serialised model needs."""
-    if not _DECLARED:
-        return []
-    read = onnx.load_from_string(model)
-    nodes = [*read.graph.node, *(node for function in read.functions for node in function.node)]
-    return libraries(_used(nodes))
-
-
-def _used(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, str]]:
-    for node in nodes:
-        yield node.domain, node.op_type
-        for attribute in node.attribute:
-            for graph in (attribute.g, *attribute.graphs):
-                yield from _used(graph.node)
-
-
 def library(*ops: CustomOp) -> Path:
     """One library with all of these operators: ONNX Runtime takes no two for operators of one domain.
 
     Each stays in its own, where names that kernels share do not meet.
     """
-    paths = [op.library for op in ops]
-    if len(paths) == 1:
-        return paths[0]
-    return compiler.built(source.joint(paths), Options.of({}), common=source.common())
+    return joint_library(ops)
+
+
+def joined(ops: Sequence[CustomOp]) -> Path:
+    """A library that loads those of several operators."""
+    return compiler.built(source.joint([op.library for op in ops]), Options.of({}), common=source.common())
 
 
 def built(op: CustomOp) -> Path:

@@ -12,14 +12,14 @@ import torch
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
-from sardonyx.customop import registry
 from sardonyx.customop.declaration import CustomOp
 from sardonyx.customop.in_torch import bound
 from sardonyx.customop.project import Project, snake_case
 from sardonyx.customop.signature import Attribute, Signature, Tensor
 from sardonyx.doors.export import export
+from sardonyx.engines.ortvalue import from_torch, reader
 from sardonyx.errors import DeclarationError
-from sardonyx.run.ortvalue import from_torch, reader
+from sardonyx.toolchain.operator_libraries import libraries_of
 
 Result: TypeAlias = Literal["passed", "failed", "skipped"]
 Choice: TypeAlias = Mapping[str, str]
@@ -333,7 +333,7 @@ def _in_ort(model: bytes, tensors: Sequence[torch.Tensor], like: Sequence[torch.
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    for library in registry.libraries_of(model):
+    for library in libraries_of(model):
         options.register_custom_ops_library(str(library))
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     feeds = {x.name: from_torch(t) for x, t in zip(session.get_inputs(), tensors, strict=True)}

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sardonyx.diagnose.bisection import Bisection, bisect, bisect_rules
     from sardonyx.diagnose.comparison import Comparison, Way, compare, find_nonfinite
-    from sardonyx.diagnose.intercept import intercepting, restore
     from sardonyx.diagnose.profiling import Profile, profile
-    from sardonyx.diagnose.recording import record, replay
     from sardonyx.diagnose.reduction import Reduction, reduce
+    from sardonyx.telemetry.intercept import intercepting, restore
+    from sardonyx.telemetry.recording import record, replay
 
 __all__ = [
     "Bisection",

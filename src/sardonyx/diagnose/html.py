@@ -18,13 +18,17 @@ import torch
 from torch.utils import _pytree as pytree
 
 from sardonyx.capture.example import fresh
-from sardonyx.diagnose.words import duration
+from sardonyx.diagnose import html_study
 from sardonyx.errors import MissingDependency, OptionError
 from sardonyx.options import Options
 from sardonyx.telemetry.picture import Picture, Seen
 from sardonyx.telemetry.report import GraphReport, RegionReport, Report
+from sardonyx.telemetry.text import duration
 from sardonyx.telemetry.verify import difference
 from sardonyx.written_files import write_file
+
+compared, hindrance, study = html_study.compared, html_study.hindrance, html_study.study
+"""What a region asks for at its first call."""
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _MOST_GRAPHS = 64

@@ -9,14 +9,15 @@ from typing import Any
 import torch
 
 from sardonyx.capture import aot
-from sardonyx.diagnose import html
-from sardonyx.diagnose.intercept import watched
-from sardonyx.diagnose.repro import reproducible
 from sardonyx.errors import OptionError
+from sardonyx.optimize.selection import check_rules
 from sardonyx.options import Options, Provider
 from sardonyx.pipeline import compile_graph
 from sardonyx.run import sessions
 from sardonyx.run.autograd import Captured, with_all_of_autograd
+from sardonyx.telemetry import page
+from sardonyx.telemetry.intercept import watched
+from sardonyx.telemetry.repro import reproducible
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,9 @@ def sardonyx(
     """The backend that torch.compile finds by name. `mode` is accepted and, so far, changes nothing."""
     if mode is not None and mode not in _MODES:
         raise OptionError(f"mode is {mode!r}", hint="use one of " + ", ".join(map(repr, _MODES)))
-    return _compile(graph, inputs, Options.of(options))
+    chosen = Options.of(options)
+    check_rules(chosen.optimize)
+    return _compile(graph, inputs, chosen)
 
 
 def onnxrt(
@@ -65,7 +68,7 @@ def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Any], options: Option
 def reset() -> None:
     """Called by `torch._dynamo.reset()`."""
     sessions.clear()
-    html.forget()
+    page.forget()
 
 
 sardonyx.reset = reset  # type: ignore[attr-defined]  # dynamo's convention

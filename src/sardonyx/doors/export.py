@@ -20,19 +20,20 @@ from sardonyx.capture.example import ExampleCall, fresh
 from sardonyx.capture.export import Captured
 from sardonyx.capture.numbers import TracedCall, refuse_constant_floats
 from sardonyx.capture.regions import device_of
-from sardonyx.diagnose import html
-from sardonyx.diagnose.repro import reproducible
-from sardonyx.diagnose.repro_capture import reproducible_capture
 from sardonyx.doors.call_arguments import Argument, Kind
 from sardonyx.doors.program import Calling, Output, Program
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import OptionError, VerificationError
 from sardonyx.native import native, takes_none
 from sardonyx.optimize.legalize import lack
+from sardonyx.optimize.selection import check_rules
 from sardonyx.options import Options
 from sardonyx.pipeline import rewrite, unsupported
 from sardonyx.sizes import dim_of, dims_of
+from sardonyx.telemetry.page import page_of
 from sardonyx.telemetry.report import GraphReport, collecting, new_graph_report
+from sardonyx.telemetry.repro import reproducible
+from sardonyx.telemetry.repro_capture import reproducible_capture
 from sardonyx.telemetry.source import source_of
 from sardonyx.telemetry.verify import close, difference
 from sardonyx.translate import functions as onnx_functions
@@ -111,8 +112,9 @@ def export(
     _warn(program, captured)
     if chosen.verify:
         _verify(program, model, args, kwargs)
-    if chosen.report:
-        html.tell_program(program, args, kwargs, model)
+    page = page_of(chosen)
+    if page is not None:
+        page.tell_program(program, args, kwargs, model)
     return program
 
 
@@ -122,6 +124,7 @@ def _chosen(options: Mapping[str, Any], opset: int | None) -> Options:
     if opset is not None and opset > newest:
         raise OptionError(f"opset is {opset}, which this onnx does not have", hint=f"{newest} is its newest")
     chosen = Options.of(options, opset=opset)
+    check_rules(chosen.optimize)
     if chosen.opset is not None:
         return chosen
     suits = find_engine(chosen.engine).opset(torch.device("cpu"), frozenset())

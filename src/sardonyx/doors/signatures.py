@@ -19,13 +19,13 @@ from sardonyx.cache.lru import LRU
 from sardonyx.capture.arguments import Arguments, Call, copy_of
 from sardonyx.capture.attributes import Attributes, Mask, first_difference
 from sardonyx.capture.calls import Flat, Traced, tensor_of, trace
-from sardonyx.diagnose.intercept import shown
 from sardonyx.doors import kept
 from sardonyx.doors.dynamo import sardonyx as backend
 from sardonyx.errors import CaptureError
 from sardonyx.options import Options
 from sardonyx.pipeline import compile_graph
 from sardonyx.run.recompute import Recompute
+from sardonyx.telemetry.intercept import shown
 from sardonyx.telemetry.report import Fallback, GraphReport, Report, collecting
 
 log = logging.getLogger(__name__)

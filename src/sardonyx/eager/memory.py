@@ -13,7 +13,7 @@ import torch
 from torch._C import _from_dlpack as from_dlpack
 from torch._C import _to_dlpack as to_dlpack
 
-from sardonyx.run.ortvalue import binding
+from sardonyx.engines.ortvalue import binding
 
 DEVICE = "ort"
 

@@ -28,11 +28,11 @@ from torch._C import _to_dlpack as to_dlpack
 from sardonyx import fork
 from sardonyx.cache.lru import LRU
 from sardonyx.engines import artifacts
+from sardonyx.engines.contiguous import contiguous
 from sardonyx.engines.engine import Availability, Engine, Job, Runner
 from sardonyx.errors import EngineError, MissingDependency, OptionError
 from sardonyx.optimize.legalize import Kernels
 from sardonyx.options import Options
-from sardonyx.run.ortvalue import lies_in_order
 from sardonyx.threads import Quiet
 
 _COMPILER = Path(__file__).with_name("iree_compile.py")
@@ -355,5 +355,5 @@ def _in_order(x: torch.Tensor | int) -> torch.Tensor:
     if isinstance(x, int):
         return torch.tensor([x])
     x = x.detach()
-    x = x if lies_in_order(x) else x.resolve_neg().contiguous()
+    x = contiguous(x)
     return x if x.data_ptr() % _ALIGNMENT == 0 else x.clone()

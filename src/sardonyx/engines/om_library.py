@@ -22,9 +22,9 @@ import onnx_ir as ir
 import torch
 
 from sardonyx import dtypes
+from sardonyx.engines.contiguous import contiguous
 from sardonyx.engines.engine import Job, Runner
 from sardonyx.errors import EngineError
-from sardonyx.run.ortvalue import lies_in_order
 
 CONSTANTS = ".constants.bin"
 """How the file ends that holds constants too large for the library."""
@@ -303,7 +303,7 @@ def _fitting(port: Port, x: torch.Tensor | int, named: dict[str, int]) -> torch.
     misfit = port.misfit(x.dtype, x.shape, named)
     if misfit:
         raise EngineError(f"the input {port.name!r} {misfit}", hint="compile for it, or declare the size dynamic")
-    return x if lies_in_order(x) else x.resolve_neg().contiguous()
+    return contiguous(x)
 
 
 def _taken(port: Port, result: _Owned, named: dict[str, int], taken: set[int]) -> torch.Tensor:

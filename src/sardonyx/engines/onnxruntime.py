@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from sardonyx import fork
-from sardonyx.customop import registry as customop
-from sardonyx.engines import blocked
+from sardonyx.engines import blocked, ortvalue
+from sardonyx.engines.contiguous import is_contiguous
 from sardonyx.engines.engine import Availability, Engine, Job, Runner
+from sardonyx.engines.ortvalue import from_torch
 from sardonyx.errors import EngineError, MissingDependency, MissingKernel, OptionError
 from sardonyx.optimize.legalize import Kernels
-from sardonyx.run import ortvalue
-from sardonyx.run.ortvalue import from_torch, lies_in_order
 from sardonyx.threads import Quiet
+from sardonyx.toolchain.operator_libraries import libraries_of
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ class OnnxRuntimeRunner(Runner):
         """Create the session."""
         ort = _onnxruntime()
         options = session_options(ort, job.options.session_options)
-        for library in (*job.libraries, *customop.libraries_of(job.model)):
+        for library in (*job.libraries, *libraries_of(job.model)):
             options.register_custom_ops_library(str(library))
         _share(ort, options, self._weights)
         providers = _providers(ort, job)
@@ -182,7 +182,7 @@ class OnnxRuntimeRunner(Runner):
 
     def into(self, inputs: Sequence[torch.Tensor | int], outputs: Sequence[torch.Tensor]) -> None:
         """Run once, straight into the memory of these tensors where it lies in order."""
-        if not all(map(lies_in_order, outputs)):
+        if not all(map(is_contiguous, outputs)):
             return super().into(inputs, outputs)
         fetches = self._vector()
         for output in outputs:
@@ -216,7 +216,7 @@ class OnnxRuntimeRunner(Runner):
 
     def _weight(self, index: int, x: Any) -> Any:
         """The value of an input that seldom changes, made once for each tensor and address."""
-        if not lies_in_order(x):
+        if not is_contiguous(x):
             return from_torch(x)  # a copy, which would not see the next edit
         tensor, address, value = self._fixed[index]
         if tensor is not x or address != x.data_ptr():

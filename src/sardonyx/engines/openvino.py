@@ -15,10 +15,10 @@ import torch
 
 from sardonyx import dtypes, fork
 from sardonyx.engines import openvino_exact
+from sardonyx.engines.contiguous import is_contiguous
 from sardonyx.engines.engine import Availability, Engine, Job, Runner
 from sardonyx.errors import EngineError, MissingDependency
 from sardonyx.options import Options
-from sardonyx.run.ortvalue import lies_in_order
 from sardonyx.threads import Quiet
 from sardonyx.translate.translator import WEIGHTS_LOCATION
 
@@ -154,7 +154,7 @@ class OpenVinoRunner(Runner):
 
     def into(self, inputs: Sequence[torch.Tensor | int], outputs: Sequence[torch.Tensor]) -> None:
         """Run once, straight into the memory of these tensors where it lies in order."""
-        if not all(map(lies_in_order, outputs)):
+        if not all(map(is_contiguous, outputs)):
             super().into(inputs, outputs)
         else:
             self._run(inputs, outputs)
@@ -198,7 +198,7 @@ class OpenVinoRunner(Runner):
     def _weight(self, index: int, x: Any) -> Any:
         """The tensor of an input that seldom changes, made once for each tensor and address."""
         held, address, made = self._fixed[index]
-        if held is not x or address != x.data_ptr() or not lies_in_order(x):
+        if held is not x or address != x.data_ptr() or not is_contiguous(x):
             made = self._over(x)
             self._fixed[index] = (x, x.data_ptr(), made)
         return made

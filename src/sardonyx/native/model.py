@@ -15,12 +15,12 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from sardonyx.cache.machine import versions
 from sardonyx.errors import SardonyxError
 from sardonyx.native.processor import Processor
 from sardonyx.native.report import NativeReport
 from sardonyx.native.session import available, open_session, write
 from sardonyx.native.targets import Target, target_of
+from sardonyx.versions import versions
 
 MODEL, LIBRARY, MANIFEST = "model.onnx", "kernels.so", "manifest.json"
 _FORMAT = 1

@@ -16,6 +16,7 @@ from sardonyx.onnx_ops.nodes import refused
 from sardonyx.onnx_ops.running import run
 from sardonyx.onnx_ops.schemas import NAMESPACE, Operator, operators
 from sardonyx.onnx_ops.translation import translation
+from sardonyx.run.hosted import DEVICES
 from sardonyx.translate import table
 
 _registered: list[Any] = []
@@ -74,21 +75,20 @@ class _Overload:
         return self._returned(run(self._operator, args, kwargs))
 
     def _on_device(self, /, *args: Any, **kwargs: Any) -> Any:
-        from sardonyx.eager.memory import DEVICE, on_device, on_host  # the device registers these operators
-
         places = set()
 
         def host(x: Any) -> Any:
             if isinstance(x, torch.Tensor):
                 places.add(x.device)
-                return on_host(x) if x.device.type == DEVICE else x
+                return DEVICES[x.device.type].on_host(x) if x.device.type in DEVICES else x
             return [host(y) for y in x] if isinstance(x, (list, tuple)) else x
 
         args, kwargs = tuple(host(x) for x in args), {name: host(x) for name, x in kwargs.items()}
         if len(places) > 1:
             raise refused(self._operator, f"its tensors are on {' and '.join(sorted(map(str, places)))}")
-        index = places.pop().index
-        return self._returned([on_device(x, index) for x in run(self._operator, args, kwargs)])
+        device = places.pop()
+        hosted = DEVICES[device.type]
+        return self._returned([hosted.on_device(x, device.index) for x in run(self._operator, args, kwargs)])
 
     def _fake(self, /, *args: Any, **kwargs: Any) -> Any:
         packet = getattr(getattr(torch.ops, NAMESPACE), self._operator.name)

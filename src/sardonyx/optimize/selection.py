@@ -45,6 +45,12 @@ def selected(chosen: Chosen) -> frozenset[str]:
     return frozenset(running)
 
 
+def check_rules(chosen: Chosen) -> None:
+    """Raise if an unknown rule is named; the rules need not be loaded where none is."""
+    if chosen not in (*_LEVELS, True, False):
+        selected(chosen)
+
+
 def names_of_rules() -> tuple[str, ...]:
     """Every name that can be chosen, as reports show them."""
     return (*PASSES, *dict.fromkeys(rule.name for rule in all_rules()))

@@ -18,7 +18,6 @@ from torch.utils import _pytree as pytree
 from sardonyx import dtypes, fork
 from sardonyx.cache.lru import LRU
 from sardonyx.capture.regions import Region, Result
-from sardonyx.diagnose import html, repro
 from sardonyx.engines import Engine, Job, Runner
 from sardonyx.engines.auto import Auto
 from sardonyx.engines.registry import find as find_engine
@@ -34,7 +33,8 @@ from sardonyx.run.layout import strides_of_results, with_strides
 from sardonyx.run.sessions import Held, shared_runner
 from sardonyx.run.snapshot import Numbers, Snapshot
 from sardonyx.sizes import SizesOfCall
-from sardonyx.telemetry import dump
+from sardonyx.telemetry import dump, repro
+from sardonyx.telemetry.page import Page, page_of
 from sardonyx.telemetry.picture import Picture
 from sardonyx.telemetry.report import Fallback, GraphReport, RegionReport, is_observed, observed
 from sardonyx.telemetry.source import source_of
@@ -305,24 +305,23 @@ class CompiledRegion(torch.nn.Module):
         complex_ = _complex(self._region, inputs)
         runner = observed(job, held.runner)
         session = _Session(held, runner, inputs, complex_, draws, built.shapes, snapshot, built.numbers, job.stream)
-        if self._options.report and self._report.sessions == 1:
-            self._study(job, session, args)
+        page = page_of(self._options)
+        if page is not None and self._report.sessions == 1:
+            self._study(page, job, session, args)
         return session
 
-    def _study(self, job: Job, session: _Session, args: Sequence[Any]) -> None:
+    def _study(self, page: Page, job: Job, session: _Session, args: Sequence[Any]) -> None:
         """Measure for the HTML report, with the same random numbers again afterwards."""
-        from sardonyx.diagnose import html_study  # which profiles; most programs have no need of it
-
-        why_not = html_study.hindrance(self._region.graph, bool(session.draws))
+        why_not = page.hindrance(self._region.graph, bool(session.draws))
 
         def errors() -> tuple[Mapping[str, float], float]:
             results = self._finish(session.run(args), args)
-            return html_study.compared(self._region.graph, args, self._trace(args), results)
+            return page.compared(self._region.graph, args, self._trace(args), results)
 
         devices = [self._region.device] if self._region.device.type == "cuda" else []
         with self._graph_report.stage("report"), torch.random.fork_rng(devices=devices):
-            html_study.study(self._report, job, session.runner, session.given(args), why_not or errors)
-        html.write(self._options)
+            page.study(self._report, job, session.runner, session.given(args), why_not or errors)
+        page.write(self._options)
 
     def _draw(self, stage: str, model: ir.Model) -> None:
         if self._options.report:

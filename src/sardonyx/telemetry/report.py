@@ -9,15 +9,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from sardonyx.telemetry.progress import showing
 
 if TYPE_CHECKING:
-    from sardonyx.engines.engine import Job, Runner
     from sardonyx.telemetry.picture import Picture
 
 log = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,8 @@ def new_graph_report(kind: str, operators: int) -> GraphReport:
     return graph
 
 
-Observer: TypeAlias = "Callable[[Job, Runner], Runner]"
+Observer: TypeAlias = Callable[[Any, Any], Any]
+"""Is given an engine's job and its runner; gives the runner to use."""
 _observer: ContextVar[Observer | None] = ContextVar("sardonyx_observer", default=None)
 
 
@@ -231,7 +233,7 @@ def is_observed() -> bool:
     return _observer.get() is not None
 
 
-def observed(job: Job, runner: Runner) -> Runner:
+def observed(job: Any, runner: R) -> R:
     """The runner to use for a model that was loaded."""
     observer = _observer.get()
-    return runner if observer is None else observer(job, runner)
+    return runner if observer is None else cast(R, observer(job, runner))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sardonyx.diagnose.words import duration
+from sardonyx.telemetry.text import duration
 
 if TYPE_CHECKING:
     from sardonyx.diagnose.profiling.result import Profile, Scope

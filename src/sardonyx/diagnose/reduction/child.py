@@ -25,10 +25,10 @@ from sardonyx.diagnose.comparison.subject import subject_of, tensor_of
 from sardonyx.diagnose.comparison.trace import prepared, runner
 from sardonyx.diagnose.reduction.worker import Outcome, Request, raised
 from sardonyx.engines.onnxruntime import session_options
+from sardonyx.engines.ortvalue import from_torch
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.native.session import onnxruntime
 from sardonyx.options import Options
-from sardonyx.run.ortvalue import from_torch
 
 
 def serve(connection: Connection) -> None:

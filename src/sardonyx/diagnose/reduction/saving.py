@@ -21,9 +21,9 @@ from sardonyx.diagnose.comparison.trace import run
 from sardonyx.diagnose.comparison.way import Way
 from sardonyx.diagnose.reduction.case import Case
 from sardonyx.diagnose.reduction.traced import TracedCase
-from sardonyx.diagnose.repro_code import class_of, constants_of, operators_of
 from sardonyx.errors import SardonyxError
 from sardonyx.options import Options
+from sardonyx.telemetry.repro_code import class_of, constants_of, operators_of
 
 _INPUTS = """\
 import pathlib

@@ -13,7 +13,6 @@ import onnx
 import torch
 
 from sardonyx import dtypes, fork
-from sardonyx.customop import registry as customop
 from sardonyx.eager.layout import Layout
 from sardonyx.engines.engine import Job, Runner
 from sardonyx.engines.onnxruntime import OnnxRuntime, OnnxRuntimeRunner
@@ -23,6 +22,7 @@ from sardonyx.run.region import Plain
 from sardonyx.telemetry.progress import showing
 from sardonyx.toolchain import compiler
 from sardonyx.toolchain.headers import header
+from sardonyx.toolchain.operator_libraries import libraries_of
 
 _PARTS = ("session.h", "device.h", "look.h", "kernel.h", "core.cpp")
 MOST_DEVICES = 8
@@ -117,7 +117,7 @@ class Core:
 
     def session(self, job: Job) -> int:
         """A session for a model, by its number."""
-        libraries = [str(library) for library in (*job.libraries, *customop.libraries_of(job.model))]
+        libraries = [str(library) for library in (*job.libraries, *libraries_of(job.model))]
         types = [int(dtypes.to_onnx(dtype)) for dtype in job.output_types]
         return self._checked(
             self._library.sx_session(

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from sardonyx.diagnose.calls import Call, Hook
 from sardonyx.errors import MissingDependency, SardonyxError
+from sardonyx.telemetry.calls import Call, Hook
 
 log = logging.getLogger(__name__)
 

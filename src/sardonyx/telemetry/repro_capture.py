@@ -16,13 +16,13 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sardonyx.diagnose import repro
-from sardonyx.diagnose.repro import VALUES, Tensor
-from sardonyx.diagnose.repro_source import CannotRebuild, Sources, is_theirs
 from sardonyx.errors import CaptureError
 from sardonyx.options import Options
+from sardonyx.telemetry import repro
+from sardonyx.telemetry.repro import VALUES, Tensor
+from sardonyx.telemetry.repro_source import CannotRebuild, Sources, is_theirs
 
-_CALL = "call.pkl"
+CALL = "call.pkl"
 _KIND = "uncaptured"
 
 
@@ -74,7 +74,7 @@ def _write(folder: Path, error: CaptureError, options: Options, call: _Call) -> 
     except Exception as failure:  # pickle raises what it likes
         (folder / "README.md").write_text(_told(error, call, failure), encoding="utf-8")
         return str(folder / "README.md")
-    (folder / _CALL).write_bytes(held)
+    (folder / CALL).write_bytes(held)
     if tensors:
         torch.save(tensors, folder / VALUES)
     (folder / "repro.py").write_text(_program(error, options, sources), encoding="utf-8")
@@ -90,26 +90,13 @@ def _program(error: CaptureError, options: Options, sources: Sources) -> str:
         "",
         *repro.told_options(left_out),
         'if __name__ == "__main__":',
-        "    from sardonyx.diagnose import repro_capture",
+        "    from sardonyx.diagnose.repro import capture_again",
         "",
-        f"    repro_capture.capture_again(__file__, globals(), {chosen!r})",
+        f"    capture_again(__file__, globals(), {chosen!r})",
         '    print("it did not fail")',
         "",
     ]
     return "\n".join(lines)
-
-
-def capture_again(program: str, defined: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Export the module that lies beside a program, as it was when that failed; the result if it does not fail now.
-
-    `defined` are the classes and functions of the program. Values that were not kept are made up.
-    """
-    from sardonyx.doors.export import export
-
-    folder = Path(program).parent
-    call = _Unpickler((folder / _CALL).read_bytes(), defined, repro.values_in(folder)).load()
-    how = {"dynamic_shapes": call.dynamic_shapes, "examples": call.examples}
-    return export(call.module, call.args, call.kwargs, **how, **options)
 
 
 # A module and its call as bytes
@@ -161,30 +148,6 @@ class _Pickler(pickle.Pickler):
         if isinstance(obj, (type, FunctionType)) and is_theirs(obj.__module__):
             return "source", self.sources.name_of(obj)
         return None
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, held: bytes, defined: Mapping[str, Any], values: Mapping[str, torch.Tensor]) -> None:
-        super().__init__(BytesIO(held))
-        self._defined, self._values = defined, values
-        self._made: dict[int, torch.Tensor] = {}
-
-    def persistent_load(self, pid: Any) -> Any:
-        """The object that something was written in place of."""
-        if pid[0] == "tensor":
-            return self._tensor(*pid[1:])
-        first, *rest = pid[1].split(".")
-        found = self._defined[first]
-        for name in rest:
-            found = getattr(found, name)
-        return found
-
-    def _tensor(self, number: int, known: Tensor, is_parameter: bool, needs_gradient: bool) -> torch.Tensor:
-        if number not in self._made:
-            value = self._values[str(number)] if str(number) in self._values else known.make(number)
-            made = torch.nn.Parameter(value, needs_gradient) if is_parameter else value.requires_grad_(needs_gradient)
-            self._made[number] = made
-        return self._made[number]
 
 
 # Where no program can be written

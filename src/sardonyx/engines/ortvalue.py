@@ -11,6 +11,7 @@ from torch._C import _from_dlpack as from_dlpack
 from torch._C import _to_dlpack as to_dlpack
 
 from sardonyx import dtypes
+from sardonyx.engines.contiguous import contiguous
 
 
 @cache
@@ -28,18 +29,12 @@ def from_torch(x: torch.Tensor | int) -> Any:
     """
     if isinstance(x, int):
         x = torch.tensor([x])
-    elif not lies_in_order(x):
-        x = x.resolve_neg().contiguous()
+    x = contiguous(x)
     if not x.numel():
         return _empty(x)
     if x.dtype == torch.bool:  # torch's DLPack has a code for booleans, ONNX Runtime's takes them as bytes
         return binding().OrtValue.from_dlpack(to_dlpack(x.view(torch.uint8)), True)
     return binding().OrtValue.from_dlpack(to_dlpack(x), False)
-
-
-def lies_in_order(x: torch.Tensor) -> bool:
-    """Whether memory holds the elements in order: not those of the imaginary part of a conjugate, of the other sign."""
-    return x.is_contiguous() and not x.is_neg()
 
 
 def _empty(tensor: torch.Tensor) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from sardonyx.diagnose.words import lines
+from sardonyx.telemetry.text import lines
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -21,9 +21,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from sardonyx.diagnose.calls import Call, Hook, declared, named, signature_of
-from sardonyx.diagnose.recording import record
 from sardonyx.errors import OptionError, SardonyxError
+from sardonyx.telemetry.calls import Call, Hook, declared, named, signature_of
+from sardonyx.telemetry.recording import record
 
 log = logging.getLogger(__name__)
 
