@@ -129,6 +129,28 @@ def test_gradients_of_antialiased_images() -> None:
     gradients_spread_as_in_eager(functions, torch.randn(1, 2, 11, 13), 0, 13, 23)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_maxima_of_windows_of_negative_infinity(dtype: torch.dtype, dynamic: bool) -> None:
+    """And the lowest number is no infinity."""
+
+    def pools(x: Tensor) -> tuple[Tensor, ...]:
+        return (
+            F.max_pool1d(x[0], 2),
+            F.max_pool2d(x, 2, padding=1),
+            F.max_pool3d(x, 2),
+            F.adaptive_max_pool2d(x, 3),
+            F.max_pool2d(x.relu(), 2),
+            F.max_pool2d(x, 3, 2, return_indices=True)[0],
+        )
+
+    x = torch.randn(1, 2, 6, 6, dtype=dtype)
+    x[0, 0, :4] = float("-inf")
+    x[0, 1, :2, :2] = torch.finfo(dtype).min
+    for got, want in zip(onnx(pools, dynamic=dynamic)(x), pools(x), strict=True):
+        assert torch.equal(got, want)
+
+
 def test_attention_of_rows_without_them() -> None:
     def attention(*args: Tensor) -> list[Tensor]:
         q, k, v = args
