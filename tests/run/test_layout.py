@@ -103,6 +103,7 @@ def normalized(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     size = x.shape[1]
     return (
         F.logsigmoid(x) * 2,
+        1.5**x,
         F.batch_norm(x, torch.zeros(size), torch.ones(size)),
         F.batch_norm(y, None, None, training=True),
     )
