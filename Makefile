@@ -13,7 +13,7 @@
 # make wheel       the source distribution and, built from it, the wheel, in dist/
 # make wheel-test  the wheel alone in fresh environments, with the oldest and the newest torch and Python; see
 #                  python -m tests.wheel --help for WHEEL_TEST, as in WHEEL_TEST="--torch 2.13.0 --keep"
-# make test TORCH=2.11.0 ONNXRUNTIME=1.24.0 VENV=build/oldest   any target, with other versions than the pinned ones
+# make test TORCH=2.11.0 ONNXRUNTIME=1.24.1 VENV=build/oldest   any target, with other versions than the pinned ones
 # make bench-eager   the device ort against the CPU
 # make eager-ops     PyTorch's operator database on the device ort, strictly and with fallback; eager-ops-quick for three
 #                    samples of each

@@ -24,11 +24,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass
 class _Results:
-    """What came of each environment, a line each."""
+    """What came of each environment, a line each, and which Pythons are absent."""
 
     passed: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
 
     def show(self) -> None:
         _say("")
@@ -36,9 +37,9 @@ class _Results:
             for line in lines:
                 _say(f"{kind}: {line}")
 
-    def exit_code(self, require_all: bool) -> int:
+    def exit_code(self, require_torch: bool) -> int:
         """Nothing that passed is a failure too: a run that skips everything has shown nothing."""
-        return int(bool(self.failed) or not self.passed or (require_all and bool(self.skipped)))
+        return int(bool(self.failed) or not self.passed or (require_torch and bool(self.skipped)))
 
 
 def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
@@ -47,7 +48,7 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("wheel", type=Path, nargs="?", help="the wheel (default: the one in dist/)")
     parser.add_argument("--torch", nargs="+", metavar="VERSION", help="default: the oldest allowed, and the pinned one")
     parser.add_argument("--cuda-builds", action="store_true", help="install a torch that brings CUDA's packages, too")
-    parser.add_argument("--require-all", action="store_true", help="fail if anything is skipped")
+    parser.add_argument("--require-torch", action="store_true", help="fail if a version of torch is skipped")
     parser.add_argument("--keep", action="store_true", help="do not delete the environments")
     return parser.parse_args(given)
 
@@ -109,13 +110,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wheel = given.wheel or _only_wheel()
     _check_contents(wheel)
     results, pythons = _Results(), interpreters()
-    results.skipped += [f"Python {version}: no python{version} on PATH runs" for version in pythons.absent]
+    results.absent += [f"Python {version}: no python{version} on PATH runs" for version in pythons.absent]
     pinned = torch_versions((ROOT / "pyproject.toml").read_text(), (ROOT / "constraints.txt").read_text())
     for version, python in pythons.chosen.items():
         for torch in given.torch or pinned:
             _try(wheel, python, torch, f"Python {version}, torch {torch}", given, results)
     results.show()
-    return results.exit_code(given.require_all)
+    return results.exit_code(given.require_torch)
 
 
 if __name__ == "__main__":
