@@ -94,6 +94,7 @@ def _try(wheel: Path, python: str, torch: str, name: str, given: argparse.Namesp
         with fresh(python, torch, keep=given.keep) as environment:
             cuda = environment.cuda_packages(torch)
             if cuda and not given.cuda_builds:
+                _say("  skipped: pip has a build for CUDA alone")
                 results.skipped.append(f"{name}: its build is for CUDA, and requires {', '.join(cuda)}")
                 return
             _use(environment, wheel, torch)
