@@ -29,6 +29,8 @@ from sardonyx.errors import (
 )
 from sardonyx.options import Options
 
+__version__ = "0.2.0"
+
 __all__ = [
     "AutogradError",
     "CaptureError",
