@@ -92,7 +92,6 @@ def serve(pipe: Connection) -> None:
     logging.disable(logging.ERROR)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    torch.backends.mkldnn.set_flags(False)  # its bfloat16 convolutions multiply infinities by zeros outside of windows
     pipe.send(READY)
     while True:
         seed, doors, first = pipe.recv()

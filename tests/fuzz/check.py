@@ -85,6 +85,8 @@ def _problem(program: Program, door: str, calls: list[tuple[Mapping[str, int], R
             return f"at {dict(sizes)}: {problem}"
         done.append((sizes, reference, actual))
     for sizes, reference, actual in done if door in TRAINING_DOORS else ():  # at last: this resets dynamo
+        if 1 in sizes.values():  # over sizes of one, torch promises backends other strides than its kernels give
+            continue
         problem = reference.difference_in_layout(actual, dynamic=dynamic(program))
         if problem:
             return f"at {dict(sizes)}: {problem}"
