@@ -10,6 +10,10 @@
 # make native-checks  every onnx node test of an operator that has a kernel, in all types, and 600 random graphs; and
 #                     the same of kernels for a GPU, under an imitation of CUDA
 # make docs   the documentation as a site in build/site; the code in its pages is run
+# make wheel       the source distribution and, built from it, the wheel, in dist/
+# make wheel-test  the wheel alone in fresh environments, with the oldest and the newest torch and Python; see
+#                  python -m tests.wheel --help for WHEEL_TEST, as in WHEEL_TEST="--torch 2.13.0 --keep"
+# make test TORCH=2.11.0 ONNXRUNTIME=1.24.1 VENV=build/oldest   any target, with other versions than the pinned ones
 # make bench-eager   the device ort against the CPU
 # make eager-ops     PyTorch's operator database on the device ort, strictly and with fallback; eager-ops-quick for three
 #                    samples of each
@@ -31,9 +35,13 @@ PAGE   := $(BIN)/python -m tests.ops.page docs/operators.json docs/eager-operato
 MINUTES ?= 20
 FUZZ_MINUTES ?= 60
 SEED ?= 0
+WHEEL_TEST ?=
+TORCH       ?= $(shell sed -n 's/^torch==//p' constraints.txt)
+ONNXRUNTIME ?= $(shell sed -n 's/^onnxruntime==//p' constraints.txt)
+PINS   := $(VENV)/constraints.txt
 ORTS   := build/onnxruntime-1.18 build/onnxruntime-1.24 build/onnxruntime-1.31
 
-.PHONY: setup demo test lint format bench bench-customop bench-eager bench-engines bench-export bench-native bench-train native-checks native-versions customop-versions eager-ops eager-ops-quick eager-stress fuzz ops ops-full train-sweep docs clean
+.PHONY: setup demo test lint format bench bench-customop bench-eager bench-engines bench-export bench-native bench-train native-checks native-versions customop-versions eager-ops eager-ops-quick eager-stress fuzz ops ops-full train-sweep docs wheel wheel-test clean
 
 setup: $(READY)
 
@@ -41,9 +49,10 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "sardonyx needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	sed -e 's/^torch==.*/torch==$(TORCH)/' -e 's/^onnxruntime==.*/onnxruntime==$(ONNXRUNTIME)/' constraints.txt >$(PINS)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cpu,demo,dev]'
+	$(BIN)/python -m pip install --quiet --constraint $(PINS) torch
+	$(BIN)/python -m pip install --quiet --constraint $(PINS) --editable '.[cpu,demo,dev]'
 	touch $(READY)
 
 demo: setup
@@ -64,7 +73,7 @@ format: setup
 	$(BIN)/ruff format .
 
 $(PEERS): $(READY)
-	for peer in openvino iree; do $(BIN)/python -m pip install --quiet --constraint constraints.txt ".[$$peer]" || \
+	for peer in openvino iree; do $(BIN)/python -m pip install --quiet --constraint $(PINS) ".[$$peer]" || \
 		echo "$$peer cannot be installed here; the others are measured without it"; done
 	touch $(PEERS)
 
@@ -143,8 +152,15 @@ train-sweep: setup
 	$(BIN)/python -m tests.train.sweep --results docs/training-sweep.json --page docs/training-sweep.md
 
 docs: setup
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python -m pip install --quiet --constraint $(PINS) --editable '.[docs]'
 	$(BIN)/python -m sphinx -W --keep-going -b html docs build/site
 
+wheel: setup
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+
+wheel-test: wheel
+	$(BIN)/python -m tests.wheel $(WHEEL_TEST)
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
-import tomllib
 from pathlib import Path
 
 from sphinx.application import Sphinx
+
+from sardonyx import __version__
 
 _DOCS = Path(__file__).resolve().parent
 _CACHE = _DOCS.parent / "build" / "site-cache"
@@ -22,7 +23,7 @@ os.environ["XDG_CACHE_HOME"] = str(_CACHE / "home")  # an Options object reads n
 project = "sardonyx"
 author = "the authors of sardonyx"
 copyright = "the authors of sardonyx, Apache-2.0"
-version = release = tomllib.loads((_DOCS.parent / "pyproject.toml").read_text())["project"]["version"]
+version = release = __version__
 
 extensions = ["myst_nb"]
 exclude_patterns = ["_site"]

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import sardonyx
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_the_version_is_written_in_the_package_alone() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "version" not in project["project"]
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "sardonyx.__version__"}
+
+
+def test_the_newest_dated_entry_of_the_changelog_is_this_version() -> None:
+    headings = re.findall(r"^## \[(.+?)\](?: - (.+))?$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == ("Unreleased", "")
+    assert headings[1][0] == sardonyx.__version__
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", date) for _, date in headings[1:])
 
 
 def test_every_public_name_is_there_and_documented() -> None:

@@ -17,7 +17,7 @@ DOCS = Path(__file__).resolve().parents[1]
 ROOT = DOCS.parent
 DATA = frozenset({"native-operators.md", "onnx-operators.md", "operators.md", "training-sweep.md"})
 """Pages that programs write, with far more data than code: they are shown as they are."""
-_MOVED = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+_MOVED = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"}
 """Documents of the repository that are pages of the site."""
 
 
@@ -29,7 +29,7 @@ def read(text: str) -> NotebookNode:
 def notebook(text: str, path: Path) -> NotebookNode:
     """A page's prose and code as cells, with one before them that prepares the kernel, and their lines in the page."""
     parts = [Cell(text, 0)] if path.name in DATA else cells(text)
-    pairs = [(part.line, cell) for part in parts for cell in _cells(part)]
+    pairs = [(part.line, cell) for part in parts for cell in _cells(part, path.parent)]
     lines, made = [line for line, _ in pairs], [cell for _, cell in pairs]
     code = [part.line + _empty_lines(part.text) for part in parts if part.language]
     if code:
@@ -39,7 +39,7 @@ def notebook(text: str, path: Path) -> NotebookNode:
     return v4.new_notebook(cells=made, metadata={"kernelspec": spec, "source_map": lines})
 
 
-def _cells(part: Cell) -> list[NotebookNode]:
+def _cells(part: Cell, folder: Path) -> list[NotebookNode]:
     """A part as what myst-nb shows: commands as they are written, and then what they print."""
     if part.language == "python":
         return [v4.new_code_cell(part.text.rstrip())]
@@ -47,7 +47,7 @@ def _cells(part: Cell) -> list[NotebookNode]:
         tags = {"tags": ["remove-input", "scroll-output"]}
         shown = v4.new_markdown_cell(f"```sh\n{part.text}```")
         return [shown, v4.new_code_cell(f"run_commands({part.text!r})", metadata=tags)]
-    return [v4.new_markdown_cell(_prose(part))]
+    return [v4.new_markdown_cell(_prose(part, folder))]
 
 
 def _empty_lines(text: str) -> int:
@@ -57,7 +57,7 @@ def _empty_lines(text: str) -> int:
 
 def _path_of(text: str) -> Path:
     """The page that has this text."""
-    for path in sorted(DOCS.glob("*.md")):
+    for path in sorted(DOCS.rglob("*.md")):
         if path.read_text() == text:
             return path
     raise LookupError(f"no page in {DOCS} begins with {text[:40]!r}")
@@ -93,10 +93,12 @@ def _state() -> str:
 # What the site adds to prose
 
 
-def _prose(part: Cell) -> str:
+def _prose(part: Cell, folder: Path) -> str:
     text = re.sub(r"^<!-- toctree (.+)\n((?:.+\n)*?)-->$", _menu, part.text, flags=re.MULTILINE)
     text = re.sub(r"^<!-- plot (\S+) -->$", lambda found: plots.figure(found[1]), text, flags=re.MULTILINE)
     text = re.sub(r"^<!-- include (\S+) -->$", _included, text, flags=re.MULTILINE)
+    if folder != DOCS:  # a folder of pages links to pages above it, and to nothing outside of the documents
+        return text
     return re.sub(r"(\[[^\]]*\])\(\.\./([^)#\s]+)(#[^)\s]*)?\)", _link, text)
 
 

@@ -39,6 +39,8 @@ def _html() -> page.Page:
 
 page.provide(_html)
 
+__version__ = "0.2.0"
+
 __all__ = [
     "AutogradError",
     "CaptureError",

@@ -16,7 +16,8 @@ import sardonyx
 from tests.docs.running import printed
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted(DOCS.rglob("*.md"))]
 WALK_THROUGH = ROOT / "docs" / "extending.md"
 RUN = [path for path in DOCUMENTS if "```python" in path.read_text() and path != WALK_THROUGH]
 WITH_OPTIONS = ("README.md", "docs/options.md")
@@ -75,14 +76,30 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert [target for target in targets if not (path.parent / target).exists()] == []
 
 
+def in_menus(index: Path) -> list[Path]:
+    """The pages that the menus at the end of an index name."""
+    menus = re.findall(r"^<!-- toctree .+\n((?:.+\n)*?)-->$", index.read_text(), re.MULTILINE)
+    return [index.parent / f"{name}.md" for name in "".join(menus).split()]
+
+
 def test_every_page_has_one_title_and_is_in_one_menu_of_the_site() -> None:
-    index = (ROOT / "docs" / "index.md").read_text()
-    menus = "".join(re.findall(r"^<!-- toctree .+\n((?:.+\n)*?)-->$", index, re.MULTILINE)).split()
-    pages = [path for path in DOCUMENTS if path.parent.name == "docs"]
-    assert sorted(menus) == sorted(path.stem for path in pages if path.stem != "index")
+    pages = [path for path in DOCUMENTS if path.is_relative_to(DOCS)]
+    menus = [entry for path in pages if path.name == "index.md" for entry in in_menus(path)]
+    assert sorted(menus) == sorted(path for path in pages if path != DOCS / "index.md")
     for path in pages:
         prose = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
         assert len(re.findall(r"^# ", prose, re.MULTILINE)) == 1, path.name
+
+
+def test_every_decision_is_in_the_index_and_says_what_follows_from_it() -> None:
+    index = (DOCS / "decisions" / "index.md").read_text()
+    pages = [path for path in sorted((DOCS / "decisions").glob("*.md")) if path.name != "index.md"]
+    listed = re.findall(r"^- \[(.+)\]\((.+)\)$", index, re.MULTILINE)
+    assert listed == [(path.read_text().splitlines()[0].removeprefix("# "), path.name) for path in pages]
+    for path in pages:
+        text = path.read_text()
+        assert re.findall(r"^## (.+)$", text, re.MULTILINE) == ["Context", "Decision", "Consequences"], path.name
+        assert len(text.splitlines()) <= 40, path.name
 
 
 WALK = """

@@ -126,6 +126,11 @@ def test_links_out_of_the_documents_lead_to_pages_or_files() -> None:
     assert cell.source == "[rules](contributing.md#set-up), [a file](../README.md), `a folder`"
 
 
+def test_a_page_in_a_folder_links_to_the_pages_above_it() -> None:
+    (cell,) = made("[weights](../architecture.md#weights)", "decisions/page.md").cells
+    assert cell.source == "[weights](../architecture.md#weights)"
+
+
 @pytest.mark.parametrize("name", ["inference", "training", "engines", "gpu", "device", "export", "startup"])
 def test_a_figure_tells_its_source_and_takes_the_pages_colour(name: str) -> None:
     pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install -e '.[docs]'")

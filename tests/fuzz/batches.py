@@ -6,7 +6,8 @@ import logging
 import signal
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import hypothesis
 import torch
 from hypothesis import strategies as st
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 from tests.ops.workers import END, READY
 
@@ -62,8 +65,25 @@ def drawn(seed: int, doors: Sequence[str] = ()) -> list[tuple[Program, str]]:
     def draw_one(door: str, data: st.DataObject) -> None:
         found.append((data.draw(programs_of(door)), door))
 
-    draw_one()
+    with _without_constants_of_modules():
+        draw_one()
     return found
+
+
+@contextmanager
+def _without_constants_of_modules() -> Iterator[None]:
+    """Keep hypothesis from drawing constants that it finds in the source of our modules.
+
+    Which of them are loaded depends on the programs before, and a seed has to name the same programs at any time.
+    """
+    was = providers._get_local_constants
+    providers._get_local_constants = Constants
+    providers.CONSTANTS_CACHE.cache.clear()
+    try:
+        yield
+    finally:
+        providers._get_local_constants = was
+        providers.CONSTANTS_CACHE.cache.clear()
 
 
 def serve(pipe: Connection) -> None:

@@ -12,7 +12,7 @@ import torch
 from sardonyx.diagnose.bisection.delta import smallest
 from sardonyx.errors import SardonyxError
 
-from .doors import CAPTURED, DOORS, TRAINING_DOORS, dynamic
+from .doors import DOORS, TRAINING_DOORS, dynamic
 from .program import Program
 from .reference import Reference, Run, run
 
@@ -55,7 +55,7 @@ def check(program: Program, door: str) -> Outcome:
         problem = _problem(program, door, calls, outcome)
     except Exception as error:
         problem = _refusal_or_problem(error, door, outcome)
-    if problem and door in CAPTURED and _is_torchs_own(program, calls):
+    if problem and _is_torchs_own(program, calls):
         outcome.torchs_own = 1
     elif problem:
         outcome.wrong.append(f"{door}: {problem}\n{program}")
@@ -63,7 +63,10 @@ def check(program: Program, door: str) -> Outcome:
 
 
 def _is_torchs_own(program: Program, calls: list[tuple[Mapping[str, int], Reference]]) -> bool:
-    """Whether `torch.compile` goes wrong with torch's own backend, too: it captures for every backend alike."""
+    """Whether `torch.compile` goes wrong with torch's own backend, too: it captures for every backend alike.
+
+    So does torch.export where a program edits in place: both have torch make a functional graph of it.
+    """
     torch._dynamo.reset()
     function = torch.compile(program.function(), backend="aot_eager", dynamic=dynamic(program))
     try:
@@ -82,6 +85,8 @@ def _problem(program: Program, door: str, calls: list[tuple[Mapping[str, int], R
             return f"at {dict(sizes)}: {problem}"
         done.append((sizes, reference, actual))
     for sizes, reference, actual in done if door in TRAINING_DOORS else ():  # at last: this resets dynamo
+        if 1 in sizes.values():  # over sizes of one, torch promises backends other strides than its kernels give
+            continue
         problem = reference.difference_in_layout(actual, dynamic=dynamic(program))
         if problem:
             return f"at {dict(sizes)}: {problem}"

@@ -75,7 +75,5 @@ DOORS: dict[str, Callable[[Program], Function]] = {
     "native": native,
 }
 DOOR_WEIGHTS = {"compile": 12, "wrapper": 3, "export": 3, "native": 2}
-CAPTURED = frozenset({"compile", "native", "wrapper"})
-"""Doors that are, or may fall back to, `torch.compile`."""
 TRAINING_DOORS = frozenset({"compile", "native"})
 """Doors through which gradients, strides and aliases are eager's."""

@@ -35,6 +35,10 @@ tril_ neg_ abs_ copysign isin
 """
 _EXACT = frozenset(_EXACT_NAMES.split())
 """Operators that do not round."""
+_SUM_PRODUCTS = frozenset(
+    ["mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "convolution", "linear"]
+)
+"""Operators whose zeros have the sign that the order of their sums gives."""
 
 
 class RoundingNoise(TorchDispatchMode):
@@ -54,7 +58,13 @@ class RoundingNoise(TorchDispatchMode):
             for written in result if isinstance(result, (tuple, list)) else [result]:
                 self._disturb(written)
             return result
-        return tree_map(self._disturbed, result)
+        disturbed = tree_map(self._disturbed, result)
+        if func.overloadpacket.__name__ in _SUM_PRODUCTS:
+            return torch.where(disturbed == 0, disturbed * self._signs(disturbed), disturbed)
+        return disturbed
+
+    def _signs(self, x: Tensor) -> Tensor:
+        return (torch.randint(0, 2, x.shape, generator=self._generator) * 2 - 1).to(x.dtype)
 
     def _disturb(self, x: Any) -> None:
         if isinstance(x, Tensor) and x.is_floating_point() and _is_dense(x):

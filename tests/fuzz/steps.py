@@ -72,16 +72,17 @@ torch.bmm({m}.reshape(-1,*{m}.shape[-2:]),{m}.reshape(-1,*{m}.shape[-2:]).mT)
 torch.addmm(torch.ones(1,dtype={m}.dtype),{m},{m}.mT,beta=0.5) torch.kron({m},torch.eye(2,dtype={m}.dtype))
 torch.cdist({m},{m}) {i}.flatten()@{i}.flatten() torch.baddbmm({m},{m},{m}.mT) F.layer_norm({f},{f}.shape[-1:])
 F.rms_norm({f},{f}.shape[-1:]) F.normalize({f},dim={dim}) F.cosine_similarity({f},{w},dim={dim})
-F.group_norm({m}.reshape({m}.shape[0],2,-1),2) F.scaled_dot_product_attention({m},{m},{m}) F.mse_loss({f},{w})
+F.group_norm({m}.reshape({m}.shape[0],2,-1),2) F.mse_loss({f},{w})
+F.scaled_dot_product_attention(*[{m}.nan_to_num(0,9,-9).clamp(-9,9)]*3)
 F.l1_loss({f},{w}) F.smooth_l1_loss({f},{w}) F.binary_cross_entropy_with_logits({f},torch.sigmoid({w}))
 F.kl_div({f},torch.sigmoid({w}),reduction="sum") F.cross_entropy({m},torch.softmax({m},1))
 F.glu(torch.cat([{f},{f}],{dim}),{dim})
-F.conv1d({m}.reshape(-1,1,{m}.shape[-1]),torch.ones(2,1,2,dtype={m}.dtype),padding=1)
+F.conv1d({m}.nan_to_num(0,9,-9).reshape(-1,1,{m}.shape[-1]),torch.ones(2,1,2,dtype={m}.dtype),padding=1)
 F.avg_pool1d({m}.reshape(1,-1,{m}.shape[-1]),2,padding=1) F.max_pool1d({m}.reshape(1,-1,{m}.shape[-1]),2,padding=1)
 F.adaptive_avg_pool1d({m}.reshape(1,-1,{m}.shape[-1]),2)
 F.interpolate({m}.reshape(1,1,*{m}.shape[-2:]),scale_factor=2)
 F.interpolate({m}.reshape(1,1,*{m}.shape[-2:]),scale_factor=2,mode="bilinear")
-F.conv2d({m}.reshape(1,1,*{m}.shape[-2:]),torch.ones(2,1,2,2,dtype={m}.dtype),padding=1)
+F.conv2d({m}.nan_to_num(0,9,-9).reshape(1,1,*{m}.shape[-2:]),torch.ones(2,1,2,2,dtype={m}.dtype),padding=1)
 """
 
 INDEXING = """
@@ -111,8 +112,8 @@ VIEWS = """
 {x}.reshape(-1) {x}.flatten(-2) {x}.reshape({x}.shape[0],-1) {x}.reshape(*reversed({x}.shape)) {x}.unflatten(0,(1,-1))
 {x}.chunk(2,{dim})[0] {x}.split(1,{dim})[-1] {x}.unbind({dim})[0] {x}.diagonal() {x}.diagonal(1,0,-1)
 {x}.unfold({dim},1,1) {x}.unfold({dim},2,1) {x}.detach() {x}.swapaxes(0,-1) {x}.contiguous() {x}.clone()
-{x}.view_as({w}) {x}.expand_as({x}) {x}.as_strided((2,),(1,)) {x}.tensor_split(2,{dim})[1] {x}.view(*{x}.shape,1)
-{x}.ravel() {x}.real torch.atleast_2d({x}) {x}.view({x}.dtype)
+{x}.view_as({w}) {x}.expand_as({x}) {x}.as_strided((min(2,{x}.numel()),),(1,)) {x}.tensor_split(2,{dim})[1]
+{x}.view(*{x}.shape,1) {x}.ravel() {x}.real torch.atleast_2d({x}) {x}.view({x}.dtype)
 """
 
 CASTS = """

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
@@ -36,6 +39,15 @@ def test_random_programs_are_right(door: str, many: int) -> None:
 
 def test_a_batch_is_named_by_its_seed() -> None:
     assert drawn(3) == drawn(3) != drawn(4)
+
+
+def test_a_seed_names_the_same_programs_whatever_is_loaded() -> None:
+    code = "from tests.fuzz.batches import drawn; print(drawn(3))"
+    fresh, loaded = (
+        subprocess.run([sys.executable, "-c", first + code], capture_output=True, text=True, check=True).stdout
+        for first in ("", "import sardonyx.cli.bench, sardonyx.native.cuda, tests.ops.edges; ")
+    )
+    assert fresh == loaded != ""
 
 
 def test_a_wrong_number_is_found_and_the_program_made_small(monkeypatch: pytest.MonkeyPatch) -> None:

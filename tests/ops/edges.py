@@ -28,10 +28,7 @@ TRAPS = frozenset({"lcm"})
 
 SEQUENCES = frozenset({"searchsorted", "bucketize"})
 """Operators that search in a sequence: what they find in one that is not sorted is unspecified."""
-MAX_POOLS = frozenset(f"nn.functional.{kind}max_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3))
-"""ONNX Runtime's MaxPool skips NaN, which torch passes on: a second pooling, of where NaN is, costs an eighth of the
-first layers of a ResNet."""
-WITHOUT_NAN = frozenset({"mode"}) | MAX_POOLS
+WITHOUT_NAN = frozenset({"mode"})
 """Operators without NaN in their samples. torch's `mode` sorts by `<`: of (1, 1, NaN, NaN, NaN, 0, 0, 0) it gives 1."""
 COORDINATES = frozenset({"grid_sampler_2d", "grid_sampler_3d", "nn.functional.grid_sample"})
 """Operators whose second operand says where to read: torch converts infinities and NaN to integers there, which C++

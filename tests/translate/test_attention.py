@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import sardonyx
+
 from .agreement import agrees
 
 Q, K, V = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 7, 8), torch.randn(2, 4, 7, 6)
@@ -60,3 +62,10 @@ def test_what_is_not_a_number_stays_so_beside_rows_that_see_nothing() -> None:
     scores = torch.randn(4, 5)
     scores[1], scores[2, 3] = -torch.inf, torch.nan
     agrees(lambda x: torch.ops.aten._safe_softmax(x, -1), scores)
+
+
+def test_an_exported_model_computes_in_double_precision() -> None:
+    q, k, v = (x.double() for x in (Q, K, V))
+    program = sardonyx.export(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), (q, k, v))
+    expected = F.scaled_dot_product_attention(q, k, v)
+    torch.testing.assert_close(program(q, k, v), expected, rtol=1e-13, atol=1e-13)

@@ -116,3 +116,18 @@ def test_convolution_and_pooling() -> None:
 
 def test_normalisation() -> None:
     agrees_at(lambda x: (F.layer_norm(x, (4,)), F.rms_norm(x, (4,)), F.group_norm(x, 2)), *at((3, 4, 4), (2, 6, 4)))
+
+
+@torch.enable_grad()
+def test_a_symbolic_size_that_torch_takes_for_one_is_squeezed() -> None:
+    """As that of a diagonal, min(rows, columns − 1)."""
+
+    def products(x: torch.Tensor) -> torch.Tensor:
+        rows = x.tanh().diagonal(1, 0, -1)
+        return torch.einsum("...ij,...kj->...ik", rows.mT @ rows, rows.mT @ rows)
+
+    run = torch.compile(products, backend="sardonyx", dynamic=True)
+    for sizes in ((4, 1, 2), (2, 9, 2), (1, 2, 2)):
+        x = torch.randn(sizes, requires_grad=True)
+        got, want = (torch.autograd.grad(function(x).sum(), x) for function in (run, products))
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)

@@ -111,6 +111,10 @@ def test_convolutions_of_no_images() -> None:
     check(lambda f, x: f(x), ("b", 2, 6, 6), modules=(nn.Sequential(*layers, nn.Linear(50, 3)),))
 
 
+def test_rows_that_are_filled() -> None:
+    check(lambda x: torch.index_fill(x, -2, torch.tensor([0]), 1.0), ("b", 3, "s"))
+
+
 def test_reductions() -> None:
     def reduced(x: Tensor) -> Any:
         sums = (

@@ -129,6 +129,37 @@ def test_gradients_of_antialiased_images() -> None:
     gradients_spread_as_in_eager(functions, torch.randn(1, 2, 11, 13), 0, 13, 23)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("function", [torch.softmax, torch.log_softmax, torch.logsumexp])
+def test_softmax_of_rows_with_them(function: Callable[..., Tensor], dtype: torch.dtype) -> None:
+    nan, inf = BROKEN[:2]
+    rows = [[inf, -inf, 1], [nan, -inf, 1], [-inf, -inf, -inf], [inf, inf, 0], [-inf, 1, 2], [0, -0.0, inf], [1, 2, 3]]
+    x = torch.tensor(rows, dtype=dtype)
+    torch.testing.assert_close(onnx(lambda x: function(x, 1))(x), function(x, 1), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_maxima_of_windows_with_nan_or_of_negative_infinity(dtype: torch.dtype, dynamic: bool) -> None:
+    """And the lowest number is no infinity."""
+
+    def pools(x: Tensor) -> tuple[Tensor, ...]:
+        return (
+            F.max_pool1d(x[0], 2),
+            F.max_pool2d(x, 2, padding=1),
+            F.max_pool3d(x, 2),
+            F.adaptive_max_pool2d(x, 3),
+            F.max_pool2d(x.nan_to_num().relu(), 2),
+            F.max_pool2d(x, 3, 2, return_indices=True)[0],
+        )
+
+    x = torch.randn(1, 2, 6, 6, dtype=dtype)
+    x[0, 0, :4] = float("-inf")
+    x[0, 1, :2, :2], x[0, 0, 1, 1], x[0, 1, 3, 5] = torch.finfo(dtype).min, float("nan"), float("nan")
+    for got, want in zip(onnx(pools, dynamic=dynamic)(x), pools(x), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
 def test_attention_of_rows_without_them() -> None:
     def attention(*args: Tensor) -> list[Tensor]:
         q, k, v = args

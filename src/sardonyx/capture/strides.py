@@ -23,6 +23,11 @@ def _by_element(traced: torch.Tensor, x: torch.Tensor, y: Any, **_: Any) -> torc
     return traced.new_empty_strided(traced.shape, alike.stride())
 
 
+def _contiguous(traced: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """As a kernel that lays its result out without looking at its operands."""
+    return traced.new_empty(traced.shape)
+
+
 def _contiguous_on_cpu(traced: Sequence[torch.Tensor], *_: Any) -> Sequence[torch.Tensor]:
     """As a kernel that on the CPU reads a contiguous copy."""
     return [x.new_empty(x.shape) if x.device.type == "cpu" else x for x in traced]
@@ -48,6 +53,7 @@ _RULES: Mapping[Any, Rule] = {
     **dict.fromkeys(_BY_ELEMENT, _by_element),
     **dict.fromkeys(_BATCH_NORMS, _contiguous_or_channels_last_on_cpu),
     _aten.log_sigmoid_forward.default: _contiguous_on_cpu,
+    **dict.fromkeys((_aten.pow.Scalar, _aten.isin.Tensor_Tensor, _aten.isin.Tensor_Scalar), _contiguous),
 }
 """What eager gives, by the traced result and the operands."""
 

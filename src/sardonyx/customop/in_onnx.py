@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -57,9 +58,11 @@ class InOnnx:
         self.schema.set_type_and_shape_inference_function(self._infer)
         _let_names_meet(identity.name, identity.domain)
         onnx.defs.register_schema(self.schema)
+        atexit.register(self.close)  # before onnx 1.23 a schema with a Python function crashes as the process ends
 
     def close(self) -> None:
         """Take it out of onnx again."""
+        atexit.unregister(self.close)
         onnx.defs.deregister_schema(self._identity.name, self._identity.version, self._identity.domain)
 
     def _formal(self, tensor: Tensor) -> OpSchema.FormalParameter:

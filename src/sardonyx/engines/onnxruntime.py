@@ -114,7 +114,13 @@ def _kernels(provider: str) -> Kernels:
         found.setdefault((kernel.domain, kernel.op_name), []).append((versions, kernel.type_constraints))
     on_cpu = provider == "CPUExecutionProvider"
     inexact = _COMPARE_32_BITS | _REDUCE_IN_DOUBLE if on_cpu else _REDUCE_IN_DOUBLE
-    return Kernels(found, where_loses_zero_sign=on_cpu, joins_casts=True, inexact_int64=inexact)
+    return Kernels(
+        found,
+        where_loses_zero_sign=on_cpu,
+        max_pool_loses_infinity=on_cpu,
+        joins_casts=True,
+        inexact_int64=inexact,
+    )
 
 
 class OnnxRuntimeRunner(Runner):

@@ -101,6 +101,7 @@ _CRITICAL: dict[tuple[str, str], _Sizes] = {
     ("", "RMSNormalization"): _normalised,
     (MICROSOFT, "SkipLayerNormalization"): _normalised,
     (MICROSOFT, "SkipSimplifiedLayerNormalization"): _normalised,
+    ("", "ScatterND"): _of_first,
     ("", "MatMul"): _of_product,
     (MICROSOFT, "FusedMatMul"): _of_product,
 }

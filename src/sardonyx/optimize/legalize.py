@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from sardonyx.optimize.cast_chains import separate_casts
 from sardonyx.optimize.function_body import function_body
+from sardonyx.optimize.infinities import keep_infinities
 from sardonyx.optimize.integers import compose_exact
 from sardonyx.optimize.scopes import bodies_of, graphs_of
 from sardonyx.optimize.zeros import keep_zero_signs
@@ -44,6 +45,8 @@ class Kernels:
     table: Mapping[tuple[str, str], KernelTypes]
     where_loses_zero_sign: bool = False
     """Whether its Where gives 0 for a −0 that it takes from its first choice."""
+    max_pool_loses_infinity: bool = False
+    """Whether its MaxPool gives the lowest number for a window of −∞."""
     joins_casts: bool = False
     """Whether it makes one cast of two of which the first loses something."""
     inexact_int64: frozenset[str] = frozenset()
@@ -79,6 +82,8 @@ def legalize(model: ir.Model, kernels: Kernels) -> Counter[str]:
         if kernels.where_loses_zero_sign:
             keep_zero_signs(graph)
     compose_exact(model, kernels.inexact_int64)
+    if kernels.max_pool_loses_infinity:
+        keep_infinities(model)
     if kernels.joins_casts:
         for graph in graphs_of(model.graph):
             separate_casts(graph)

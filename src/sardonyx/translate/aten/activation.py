@@ -168,7 +168,17 @@ def _softmax(g: Builder, op_type: str, x: Value, dim: int, dtype: torch.dtype) -
     x = g.cast(x, dtype)
     if not g.rank(x):
         return g.squeeze(_softmax(g, op_type, g.unsqueeze(x, [0]), 0, dtype), [0])
-    return g.node(op_type, [x], axis=g.axis(x, dim))
+    axis = g.axis(x, dim)
+    if op_type == "LogSoftmax" and dtype == torch.float64 and g.dims(x)[axis] != 0:
+        return _log_softmax_of_doubles(g, x, axis)
+    return g.node(op_type, [x], axis=axis)
+
+
+def _log_softmax_of_doubles(g: Builder, x: Value, axis: int) -> Value:
+    """Written out: ONNX Runtime's kernel of it gives numbers for rows with NaN and infinities."""
+    axes = g.ints([axis])
+    shifted = g.Sub(x, g.ReduceMax(x, axes, keepdims=1))
+    return g.Sub(shifted, g.Log(g.ReduceSum(g.Exp(shifted), axes, keepdims=1)))
 
 
 @aten("_softmax")

@@ -23,10 +23,16 @@ def _attention(
     if dropout:
         raise Unsupported("attention with dropout")
     q, k, v, mask = _widened(g, q, k, v, mask)
-    if g.opset < 23 or g.rank(q) != 4 or g.rank(k) != 4:
+    if g.opset < 23 or g.rank(q) != 4 or g.rank(k) != 4 or _is_plain_double(g, q, k, scale):
         return _composed(g, q, k, v, mask, causal, scale)
     y = g.Attention(q, k, v, _fitting(g, mask), is_causal=int(causal), scale=scale)
     return g.shaped(y, [*g.dims(q)[:-1], g.dims(v)[-1]])
+
+
+def _is_plain_double(g: Builder, q: Value, k: Value, scale: float | None) -> bool:
+    """Whether it is written out, because no engine has Attention in double: its function computes in single."""
+    sized = scale is not None or isinstance(g.dims(q)[-1], int)
+    return g.dtype(q) == torch.float64 and sized and g.dims(q)[:-2] == g.dims(k)[:-2]
 
 
 def _widened(g: Builder, q: Value, k: Value, v: Value, mask: Value | None) -> tuple[Value, Value, Value, Value | None]:

@@ -90,5 +90,11 @@ def isin(g: Builder, x: Value, tests: Value, *, assume_unique: bool = False, inv
     return g.Equal(found, zero) if invert else g.Greater(found, zero)
 
 
+@aten("isin.Tensor_Scalar")
+def isin_scalar(g: Builder, x: Value, test: Operand, *, assume_unique: bool = False, invert: bool = False) -> Value:
+    found = g.Equal(*g.promote(x, test))
+    return g.Not(found) if invert else found
+
+
 def _as_tensor(g: Builder, x: Operand) -> Value:
     return x if isinstance(x, Value) else g.scalar(x, torch.float32 if isinstance(x, float) else torch.int64)

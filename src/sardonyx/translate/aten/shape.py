@@ -34,7 +34,12 @@ def flatten(g: Builder, x: Value, *ignored: Any) -> Value:
 def squeeze(g: Builder, x: Value, dim: int | Sequence[int] | None = None) -> Value:
     dims = g.dims(x)
     chosen = range(len(dims)) if dim is None else [dim] if isinstance(dim, int) else dim
-    return g.squeeze(x, [axis for axis in {g.axis(x, d) for d in chosen} if dims and dims[axis] == 1])
+    axes = sorted({g.axis(x, d) for d in chosen}) if dims else []
+    dropped = [axis for axis in axes if dims[axis] == 1]
+    symbolic = [axis for axis in axes if not isinstance(dims[axis], int)]
+    if symbolic and len(dims) - len(dropped) - len(symbolic) == g.out.dim():
+        dropped += symbolic  # torch guards that they are 1 in this graph
+    return g.squeeze(x, dropped)
 
 
 @aten("unsqueeze", "unsqueeze_copy")
