@@ -1,5 +1,5 @@
 # make demo   the main job, from nothing       make test   every test
-# make lint   ruff and mypy --strict           make bench  inference against eager, inductor, ONNX Runtime, OpenVINO
+# make lint   ruff, mypy --strict, import-linter  make bench  inference against eager, inductor, ONNX Runtime, OpenVINO
 # make ops    PyTorch's operator database      make setup  the environment that all of them share
 # make bench-export   exports against torch.onnx.export, and their models in ONNX Runtime and OpenVINO
 # make bench-engines  every installed engine, what auto chooses, eager and inductor; and how soon a second process starts
@@ -67,6 +67,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -141,6 +141,8 @@ class Options:
             if isinstance(getattr(self, name), os.PathLike):
                 object.__setattr__(self, name, os.fspath(getattr(self, name)))
         _check_flags(self.compile_options)
+        for name, validate in _VALIDATORS.items():
+            validate(getattr(self, name))
         if self.cache_size < 1:
             raise OptionError(f"cache_size is {self.cache_size!r}", hint="use an integer of at least 1")
         if self.cache_bytes < 0:
@@ -296,6 +298,19 @@ _TYPES: Mapping[str, tuple[Callable[[object], bool], str]] = {
     ),
 }
 """For each type that an option is declared with, what is one, and what to use instead."""
+
+
+_VALIDATORS: dict[str, Callable[[Any], None]] = {}
+
+
+def validates(option: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
+    """Let a function check the values of an option, as of one whose values are names that another module knows."""
+
+    def register(validate: Callable[[Any], None]) -> Callable[[Any], None]:
+        _VALIDATORS[option] = validate
+        return validate
+
+    return register
 
 
 def _check_flags(text: str) -> None:

@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from sardonyx.diagnose.repro_capture import _Unpickler
 from torch import nn
 
 import sardonyx
 from sardonyx import CaptureError, EngineError, OptionError, UnsupportedOperator, VerificationError
 from sardonyx.capture import aot
-from sardonyx.diagnose import repro
-from sardonyx.diagnose.repro import Tensor, reproduce, traced, values_in
+from sardonyx.diagnose.repro import Tensor, _Unpickler, reproduce, traced, values_in
+from sardonyx.telemetry import repro
 from sardonyx.telemetry.repro_code import class_of
 
 NONSENSE = {"session_options": {"graph_optimization_level": "nonsense"}}

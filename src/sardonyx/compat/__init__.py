@@ -22,7 +22,6 @@ from sardonyx.doors import dynamo
 from sardonyx.doors.export import export
 from sardonyx.doors.program import Program
 from sardonyx.errors import OptionError
-from sardonyx.optimize.selection import check_rules
 from sardonyx.options import NUMBER, Options, defaults
 from sardonyx.telemetry import dump
 from sardonyx.telemetry.intercept import intercept, watched
@@ -100,7 +99,7 @@ def make_aot_ort(
         chosen["session_options"] = {"graph_optimization_level": _level(ort_optimization_level)}
     if dump_prefix is not None:
         chosen["dump"] = f"{dump_prefix}_{NUMBER}"
-    check_rules(Options.of(chosen).optimize)  # a wrong one is an error here, not at the first call
+    Options.of(chosen)  # a wrong one is an error here, not at the first call
     _show_logs(verbose)
 
     def backend(
@@ -167,7 +166,7 @@ class OptimizationOptions:
         self.optimize = _rules(patterns, [name for name, out in left_out.items() if out])
         self.domains = ("com.microsoft",) if _MICROSOFT in _terms(patterns) else ()
         self.verbose = verbose
-        check_rules(Options.of(_still_meant(more), optimize=self.optimize).optimize)
+        Options.of(_still_meant(more), optimize=self.optimize)
 
 
 class OxsDispatcher:

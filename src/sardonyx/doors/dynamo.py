@@ -10,7 +10,6 @@ import torch
 
 from sardonyx.capture import aot
 from sardonyx.errors import OptionError
-from sardonyx.optimize.selection import check_rules
 from sardonyx.options import Options, Provider
 from sardonyx.pipeline import compile_graph
 from sardonyx.run import sessions
@@ -34,9 +33,7 @@ def sardonyx(
     """The backend that torch.compile finds by name. `mode` is accepted and, so far, changes nothing."""
     if mode is not None and mode not in _MODES:
         raise OptionError(f"mode is {mode!r}", hint="use one of " + ", ".join(map(repr, _MODES)))
-    chosen = Options.of(options)
-    check_rules(chosen.optimize)
-    return _compile(graph, inputs, chosen)
+    return _compile(graph, inputs, Options.of(options))
 
 
 def onnxrt(

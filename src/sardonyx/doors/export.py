@@ -26,7 +26,6 @@ from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import OptionError, VerificationError
 from sardonyx.native import native, takes_none
 from sardonyx.optimize.legalize import lack
-from sardonyx.optimize.selection import check_rules
 from sardonyx.options import Options
 from sardonyx.pipeline import rewrite, unsupported
 from sardonyx.sizes import dim_of, dims_of
@@ -124,7 +123,6 @@ def _chosen(options: Mapping[str, Any], opset: int | None) -> Options:
     if opset is not None and opset > newest:
         raise OptionError(f"opset is {opset}, which this onnx does not have", hint=f"{newest} is its newest")
     chosen = Options.of(options, opset=opset)
-    check_rules(chosen.optimize)
     if chosen.opset is not None:
         return chosen
     suits = find_engine(chosen.engine).opset(torch.device("cpu"), frozenset())

@@ -14,7 +14,6 @@ import torch
 from sardonyx import fork
 from sardonyx.doors.signatures import Build, CacheInfo, Dynamic, Signatures
 from sardonyx.errors import OptionError
-from sardonyx.optimize.selection import check_rules
 from sardonyx.options import Options
 from sardonyx.telemetry.progress import showing
 from sardonyx.telemetry.report import Report
@@ -41,9 +40,7 @@ def compile(module: torch.nn.Module, *, dynamic: Dynamic = "auto", **options: An
         raise OptionError(f"dynamic is {dynamic!r}", hint='use "auto", True or False')
     if isinstance(module, CompiledModule):
         module = module.original
-    chosen = Options.of(options)
-    check_rules(chosen.optimize)
-    return CompiledModule(module, chosen, dynamic)
+    return CompiledModule(module, Options.of(options), dynamic)
 
 
 class CompiledModule(torch.nn.Module):

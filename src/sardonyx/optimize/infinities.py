@@ -10,8 +10,8 @@ from __future__ import annotations
 import onnx_ir as ir
 import torch
 
+from sardonyx import dtypes
 from sardonyx.optimize.scopes import free_tag, graphs_of
-from sardonyx.translate import dtypes
 from sardonyx.translate.builder import Builder
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from sardonyx.errors import OptionError
 from sardonyx.optimize.optimizer import PASSES, all_rules
+from sardonyx.options import validates
 
 Chosen: TypeAlias = "str | bool | Sequence[str]"
 
@@ -45,6 +46,7 @@ def selected(chosen: Chosen) -> frozenset[str]:
     return frozenset(running)
 
 
+@validates("optimize")
 def check_rules(chosen: Chosen) -> None:
     """Raise if an unknown rule is named; the rules need not be loaded where none is."""
     if chosen not in (*_LEVELS, True, False):
