@@ -30,12 +30,12 @@ __all__ = [
 ]
 
 _IN = {
-    "bisection": ("Bisection", "bisect", "bisect_rules"),
-    "comparison": ("Comparison", "Way", "compare", "find_nonfinite"),
-    "intercept": ("intercepting", "restore"),
-    "profiling": ("Profile", "profile"),
-    "recording": ("record", "replay"),
-    "reduction": ("Reduction", "reduce"),
+    "sardonyx.diagnose.bisection": ("Bisection", "bisect", "bisect_rules"),
+    "sardonyx.diagnose.comparison": ("Comparison", "Way", "compare", "find_nonfinite"),
+    "sardonyx.telemetry.intercept": ("intercepting", "restore"),
+    "sardonyx.diagnose.profiling": ("Profile", "profile"),
+    "sardonyx.telemetry.recording": ("record", "replay"),
+    "sardonyx.diagnose.reduction": ("Reduction", "reduce"),
 }
 """Which module has a name. It is loaded when the name is first used: `import sardonyx` has no need of it."""
 
@@ -43,7 +43,7 @@ _IN = {
 def __getattr__(name: str) -> Any:
     for module, names in _IN.items():
         if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
+            return getattr(import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -2,7 +2,7 @@
 
 It begins each window with the lowest number, and skips NaN. A model that masks by −∞ before it pools would see a finite
 maximum. After operators that give no −∞, as ReLU, it is left as it is, NaN included: a second pooling costs an eighth
-of the first layers of a ResNet.
+of the first layers of a ResNet. The indices that pooling returns for such windows stay ONNX Runtime's.
 """
 
 from __future__ import annotations
