@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import onnx_ir as ir
 import torch
@@ -37,10 +38,21 @@ from sardonyx.translate.translator import NotExpressible, Refusal, Translation, 
 log = logging.getLogger(__name__)
 
 
-def compile_graph(
-    graph: torch.fx.GraphModule, kind: str, weights: frozenset[int], options: Options
-) -> Callable[[list[Any]], Sequence[Any]]:
-    """Compile a functional ATen graph to a callable that takes its arguments as a list, which it may clear.
+Run: TypeAlias = Callable[[list[Any]], Sequence[Any]]
+"""A compiled graph as AOTAutograd calls it, with a list of its arguments, which is cleared."""
+
+
+@dataclass(frozen=True)
+class CompiledGraph:
+    """A compiled graph, and what it consists of."""
+
+    run: Run
+    region: CompiledRegion | None = None
+    """The one region that all of the graph became; None where torch runs parts of it."""
+
+
+def compile_graph(graph: torch.fx.GraphModule, kind: str, weights: frozenset[int], options: Options) -> CompiledGraph:
+    """Compile a functional ATen graph.
 
     Nothing is built for an engine yet: the values of weights and numbers are known at the first call.
     """
@@ -48,7 +60,7 @@ def compile_graph(
     hosted = hosted_devices.get(device.type)
     if hosted is not None:
         graph = hosted.graph(graph, device.type)
-        return hosted.run(compile_graph(graph, kind, frozenset(), options), device.index or 0)
+        return CompiledGraph(hosted.run(compile_graph(graph, kind, frozenset(), options).run, device.index or 0))
     graphs = [module for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]  # branches, loops
     with _disable_current_modes():
         correct_strides(graph.graph)
@@ -63,11 +75,11 @@ def compile_graph(
     with reproducible(options, graph, kind=kind, weights=weights):
         compiler = _GraphCompiler(kind, weights, device, operators, options, report)
         with report.stage("translate"), _disable_current_modes():
-            run = compiler.compile(graph)
+            compiled = compiler.compile(graph)
     if page is not None:
         page.write(options)
     log.info("%s graph: %d operators, %d region(s)", kind, report.operators, len(report.regions))
-    return run
+    return compiled
 
 
 class _GraphCompiler:
@@ -90,19 +102,20 @@ class _GraphCompiler:
         """The opset and the kernels to translate for."""
         return self._options.opset or engine.opset(self._device, self._operators), engine.kernels(self._device)
 
-    def compile(self, graph: torch.fx.GraphModule) -> Callable[[list[Any]], Sequence[Any]]:
+    def compile(self, graph: torch.fx.GraphModule) -> CompiledGraph:
         stays = views_of_inputs(graph.graph) | torchs_own(graph.graph)
         if self._kind != "backward":
             stays |= views_shared_by_outputs(graph.graph)
         whole = None if stays else region_of(graph, self._weights)
         if whole is not None and whole.outputs:
             try:
-                return self._region(whole).run_boxed
+                region = self._region(whole)
+                return CompiledGraph(region.run_boxed, region)
             except NotExpressible as error:
                 stays |= self._refuse(error.refusals)
-        return self._in_parts(graph, stays)
+        return CompiledGraph(self._in_parts(graph, stays))
 
-    def _in_parts(self, graph: torch.fx.GraphModule, stays: set[torch.fx.Node]) -> Callable[[list[Any]], Sequence[Any]]:
+    def _in_parts(self, graph: torch.fx.GraphModule, stays: set[torch.fx.Node]) -> Run:
         """Partition around what must stay in torch, until every part can be expressed."""
         stays = stays | self._refuse(self._refusals(graph, stays))
         fused = self._partitioned(graph, stays)

@@ -14,7 +14,10 @@ import torch
 from sardonyx import dtypes
 from sardonyx.customop.in_torch import bound, tensors_of
 from sardonyx.customop.signature import Identity, Signature
+from sardonyx.engines.engine import Engine, Job
+from sardonyx.engines.registry import find
 from sardonyx.errors import DeclarationError
+from sardonyx.optimize.legalize import legalize
 from sardonyx.options import Options
 from sardonyx.translate import inference
 from sardonyx.translate.builder import Builder
@@ -102,30 +105,13 @@ class Composition:
         return results
 
     def _runner(self, given: Mapping[str, Any]) -> Any:
-        from sardonyx.engines.engine import Job  # engines know of operators, so that neither can be first
-        from sardonyx.engines.registry import find
+        engine = find("onnxruntime")
+        model = self._model(given, engine)
+        return engine.load(Job.of(ir.to_proto(model).SerializeToString(), model.graph, Options.of({})), None)
 
-        engine, device = find("onnxruntime"), torch.device("cpu")
-        model, outputs = self._model(given, engine.opset(device, frozenset()))
-        job = Job(
-            model=ir.to_proto(model).SerializeToString(),
-            weights={},
-            inputs=tuple(str(x.name) for x in model.graph.inputs),
-            outputs=tuple(str(x.name) for x in outputs),
-            output_types=tuple(dtypes.to_torch(x.dtype) for x in outputs if x.dtype is not None),
-            output_shapes=(None,) * len(outputs),
-            fixed=frozenset(),
-            device=device,
-            stream=None,
-            options=Options.of({}),
-        )
-        return engine.load(job, None)
-
-    def _model(self, given: Mapping[str, Any], opset: int) -> tuple[ir.Model, Sequence[ir.Value]]:
-        from sardonyx.engines.registry import find
-        from sardonyx.optimize.legalize import legalize
-
-        g = Builder(opset)
+    def _model(self, given: Mapping[str, Any], engine: Engine) -> ir.Model:
+        device = torch.device("cpu")
+        g = Builder(engine.opset(device, frozenset()))
         inputs: list[ir.Value] = []
 
         def described(value: Any) -> Any:
@@ -143,12 +129,12 @@ class Composition:
         results = self._composed(g, {name: described(value) for name, value in given.items()})
         outputs = [g.Identity(x) for x in results]  # a result may be an input, or another result
         held = list(g.initializers.values())
-        graph = ir.Graph(inputs, outputs, nodes=g.nodes, initializers=held, opset_imports={"": opset})
+        graph = ir.Graph(inputs, outputs, nodes=g.nodes, initializers=held, opset_imports={"": g.opset})
         model = ir.Model(graph, ir_version=10)
-        kernels = find("onnxruntime").kernels(torch.device("cpu"))
+        kernels = engine.kernels(device)
         if kernels is not None:
             legalize(model, kernels)
-        return model, list(model.graph.outputs)
+        return model
 
 
 def _kind(value: Any) -> Hashable:

@@ -49,7 +49,7 @@ def reproduce(
         return torch.compile(module, backend=lambda graph, example: backend(graph, example, options=chosen))(*args)
     with torch.no_grad():
         graph = traced(module, inputs, args)
-        return compile_graph(graph, kind, frozenset(weights), chosen)(list(args))
+        return compile_graph(graph, kind, frozenset(weights), chosen).run(list(args))
 
 
 def traced(module: torch.nn.Module, inputs: Sequence[Any], args: Sequence[Any]) -> torch.fx.GraphModule:

@@ -53,7 +53,7 @@ def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Any], options: Option
     def compile_one(fx: torch.fx.GraphModule, example: Sequence[Any], kind: str, weights: frozenset[int]) -> Any:
         if kind == "forward":
             trained.append(fx)
-        return compile_graph(fx, kind, weights, options)
+        return compile_graph(fx, kind, weights, options).run
 
     with reproducible(options, graph, lambda: inputs, door="dynamo", kind="captured"):
         run = aot.lower(graph, inputs, compile_one, frozenset(options.translations or ()))

@@ -20,7 +20,7 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from sardonyx import dtypes, fork
+from sardonyx import fork
 from sardonyx.cache.disk import default_cache
 from sardonyx.cache.fingerprint import fingerprint
 from sardonyx.cache.machine import key_of
@@ -116,12 +116,10 @@ class Calling:
         return sorted({*self.weights.values(), *(x for x in self.inputs if isinstance(x, str))})
 
 
-def keep(
-    options: Options, at: str, module: torch.nn.Module, traced: Traced, run: Any, protos: Sequence[onnx.ModelProto]
-) -> None:
+def keep(options: Options, at: str, module: torch.nn.Module, traced: Traced, compiled: CompiledRegion | None) -> None:
     """Keep the model of a call, if it is one, and one that can be called without its graph."""
-    proto = protos[0] if len(protos) == 1 else _chosen(run)
-    calling = _calling(traced, run, proto) if proto is not None else None
+    proto = None if compiled is None else compiled.proto
+    calling = _calling(traced, proto) if proto is not None else None
     cache = default_cache(options)
     if proto is None or calling is None or cache is None:
         log.info("the model of %s is not kept", type(module).__name__)
@@ -134,17 +132,11 @@ def keep(
     cache.keep(at, make, {"what": "module", "name": type(module).__name__, "engine": options.engine})
 
 
-def _chosen(run: Any) -> onnx.ModelProto | None:
-    """Of several models the one whose engine `auto` chose."""
-    region = getattr(run, "__self__", None)
-    return region.chosen_model() if isinstance(region, CompiledRegion) else None
-
-
-def _calling(traced: Traced, run: Any, proto: onnx.ModelProto) -> Calling | None:
+def _calling(traced: Traced, proto: onnx.ModelProto) -> Calling | None:
     region = region_of(traced.graph, frozenset(traced.held))
     if any(found.domain.startswith(NATIVE) for found in proto.opset_import):
         return None  # its kernels are in a library beside it
-    if region is None or traced.has_numbers or not isinstance(getattr(run, "__self__", None), CompiledRegion):
+    if region is None or traced.has_numbers:
         return None
     places: dict[str, int | str] = {}
     for index, node in enumerate(traced.graph.graph.find_nodes(op="placeholder")):
@@ -242,11 +234,8 @@ class Restored:
 
     def __init__(self, model: bytes, calling: Calling, options: Options) -> None:
         self._model, self._calling, self._options = model, calling, options
-        proto = onnx.load_from_string(model)
-        self._names = tuple(x.name for x in proto.graph.input), tuple(x.name for x in proto.graph.output)
-        self._types = tuple(dtypes.to_torch(ir.DataType(x.type.tensor_type.elem_type)) for x in proto.graph.output)
-        self._sizes = tuple(_static(x) for x in proto.graph.output)
-        operators = Counter(node.op_type for node in proto.graph.node)
+        self._graph = ir.from_proto(onnx.load_from_string(model)).graph
+        operators = Counter(node.op_type for node in self._graph)
         self.report = RegionReport(operators, operators.total(), weights=len(calling.weights), sessions=1)
         weights = {name: index for index, name in enumerate(calling.names())}
         given = iter(range(len(weights), len(weights) + len(calling.inputs)))
@@ -330,21 +319,11 @@ class Restored:
 
     def _session(self, args: Sequence[Any]) -> tuple[Snapshot, Held]:
         snapshot = Snapshot(sorted(self._weights.values()), args)
-        job = Job(
-            model=self._model,
+        job = Job.of(
+            self._model,
+            self._graph,
+            self._options,
             weights={name: args[index] for name, index in self._weights.items()},
-            inputs=self._names[0],
-            outputs=self._names[1],
-            output_types=self._types,
-            output_shapes=self._sizes,
             fixed=frozenset(i for i, x in enumerate(self._calling.inputs) if isinstance(x, str)),
-            device=torch.device("cpu"),
-            stream=None,
-            options=self._options,
         )
         return snapshot, shared_runner(find_engine(self._options.engine), job, snapshot)
-
-
-def _static(output: onnx.ValueInfoProto) -> tuple[int, ...] | None:
-    dims = output.type.tensor_type.shape.dim
-    return tuple(d.dim_value for d in dims) if all(d.HasField("dim_value") for d in dims) else None

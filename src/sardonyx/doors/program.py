@@ -18,7 +18,7 @@ import torch
 from onnx_ir.tensor_adapters import TorchTensor
 from torch.utils import _pytree as pytree
 
-from sardonyx import dtypes, fork
+from sardonyx import fork
 from sardonyx.capture.conditions import Condition, sizes_of
 from sardonyx.capture.export import Captured
 from sardonyx.doors.call_arguments import Argument, arrangement_difference
@@ -207,20 +207,9 @@ class Program:
         if kernels is not None:
             legalize(model, kernels)
         weights = _leave_in_torch(model)
-        outputs = model.graph.outputs
-        job = Job(
-            model=ir.to_proto(model).SerializeToString(),
-            weights=weights,
-            inputs=tuple(self.inputs),
-            outputs=tuple(str(x.name) for x in outputs),  # casts may have given them new names
-            output_types=tuple(dtypes.to_torch(_dtype(x)) for x in outputs),
-            output_shapes=tuple(_sizes(x) for x in outputs),
-            fixed=frozenset(),
-            device=self._device,
-            stream=torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else None,
-            options=self._options,
-            libraries=() if self._library is None else (str(self._library),),
-        )
+        serialized = ir.to_proto(model).SerializeToString()
+        libraries = () if self._library is None else (str(self._library),)
+        job = Job.of(serialized, model.graph, self._options, weights=weights, device=self._device, libraries=libraries)
         return observed(job, artifacts.load(engine, job))
 
     def __repr__(self) -> str:
@@ -277,15 +266,3 @@ def _leave_in_torch(model: ir.Model) -> dict[str, torch.Tensor]:
         weights[name] = tensor.contiguous()
         value.const_value = in_torch(name, held.dtype, tuple(tensor.shape))
     return weights
-
-
-def _dtype(value: ir.Value) -> ir.DataType:
-    assert value.dtype is not None
-    return value.dtype
-
-
-def _sizes(value: ir.Value) -> tuple[int, ...] | None:
-    dims = value.shape
-    if dims is None or not all(isinstance(d, int) for d in dims):
-        return None
-    return tuple(int(d) for d in dims)  # type: ignore[arg-type]  # integers, by the line above

@@ -327,15 +327,12 @@ class Signatures:
         traced = self._trace(given, arguments, varying)
         if traced.random and self._state_now().training:
             raise CaptureError("forward draws random numbers, as dropout does")
-        models: list[Any] = []
-        transforms = (*self.options.transforms, *([models.append] if at is not None else []))
         with collecting() as report:
-            options = Options.of(self.options, transforms=transforms)
-            run = compile_graph(traced.graph, "module", frozenset(traced.held), options)
+            compiled = compile_graph(traced.graph, "module", frozenset(traced.held), self.options)
         self.report.graphs += report.graphs
-        session = _Session(_key(arguments, self._state_now()), sizes, traced, run, traced.random)
+        session = _Session(_key(arguments, self._state_now()), sizes, traced, compiled.run, traced.random)
         if at is not None:
-            session.then = lambda: kept.keep(self.options, at, self.module, traced, run, models)
+            session.then = lambda: kept.keep(self.options, at, self.module, traced, compiled.region)
         return session
 
     def _bare(self) -> torch.nn.Module:

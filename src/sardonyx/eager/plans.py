@@ -30,8 +30,8 @@ from sardonyx.eager.memory import from_runtime, on_device, on_host, value_over
 from sardonyx.engines.onnxruntime import OnnxRuntimeRunner
 from sardonyx.errors import UnsupportedOperator
 from sardonyx.options import Options
-from sardonyx.pipeline import compile_graph
-from sardonyx.run.region import CompiledRegion, Plain
+from sardonyx.pipeline import CompiledGraph, compile_graph
+from sardonyx.run.region import Plain
 from sardonyx.telemetry.report import collecting
 
 log = logging.getLogger(__name__)
@@ -175,8 +175,8 @@ class Plan:
     sized = True
     """Whether it is for tensors of certain sizes."""
 
-    def __init__(self, run: Callable[[list[Any]], Sequence[Any]]) -> None:
-        self._run = run
+    def __init__(self, compiled: CompiledGraph) -> None:
+        self._compiled = compiled
         self.direct: Direct | None = None
         self.plain: Plain | None = None
 
@@ -189,10 +189,11 @@ class Plan:
         whole = all(x.numel() for x in tensors)  # without elements, a tensor cannot be handed over
         given = [on_host(x) for x in tensors]
         memory = {x.untyped_storage().data_ptr() for x in given if x.numel()}
-        results = [None if x is None else on_device(_apart(x, memory), call.index) for x in self._run(list(given))]
-        region = getattr(self._run, "__self__", None)
-        if isinstance(region, CompiledRegion):
-            self.plain = region.plain()
+        results = [
+            None if x is None else on_device(_apart(x, memory), call.index) for x in self._compiled.run(list(given))
+        ]
+        if self._compiled.region is not None:
+            self.plain = self._compiled.region.plain()
             if whole and self.plain is not None:
                 self.direct = Direct.of(self.plain, sized=self.sized)
         return results

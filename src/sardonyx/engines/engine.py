@@ -14,6 +14,7 @@ import onnx_ir as ir
 import torch
 from onnx_ir.tensor_adapters import TorchTensor
 
+from sardonyx import dtypes
 from sardonyx.options import Options
 from sardonyx.translate.translator import WEIGHTS_LOCATION
 
@@ -52,6 +53,34 @@ class Job:
     libraries: tuple[str, ...] = ()
     """Shared libraries with operators of the model's own, for an engine that `takes_kernels`."""
 
+    @classmethod
+    def of(
+        cls,
+        model: bytes,
+        graph: ir.Graph,
+        options: Options,
+        *,
+        weights: Mapping[str, torch.Tensor] | None = None,
+        fixed: frozenset[int] = frozenset(),
+        device: torch.device | None = None,
+        libraries: Sequence[str] = (),
+    ) -> Job:
+        """A job for a serialised model with the inputs and outputs of `graph`, on torch's current stream."""
+        device = device or torch.device("cpu")
+        return cls(
+            model=model,
+            weights=weights or {},
+            inputs=tuple(str(x.name) for x in graph.inputs),
+            outputs=tuple(str(x.name) for x in graph.outputs),
+            output_types=tuple(dtypes.to_torch(x.dtype) for x in graph.outputs if x.dtype is not None),
+            output_shapes=tuple(map(static_sizes, graph.outputs)),
+            fixed=fixed,
+            device=device,
+            stream=current_stream(device),
+            options=options,
+            libraries=tuple(libraries),
+        )
+
     def whole(self) -> ir.Model:
         """The model with its weights, which stay in torch's memory until they are written."""
         model = ir.from_proto(onnx.load_from_string(self.model))
@@ -70,6 +99,19 @@ class Job:
             if weight.numel():
                 hashed.update(weight.view(-1).view(torch.uint8).numpy().data)
         return hashed.hexdigest()
+
+
+def static_sizes(value: ir.Value) -> tuple[int, ...] | None:
+    """The sizes of a value, where all are known ahead."""
+    dims = value.meta.get("dims", value.shape)
+    if dims is None or not all(isinstance(dim, int) for dim in dims):
+        return None
+    return tuple(int(dim) for dim in dims)
+
+
+def current_stream(device: torch.device) -> int | None:
+    """Which stream a session for this device runs on: torch's current one; None on the CPU."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
 
 
 class Runner(ABC):

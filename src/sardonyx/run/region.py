@@ -15,11 +15,11 @@ import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
 
-from sardonyx import dtypes, fork
+from sardonyx import fork
 from sardonyx.cache.lru import LRU
 from sardonyx.capture.regions import Region, Result
-from sardonyx.engines import Engine, Job, Runner
 from sardonyx.engines.auto import Auto
+from sardonyx.engines.engine import Engine, Job, Runner, current_stream, static_sizes
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import MissingKernel
 from sardonyx.native import native, takes_none
@@ -208,8 +208,7 @@ class CompiledRegion(torch.nn.Module):
 
     def _stream(self) -> int | None:
         """Which stream a session must have been made for: torch's current one, on an accelerator."""
-        device = self._region.device
-        return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
+        return current_stream(self._region.device)
 
     def _switch(self, args: Sequence[Any]) -> _Session:
         if self._missing is not None:
@@ -239,9 +238,10 @@ class CompiledRegion(torch.nn.Module):
         self._first = None
         return chosen
 
-    def chosen_model(self) -> onnx.ModelProto | None:
-        """The model of the engine that `auto` chose; None where there was no choice."""
-        return None if self._chosen is None else self._chosen._proto
+    @property
+    def proto(self) -> onnx.ModelProto | None:
+        """The model that was last built, of the engine that `auto` chose where there was a choice."""
+        return self._proto if self._chosen is None else self._chosen.proto
 
     def _contender(self, auto: Auto, engine: Engine, args: Sequence[Any]) -> tuple[CompiledRegion, Any]:
         """This region for one engine, and a call of it that draws the same random numbers each time."""
@@ -284,17 +284,13 @@ class CompiledRegion(torch.nn.Module):
         built = self._model(args)
         translation = built.translation
         snapshot = Snapshot(sorted(translation.weights.values()), args)
-        job = Job(
-            model=built.model,
+        job = Job.of(
+            built.model,
+            translation.model.graph,
+            self._options,
             weights={name: args[index] for name, index in translation.weights.items()},
-            inputs=tuple(str(x.name) for x in translation.model.graph.inputs),
-            outputs=tuple(str(x.name) for x in translation.model.graph.outputs),
-            output_types=tuple(dtypes.to_torch(_dtype(x)) for x in translation.model.graph.outputs),
-            output_shapes=tuple(_static(x) for x in translation.model.graph.outputs),
             fixed=frozenset(i for i, index in enumerate(translation.inputs) if index in self._region.weights),
             device=self._region.device,
-            stream=self._stream(),
-            options=self._options,
             libraries=built.libraries,
         )
         with self._graph_report.stage("engine"):
@@ -467,12 +463,12 @@ def _before_last_reshapes(graph: ir.Graph) -> dict[int, tuple[int, ...]]:
     """Return what an output is a mere reshape of, and remember its sizes: a node would copy, torch does it for free."""
     shapes: dict[int, tuple[int, ...]] = {}
     for index, output in enumerate(graph.outputs):
-        node, dims = output.producer(), _static(output)
+        node, dims = output.producer(), static_sizes(output)
         source = node.inputs[0] if node is not None and node.op_type == "Reshape" else None
         if node is None or source is None or dims is None or source.is_graph_output():
             continue
         producer = source.producer()
-        if producer is not None and producer.graph is graph and _static(source) is not None:
+        if producer is not None and producer.graph is graph and static_sizes(source) is not None:
             graph.outputs[index] = source
             shapes[index] = dims
             if not output.uses() and not output.is_graph_output():
@@ -505,13 +501,3 @@ def _result(result: Result, strides: SizesOfCall | None, outputs: Sequence[torch
     if result.order is not None:
         value = value.permute([result.order.index(axis) for axis in range(value.dim())])
     return value if strides is None else with_strides(value, strides(args))
-
-
-def _dtype(value: ir.Value) -> ir.DataType:
-    assert value.dtype is not None
-    return value.dtype
-
-
-def _static(value: ir.Value) -> tuple[int, ...] | None:
-    dims = value.meta.get("dims")
-    return dims if dims is not None and all(isinstance(d, int) for d in dims) else None
