@@ -1,38 +1,38 @@
-"""The way a graph takes, stage by stage: capture → translate → optimize → engine → run."""
+"""Compile a graph: partition it into regions, and build the model of a region or a file by a list of passes."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
+import onnx
 import onnx_ir as ir
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from sardonyx import passes
 from sardonyx.capture.regions import Region, copied, device_of, partition, region_of, torchs_own
 from sardonyx.capture.strides import correct_strides
 from sardonyx.capture.views import stride_bases, views_of_inputs, views_shared_by_outputs
 from sardonyx.engines import Engine
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import UnsupportedOperator
-from sardonyx.optimize import optimize
-from sardonyx.optimize.empty import guard_empty
 from sardonyx.optimize.legalize import lack
-from sardonyx.optimize.selection import selected
 from sardonyx.options import Options
+from sardonyx.passes import Context, Pass
+from sardonyx.run.builds import Assumptions, Binding, Built, Recipe
 from sardonyx.run.hosted import DEVICES as hosted_devices
 from sardonyx.run.region import CompiledRegion
 from sardonyx.telemetry import dump
 from sardonyx.telemetry.page import page_of
-from sardonyx.telemetry.picture import Picture
-from sardonyx.telemetry.report import Fallback, GraphReport, RegionReport, new_graph_report
+from sardonyx.telemetry.report import Fallback, GraphReport, RegionReport, is_observed, new_graph_report
 from sardonyx.telemetry.repro import reproducible
 from sardonyx.telemetry.source import source_of
 from sardonyx.toolchain.operator_libraries import is_declared
-from sardonyx.translate import functions as onnx_functions
 from sardonyx.translate.translator import NotExpressible, Refusal, Translation, translate
 
 log = logging.getLogger(__name__)
@@ -93,14 +93,9 @@ class _GraphCompiler:
         report: GraphReport,
     ) -> None:
         self._kind, self._weights, self._options, self._report = kind, weights, options, report
-        engine = find_engine(options.engine)
-        self._engine, self._device, self._operators = engine, device, operators
-        self._opset, self._kernels = self._suiting(engine)
-        self._freeze = options.freeze and engine.freezes(device)
-
-    def _suiting(self, engine: Engine) -> tuple[int, Any]:
-        """The opset and the kernels to translate for."""
-        return self._options.opset or engine.opset(self._device, self._operators), engine.kernels(self._device)
+        self._engine, self._device = find_engine(options.engine), device
+        self._opset = options.opset or self._engine.opset(device, operators)
+        self._kernels = self._engine.kernels(device)
 
     def compile(self, graph: torch.fx.GraphModule) -> CompiledGraph:
         stays = views_of_inputs(graph.graph) | torchs_own(graph.graph)
@@ -170,78 +165,108 @@ class _GraphCompiler:
         return {refusal.node for refusal in refusals}
 
     def _region(self, region: Region) -> CompiledRegion:
-        frozen = region.weights if self._freeze else frozenset()
-        translation = self._translate(region, frozen)
-        operators = Counter(node.op_type for node in translation.model.graph.all_nodes())
-        report = RegionReport(operators, nodes_translated=operators.total(), weights=len(translation.weights))
-        self._report.regions.append(report)
-        return CompiledRegion(
-            region, frozen, self._kind, translation, self._translate, self._options, self._report, report
-        )
+        """A region whose translation shows that ONNX can express it; the first build takes it over."""
+        freezes = self._options.freeze and self._engine.freezes(self._device)
+        assumed = Assumptions(region.weights if freezes else frozenset())
+        recipe = Recipe(region, self._kind, self._engine, self._options, self._report, RegionReport())
+        translation = _translated(recipe, assumed)
+        recipe.report.operators = Counter(node.op_type for node in translation.model.graph.all_nodes())
+        self._report.regions.append(recipe.report)
+        return CompiledRegion(replace(recipe, translation=translation), build, assumed.weights)
 
-    def _translate(
-        self,
-        region: Region,
-        weights: frozenset[int],
-        numbers: dict[int, float] | None = None,
-        engine: Engine | None = None,
-    ) -> Translation:
-        """Translate a region, for another engine than the options name if one is given."""
-        engine = engine or self._engine
-        opset, kernels = self._suiting(engine)
-        translation = translate(
-            region.graph,
-            opset=opset,
-            weights=weights,
-            numbers=numbers or {},
-            outputs=region.outputs,
-            orders=region.orders,
-            lack=lambda node: _lack(node, engine, opset, kernels),
-            translations=self._options.translations,
-            translator=self._options.translator,
-        )
-        self._report.note_own(translation.own)
-        return translation
+
+# One build
+
+
+SESSION_PASSES = (
+    Pass("optimize", passes.rewrite, passes.has_rules),
+    Pass("legalize", passes.fit_kernels),  # before native: its kernels take what is left as it is
+    Pass("guard_empty", passes.guard_empty),
+    Pass("drop_unused", passes.drop_unused_inputs),
+    Pass("reshapes", passes.leave_reshapes_to_torch),
+    Pass("native", passes.compile_natively, passes.wants_kernels),
+)
+"""For a session, which is thrown away with the process: fitted to the engine, the device and the processor."""
+
+FILE_PASSES = (
+    Pass("optimize", passes.rewrite, passes.has_rules),
+    Pass("guard_empty", passes.guard_empty, lambda context: context.empty_sizes),
+    Pass("functions", passes.finish_functions),
+    Pass("names", passes.name_inputs_and_outputs, lambda context: context.name is not None),
+    Pass("native", passes.compile_natively, passes.wants_kernels),  # legalized when a session loads the file
+)
+"""For a file: plain ONNX, and the domains that are asked for."""
+
+
+def build(recipe: Recipe, assumptions: Assumptions) -> Built:
+    """Build the model of a region, with these constants, for its engine."""
+    translation = None if assumptions.numbers else recipe.translation
+    if translation is None:
+        with recipe.graph_report.stage("translate"):
+            translation = _translated(recipe, assumptions)
+    binding = Binding(tuple(translation.inputs), translation.weights, tuple(translation.draws))
+    context = Context(
+        kind=recipe.kind,
+        engine=recipe.engine,
+        device=recipe.region.device,
+        options=recipe.options,
+        graph_report=recipe.graph_report,
+        report=recipe.report,
+        binding=binding,
+    )
+    model = passes.apply(SESSION_PASSES, translation.model, context)
+    log.info("%s graph: %d → %d nodes", recipe.kind, recipe.report.nodes_translated, recipe.report.nodes)
+    proto = _serialized(model, recipe)
+    assert context.binding is not None
+    return Built(proto, proto.SerializeToString(), model.graph, context.binding, context.libraries, recipe.report)
+
+
+def build_file(model: ir.Model, context: Context) -> Path | None:
+    """Make a file of a translated model, in place; the library of its kernels, if it has any."""
+    context.report.nodes_translated = sum(1 for _ in model.graph.all_nodes())
+    initializers = model.graph.initializers.values()
+    context.report.weights = sum(type(value.const_value) is not ir.Tensor for value in initializers)
+    context.graph_report.regions.append(context.report)
+    passes.apply(FILE_PASSES, model, context)
+    return Path(context.libraries[0]) if context.libraries else None
+
+
+def _translated(recipe: Recipe, assumptions: Assumptions) -> Translation:
+    region, engine, options = recipe.region, recipe.engine, recipe.options
+    graphs = [module.graph for module in region.graph.modules() if isinstance(module, torch.fx.GraphModule)]
+    operators = {node.target.name() for graph in graphs for node in graph.nodes if hasattr(node.target, "name")}
+    opset, kernels = options.opset or engine.opset(region.device, operators), engine.kernels(region.device)
+    translation = translate(
+        region.graph,
+        opset=opset,
+        weights=assumptions.weights,
+        numbers=assumptions.numbers,
+        outputs=region.outputs,
+        orders=region.orders,
+        lack=lambda node: _lack(node, engine, opset, kernels),
+        translations=options.translations,
+        translator=options.translator,
+    )
+    recipe.graph_report.note_own(translation.own)
+    recipe.report.nodes_translated = sum(1 for _ in translation.model.graph.all_nodes())
+    recipe.report.weights = len(translation.weights)
+    return translation
+
+
+def _serialized(model: ir.Model, recipe: Recipe) -> onnx.ModelProto:
+    if recipe.options.dump or recipe.options.transforms or is_observed():
+        dump.add_metadata(model)
+    with recipe.graph_report.stage("serialize"):
+        proto = ir.to_proto(model)
+    for transform in recipe.options.transforms:
+        proto = transform(proto) or proto
+    return proto
 
 
 def _lack(node: ir.Node, engine: Engine, opset: int, kernels: Any) -> str | None:
     if is_declared(node.domain, node.op_type) and not engine.custom_operators:
         return f"the engine {engine.name!r} does not load custom operators"
     return lack(node, opset, kernels)
-
-
-def rewrite(
-    model: ir.Model,
-    options: Options,
-    domains: Sequence[str] | None,
-    report: GraphReport,
-    *,
-    empty_sizes: bool = False,
-) -> None:
-    """Apply the rules that the options choose, and report on the result; `empty_sizes` guards kernels, too."""
-    region = RegionReport(
-        nodes_translated=sum(1 for _ in model.graph.all_nodes()),
-        weights=sum(type(v.const_value) is not ir.Tensor for v in model.graph.initializers.values()),
-    )
-    report.regions.append(region)
-    if options.report:
-        region.pictures["translated"] = Picture.of(model)
-    names = selected(options.optimize)
-    allowed = find_engine(options.engine).domains if domains is None else frozenset(domains)
-    if names:
-        with report.stage("optimize"):
-            region.rules = optimize(model, domains=allowed, names=names)
-            for function in model.functions.values():
-                body = ir.Model(function.graph, ir_version=model.ir_version)
-                region.rules += optimize(body, domains=allowed, names=names)
-    if empty_sizes:
-        guard_empty(model)
-    onnx_functions.finish(model)
-    graphs = (model.graph, *(function.graph for function in model.functions.values()))
-    region.operators = Counter(node.op_type for graph in graphs for node in graph.all_nodes())
-    dump.add_metadata(model)
-    if options.report:
-        region.pictures["rewritten"] = region.pictures["runs"] = Picture.of(model)
 
 
 _HINT = 'options={"fallback": "warn"} runs it in torch; CONTRIBUTING.md shows how to add a translation'

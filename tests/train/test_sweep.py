@@ -52,7 +52,7 @@ def test_a_training_step_by_native_kernels(name: str, dynamic: bool, monkeypatch
         return libraries[-1]
 
     monkeypatch.setenv("SARDONYX_NATIVE", "1")
-    monkeypatch.setattr("sardonyx.run.region.native", noted)
+    monkeypatch.setattr("sardonyx.passes.native", noted)
     assert check(CASES[name], dynamic=dynamic) <= CASES[name].tolerance
     assert any(libraries)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -24,13 +22,13 @@ from sardonyx.doors.call_arguments import Argument, Kind
 from sardonyx.doors.program import Calling, Output, Program
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import OptionError, VerificationError
-from sardonyx.native import native, takes_none
 from sardonyx.optimize.legalize import lack
 from sardonyx.options import Options
-from sardonyx.pipeline import rewrite, unsupported
+from sardonyx.passes import Context
+from sardonyx.pipeline import build_file, unsupported
 from sardonyx.sizes import dim_of, dims_of
 from sardonyx.telemetry.page import page_of
-from sardonyx.telemetry.report import GraphReport, collecting, new_graph_report
+from sardonyx.telemetry.report import RegionReport, collecting, new_graph_report
 from sardonyx.telemetry.repro import reproducible
 from sardonyx.telemetry.repro_capture import reproducible_capture
 from sardonyx.telemetry.source import source_of
@@ -103,10 +101,19 @@ def export(
                 calling = _calling(translation, traced)
                 graph_report.note_own(translation.own)
                 onnx_functions.make_functions(translation.model, functions)
-            rewrite(translation.model, chosen, domains, graph_report, empty_sizes=empty_sizes)
-            _name(translation.model.graph, calling, input_names, output_names, traced.names_of_sizes())
             device = device_of(captured.graph)
-            library = add_kernels(translation.model, device, chosen, graph_report)
+            context = Context(
+                kind="exported",
+                engine=find_engine(chosen.engine),
+                device=device,
+                options=Options.of(chosen, native=chosen.native is True),
+                graph_report=graph_report,
+                report=RegionReport(),
+                domains=None if domains is None else frozenset(domains),
+                empty_sizes=empty_sizes,
+                name=lambda graph: _name(graph, calling, input_names, output_names, traced.names_of_sizes()),
+            )
+            library = build_file(translation.model, context)
     program = Program(translation.model, calling, device, chosen, report, library, captured)
     _warn(program, captured)
     if chosen.verify:
@@ -358,19 +365,6 @@ def _name_sizes(graph: ir.Graph, names: Mapping[sympy.Symbol, str]) -> None:
 
 
 # The rest of the way
-
-
-def add_kernels(model: ir.Model, device: torch.device, options: Options, report: GraphReport) -> Path | None:
-    """Give a model kernels of its own, if the options ask for it; the library they are in, if there are any."""
-    if options.native is not True:
-        return None
-    if not find_engine(options.engine).takes_kernels(device):
-        raise takes_none(options.engine, device.type)
-    with report.stage("native"):
-        library = native(model, options)
-    graphs = (model.graph, *(function.graph for function in model.functions.values()))
-    report.regions[-1].operators = Counter(node.op_type for graph in graphs for node in graph.all_nodes())
-    return library
 
 
 def _verify(program: Program, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

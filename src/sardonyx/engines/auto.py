@@ -21,7 +21,7 @@ import torch
 from sardonyx.cache.disk import default_cache
 from sardonyx.cache.machine import key_of
 from sardonyx.engines import artifacts
-from sardonyx.engines.engine import Availability, Engine, Job, Runner
+from sardonyx.engines.engine import Availability, Engine, EngineChoice, Job, Runner
 from sardonyx.engines.registry import find
 from sardonyx.errors import EngineError, OptionError
 from sardonyx.optimize.legalize import legalize
@@ -60,7 +60,7 @@ class _Limits:
     engines: tuple[str, ...] | None = None
 
 
-class Auto(Engine):
+class Auto(EngineChoice):
     """Chooses among the other engines. A graph is cut, and its weights are held, as the first of them wants it."""
 
     name = "auto"

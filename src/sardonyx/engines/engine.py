@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import onnx
 import onnx_ir as ir
@@ -16,7 +16,10 @@ from onnx_ir.tensor_adapters import TorchTensor
 
 from sardonyx import dtypes
 from sardonyx.options import Options
+from sardonyx.telemetry.report import Choice
 from sardonyx.translate.translator import WEIGHTS_LOCATION
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -183,3 +186,29 @@ class Engine(ABC):
 
         The folder may be gone once this returns: what is needed later has to be open by then.
         """
+
+
+class EngineChoice(Engine):
+    """An engine that chooses among others, with the arguments of the first call."""
+
+    @abstractmethod
+    def candidates(self, options: Options, device: torch.device | None = None) -> list[Engine]:
+        """The engines to choose from, the preferred first."""
+
+    @abstractmethod
+    def options_for(self, engine: Engine, options: Options) -> Options:
+        """The options with which a candidate is tried."""
+
+    @abstractmethod
+    def key(self, model: bytes, inputs: Sequence[Any], options: Options, device: torch.device) -> str:
+        """What a choice holds for."""
+
+    @abstractmethod
+    def choose(
+        self,
+        key: str,
+        contenders: Mapping[str, Callable[[], tuple[T, Callable[[], Sequence[Any]]]]],
+        expected: Callable[[], Sequence[Any]] | None,
+        options: Options,
+    ) -> tuple[Choice, T]:
+        """The choice, and what was prepared of its engine."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,16 +17,10 @@ from torch.utils import _pytree as pytree
 from sardonyx import fork
 from sardonyx.cache.lru import LRU
 from sardonyx.capture.regions import Region, Result
-from sardonyx.engines.auto import Auto
-from sardonyx.engines.engine import Engine, Job, Runner, current_stream, static_sizes
-from sardonyx.engines.registry import find as find_engine
+from sardonyx.engines.engine import Engine, EngineChoice, Job, Runner, current_stream
 from sardonyx.errors import MissingKernel
-from sardonyx.native import native, takes_none
-from sardonyx.optimize import optimize
-from sardonyx.optimize.empty import guard_empty
-from sardonyx.optimize.legalize import legalize
-from sardonyx.optimize.selection import selected
 from sardonyx.options import Options
+from sardonyx.run.builds import Assumptions, Build, Built, Recipe
 from sardonyx.run.drawing import Drawer, drawer
 from sardonyx.run.layout import strides_of_results, with_strides
 from sardonyx.run.sessions import Held, shared_runner
@@ -35,17 +28,13 @@ from sardonyx.run.snapshot import Numbers, Snapshot
 from sardonyx.sizes import SizesOfCall
 from sardonyx.telemetry import dump, repro
 from sardonyx.telemetry.page import Page, page_of
-from sardonyx.telemetry.picture import Picture
-from sardonyx.telemetry.report import Fallback, GraphReport, RegionReport, is_observed, observed
+from sardonyx.telemetry.report import Fallback, GraphReport, RegionReport, observed
 from sardonyx.telemetry.source import source_of
 from sardonyx.telemetry.verify import verify
-from sardonyx.translate.translator import Translation
 
 log = logging.getLogger(__name__)
 
-_TRAINING = ("forward", "backward")
-"""Kinds of graphs that have kernels of their own without being asked: engines have none for gradients."""
-_EDITS_BEFORE_THAW = 2
+EDITS_BEFORE_THAW = 2
 """Weights edited more often than this are no constants: they become inputs."""
 
 
@@ -101,49 +90,26 @@ class Plain:
     """Outputs that are to be seen with other sizes."""
 
 
-@dataclass(frozen=True)
-class _Built:
-    """A model ready for the engine, before its weights are given."""
-
-    model: bytes
-    translation: Translation
-    shapes: Mapping[int, tuple[int, ...]]
-    numbers: Numbers
-    libraries: tuple[str, ...]
-
-
 class CompiledRegion(torch.nn.Module):
     """A region as a callable. A module only so that FX can call it."""
 
-    def __init__(
-        self,
-        region: Region,
-        frozen: frozenset[int],
-        kind: str,
-        translation: Translation,
-        translate: Callable[..., Translation],
-        options: Options,
-        graph_report: GraphReport,
-        report: RegionReport,
-    ) -> None:
+    def __init__(self, recipe: Recipe, build: Build, frozen: frozenset[int]) -> None:
         super().__init__()
-        self._region, self._kind, self._options = region, kind, options
-        self._first: Translation | None = translation
-        self._translate = translate
-        self._graph_report, self._report = graph_report, report
-        self._engine = find_engine(options.engine)
-        self._sessions = LRU[_Session](options.cache_size)
+        self._recipe, self._build = recipe, build
+        self._region, self._kind, self._options = recipe.region, recipe.kind, recipe.options
+        self._graph_report, self._report = recipe.graph_report, recipe.report
+        self._engine = recipe.engine
+        self._sessions = LRU[_Session](recipe.options.cache_size)
         self._current: _Session | None = None
-        self._built: _Built | None = None
+        self._built: tuple[Built, Numbers] | None = None
         self._lock = fork.Lock()
         self._frozen = frozen
-        self._fixed = frozenset(_numbers(region)) if options.freeze else frozenset()
+        self._fixed = frozenset(_numbers(recipe.region)) if recipe.options.freeze else frozenset()
         self._edits = 0
-        self._as_they_are = _are_outputs(region.results)
-        self._strides = strides_of_results(region.results, region.graph)
+        self._as_they_are = _are_outputs(recipe.region.results)
+        self._strides = strides_of_results(recipe.region.results, recipe.region.graph)
         self._chosen: CompiledRegion | None = None
         self._missing: MissingKernel | None = None
-        self._proto: onnx.ModelProto | None = None
 
     def run_boxed(self, args: list[Any]) -> Sequence[Any]:
         """Call with a list of arguments, which is cleared so that tensors nobody needs can go."""
@@ -214,7 +180,7 @@ class CompiledRegion(torch.nn.Module):
         if self._missing is not None:
             raise self._missing.with_traceback(None)
         with self._lock:
-            if isinstance(self._engine, Auto):
+            if isinstance(self._engine, EngineChoice):
                 self._chosen = self._chosen or self._choose(self._engine, args)
                 self._current = self._chosen._switch(args)
                 return self._current
@@ -225,39 +191,32 @@ class CompiledRegion(torch.nn.Module):
                     return session
             return self._build_and_check(args)
 
-    def _choose(self, auto: Auto, args: Sequence[Any]) -> CompiledRegion:
-        """This region for the engine that `auto` chooses: each candidate has a model of its own."""
-        assert self._first is not None
-        key = auto.key(ir.to_proto(self._first.model).SerializeToString(), args, self._options, self._region.device)
-        engines = auto.candidates(self._options, self._region.device)
-        contenders = {engine.name: partial(self._contender, auto, engine, args) for engine in engines}
-        expected = None if self._first.draws else lambda: pytree.tree_leaves(self._region.graph(*args))
-        choice, chosen = auto.choose(key, contenders, expected, self._options)
-        chosen._report.choice = choice
+    def _choose(self, choice: EngineChoice, args: Sequence[Any]) -> CompiledRegion:
+        """This region for the engine that is chosen: each candidate has a model of its own."""
+        translation, self._recipe = self._recipe.translation, replace(self._recipe, translation=None)
+        assert translation is not None
+        model = ir.to_proto(translation.model).SerializeToString()
+        key = choice.key(model, args, self._options, self._region.device)
+        engines = choice.candidates(self._options, self._region.device)
+        contenders = {engine.name: partial(self._contender, choice, engine, args) for engine in engines}
+        expected = None if translation.draws else lambda: pytree.tree_leaves(self._region.graph(*args))
+        made, chosen = choice.choose(key, contenders, expected, self._options)
+        chosen._report.choice = made
         self._graph_report.replace(self._report, chosen._report)
-        self._first = None
         return chosen
 
     @property
     def proto(self) -> onnx.ModelProto | None:
-        """The model that was last built, of the engine that `auto` chose where there was a choice."""
-        return self._proto if self._chosen is None else self._chosen.proto
+        """The model that was last built, of the engine that was chosen where there was a choice."""
+        if self._chosen is not None:
+            return self._chosen.proto
+        return None if self._built is None else self._built[0].proto
 
-    def _contender(self, auto: Auto, engine: Engine, args: Sequence[Any]) -> tuple[CompiledRegion, Any]:
+    def _contender(self, choice: EngineChoice, engine: Engine, args: Sequence[Any]) -> tuple[CompiledRegion, Any]:
         """This region for one engine, and a call of it that draws the same random numbers each time."""
-        translate = partial(self._translate, engine=engine)
-        translation = translate(self._region, self._frozen)
-        nodes = sum(1 for _ in translation.model.graph.all_nodes())
-        region = CompiledRegion(
-            self._region,
-            self._frozen,
-            self._kind,
-            translation,
-            translate,
-            auto.options_for(engine, self._options),
-            self._graph_report,
-            RegionReport(nodes_translated=nodes, weights=len(translation.weights)),
-        )
+        options = choice.options_for(engine, self._options)
+        recipe = replace(self._recipe, engine=engine, options=options, report=RegionReport())
+        region = CompiledRegion(recipe, self._build, self._frozen)
         session = region._switch(args)
 
         def call() -> list[Any]:
@@ -281,26 +240,27 @@ class CompiledRegion(torch.nn.Module):
         return session
 
     def _session(self, args: Sequence[Any]) -> _Session:
-        built = self._model(args)
-        translation = built.translation
-        snapshot = Snapshot(sorted(translation.weights.values()), args)
+        built, numbers = self._model(args)
+        binding, region = built.binding, self._region
+        snapshot = Snapshot(sorted(binding.weights.values()), args)
         job = Job.of(
             built.model,
-            translation.model.graph,
+            built.graph,
             self._options,
-            weights={name: args[index] for name, index in translation.weights.items()},
-            fixed=frozenset(i for i, index in enumerate(translation.inputs) if index in self._region.weights),
-            device=self._region.device,
+            weights={name: args[index] for name, index in binding.weights.items()},
+            fixed=frozenset(i for i, index in enumerate(binding.inputs) if index in region.weights),
+            device=region.device,
             libraries=built.libraries,
         )
         with self._graph_report.stage("engine"):
             held = shared_runner(self._engine, job, snapshot)
         self._report.sessions += 1
-        draws = tuple(drawer(draw, self._region.graph, self._region.device) for draw in translation.draws)
-        inputs = tuple(translation.inputs)
-        complex_ = _complex(self._region, inputs)
+        draws = tuple(drawer(draw, region.graph, region.device) for draw in binding.draws)
+        complex_ = _complex(region, binding.inputs)
         runner = observed(job, held.runner)
-        session = _Session(held, runner, inputs, complex_, draws, built.shapes, snapshot, built.numbers, job.stream)
+        session = _Session(
+            held, runner, binding.inputs, complex_, draws, binding.reshaped, snapshot, numbers, job.stream
+        )
         page = page_of(self._options)
         if page is not None and self._report.sessions == 1:
             self._study(page, job, session, args)
@@ -319,88 +279,31 @@ class CompiledRegion(torch.nn.Module):
             page.study(self._report, job, session.runner, session.given(args), why_not or errors)
         page.write(self._options)
 
-    def _draw(self, stage: str, model: ir.Model) -> None:
-        if self._options.report:
-            self._report.pictures[stage] = Picture.of(model)
-
-    def _model(self, args: Sequence[Any]) -> _Built:
-        """The optimized model: kept while only weights are edited, made again when an assumption fails."""
-        built = self._built
-        if built is not None:
-            changed = built.numbers.changed(args)
+    def _model(self, args: Sequence[Any]) -> tuple[Built, Numbers]:
+        """What was built: kept while only weights are edited, built again when an assumption fails."""
+        if self._built is not None:
+            built, numbers = self._built
+            changed = numbers.changed(args)
             if changed:
                 log.info("a number that was taken for constant changed; it is an input from now on")
                 self._fixed -= frozenset(changed)
-            elif built.translation.weights and self._edits_exceeded():
+            elif built.binding.weights and self._edits_exceeded():
                 log.info("weights keep changing; they are inputs from now on")
                 self._frozen = frozenset()
             else:
-                return built
-        self._built = self._build_model(args)
+                return self._built
+        numbers = Numbers(sorted(self._fixed), args)
+        recipe, self._recipe = self._recipe, replace(self._recipe, translation=None)  # which the build changes
+        built = self._build(recipe, Assumptions(self._frozen, numbers.values))
+        if self._options.dump:
+            weights = {name: args[index] for name, index in built.binding.weights.items()}
+            dump.dump(self._options.dump, self._kind, built.proto, weights, self._region.graph)
+        self._built = built, numbers
         return self._built
 
     def _edits_exceeded(self) -> bool:
         self._edits += 1
-        return self._edits > _EDITS_BEFORE_THAW
-
-    def _build_model(self, args: Sequence[Any]) -> _Built:
-        numbers = Numbers(sorted(self._fixed), args)
-        translation, self._first = self._first, None
-        if translation is None or numbers.values:
-            with self._graph_report.stage("translate"):
-                translation = self._translate(self._region, self._frozen, dict(numbers.values))
-        model = translation.model
-        self._draw("translated", model)
-        names = selected(self._options.optimize)
-        if names:
-            with self._graph_report.stage("optimize"):
-                operators = {node.op_type for node in model.graph.all_nodes()}
-                domains = self._engine.domains | self._engine.local_domains(self._region.device, operators)
-                self._report.rules = optimize(model, domains=domains, names=names)
-        kernels = self._engine.kernels(self._region.device)
-        if kernels is not None:
-            legalize(model, kernels)
-        guard_empty(model)
-        translation, shapes = _still_used(translation), _before_last_reshapes(model.graph)
-        self._draw("rewritten", model)
-        libraries = self._kernels(model)
-        self._draw("runs", model)
-        self._report.operators = Counter(node.op_type for node in model.graph.all_nodes())
-        log.info("%s graph: %d → %d nodes", self._kind, self._report.nodes_translated, self._report.nodes)
-        weights = {name: args[index] for name, index in translation.weights.items()}
-        return _Built(self._serialize(model, weights), translation, shapes, numbers, libraries)
-
-    def _kernels(self, model: ir.Model) -> tuple[str, ...]:
-        """Kernels of the model's own, which then holds them, by the libraries they are in."""
-        wanted = self._options.native
-        if not wanted:
-            return ()
-        if not self._engine.takes_kernels(self._region.device):
-            if wanted is True:
-                raise takes_none(self._options.engine, self._region.device.type)
-            return ()
-        looked_at = self._options.dump or self._options.transforms
-        if wanted == "auto" and (looked_at or self._kind not in _TRAINING):
-            return ()
-        origins = {value.name: node.meta.get("fx") for node in model.graph for value in node.outputs}
-        with self._graph_report.stage("native"):
-            library = native(model, self._options)
-        for node in model.graph:
-            node.meta.setdefault("fx", origins.get(node.outputs[0].name))  # a kernel's: whence its result comes
-        return () if library is None else (str(library),)
-
-    def _serialize(self, model: ir.Model, weights: Mapping[str, torch.Tensor]) -> bytes:
-        if self._options.dump or self._options.transforms or is_observed():
-            dump.add_metadata(model)
-        with self._graph_report.stage("serialize"):
-            proto = ir.to_proto(model)
-        for transform in self._options.transforms:
-            proto = transform(proto) or proto
-        self._proto = proto
-        if self._options.dump:
-            dump.dump(self._options.dump, self._kind, proto, weights, self._region.graph)
-        serialized: bytes = proto.SerializeToString()
-        return serialized
+        return self._edits > EDITS_BEFORE_THAW
 
     def _trace(self, args: Sequence[Any]) -> dict[str, torch.Tensor]:
         """Every node's value as our translation computes it, without rewrites: for finding where one differs."""
@@ -413,16 +316,12 @@ class CompiledRegion(torch.nn.Module):
             (None,) * len(nodes),
             tuple(Result(i, complex=node.meta["val"].dtype.is_complex) for i, node in enumerate(nodes)),
         )
-        probe = CompiledRegion(
-            region,
-            frozenset(),
-            "trace",
-            self._translate(region, frozenset()),
-            self._translate,
-            Options.of(self._options, optimize="none", verify=False, dump=None, report=None, repro=None),
-            GraphReport("trace", 0),
-            RegionReport(),
+        options = Options.of(self._options, optimize="none", verify=False, dump=None, report=None, repro=None)
+        report = GraphReport("trace", 0)
+        recipe = replace(
+            self._recipe, region=region, kind="trace", options=options, graph_report=report, report=RegionReport()
         )
+        probe = CompiledRegion(replace(recipe, translation=None), self._build, frozenset())
         return dict(zip((n.name for n in nodes), probe.run_boxed(list(args)), strict=True))
 
 
@@ -444,36 +343,6 @@ def _complex(region: Region, inputs: Sequence[int]) -> tuple[int, ...]:
     """Which of these placeholders are complex tensors, by their places here."""
     vals = [node.meta.get("val") for node in region.graph.graph.find_nodes(op="placeholder")]
     return tuple(i for i, at in enumerate(inputs) if isinstance(vals[at], torch.Tensor) and vals[at].dtype.is_complex)
-
-
-def _still_used(translation: Translation) -> Translation:
-    """Drop inputs and weights that rewriting left without a reader."""
-    graph = translation.model.graph
-    kept = [i for i, x in enumerate(graph.inputs) if x.uses() or x.is_graph_output()]
-    for i in reversed(range(len(graph.inputs))):
-        if i not in kept:
-            del graph.inputs[i]
-    weights = {name: index for name, index in translation.weights.items() if name in graph.initializers}
-    count = len(translation.inputs)
-    draws = [translation.draws[i - count] for i in kept if i >= count]
-    return Translation(translation.model, [translation.inputs[i] for i in kept if i < count], weights, draws)
-
-
-def _before_last_reshapes(graph: ir.Graph) -> dict[int, tuple[int, ...]]:
-    """Return what an output is a mere reshape of, and remember its sizes: a node would copy, torch does it for free."""
-    shapes: dict[int, tuple[int, ...]] = {}
-    for index, output in enumerate(graph.outputs):
-        node, dims = output.producer(), static_sizes(output)
-        source = node.inputs[0] if node is not None and node.op_type == "Reshape" else None
-        if node is None or source is None or dims is None or source.is_graph_output():
-            continue
-        producer = source.producer()
-        if producer is not None and producer.graph is graph and static_sizes(source) is not None:
-            graph.outputs[index] = source
-            shapes[index] = dims
-            if not output.uses() and not output.is_graph_output():
-                graph.remove(node, safe=True)
-    return shapes
 
 
 def _reshaped(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
+_MINOR_PASSES = ("legalize", "guard_empty", "drop_unused", "reshapes", "functions", "names")
+"""Passes that take hardly any time: `seconds` has them, and the text of a report does not."""
+
 
 @dataclass(frozen=True)
 class Fallback:
@@ -169,7 +172,8 @@ class Report:
             lines += _graph_lines(index, graph)
         if self.rules:
             lines.append("rules: " + _counts(self.rules))
-        lines.append("time:  " + ", ".join(f"{stage} {s * 1e3:.0f} ms" for stage, s in self.seconds.items()))
+        times = {stage: s for stage, s in self.seconds.items() if stage not in _MINOR_PASSES}
+        lines.append("time:  " + ", ".join(f"{stage} {s * 1e3:.0f} ms" for stage, s in times.items()))
         if self.max_error is not None:
             lines.append(f"largest difference from eager: {self.max_error:.2e}")
         return "\n".join(lines)

@@ -1,0 +1,200 @@
+"""The passes of a build: functions that take a model and the context of its build, and give the model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+import torch
+
+from sardonyx.engines.engine import Engine, static_sizes
+from sardonyx.native import native, takes_none
+from sardonyx.optimize import empty, optimize
+from sardonyx.optimize.legalize import legalize
+from sardonyx.optimize.selection import selected
+from sardonyx.options import Options
+from sardonyx.run.builds import Binding
+from sardonyx.telemetry import dump
+from sardonyx.telemetry.picture import Picture
+from sardonyx.telemetry.report import GraphReport, RegionReport
+from sardonyx.translate import functions as onnx_functions
+
+_TRAINING = ("forward", "backward")
+"""Kinds of graphs that have kernels of their own without being asked: engines have none for gradients."""
+
+
+@dataclass
+class Context:
+    """What passes know of a build beside the model, and what they leave for those after them."""
+
+    kind: str
+    engine: Engine
+    device: torch.device
+    options: Options
+    graph_report: GraphReport
+    report: RegionReport
+    domains: frozenset[str] | None = None
+    """Of operators that a file may have, beside ONNX's own; None for those of the engine."""
+    empty_sizes: bool = False
+    """Whether a file takes sizes of zero in any session."""
+    name: Callable[[ir.Graph], None] | None = None
+    """Names the inputs, outputs and sizes of a file."""
+    binding: Binding | None = None
+    """Of a session."""
+    libraries: tuple[str, ...] = ()
+
+
+def _always(context: Context) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A step of a build: its name in reports, what it does, and when."""
+
+    name: str
+    run: Callable[[ir.Model, Context], ir.Model]
+    when: Callable[[Context], bool] = _always
+
+
+def apply(passes: Sequence[Pass], model: ir.Model, context: Context) -> ir.Model:
+    """Send a model through the passes that apply, each timed under its name."""
+    _draw("translated", model, context)
+    for step in passes:
+        if step.run is compile_natively:
+            _draw("rewritten", model, context)
+        if step.when(context):
+            with context.graph_report.stage(step.name):
+                model = step.run(model, context)
+    _draw("runs", model, context)
+    context.report.operators = Counter(node.op_type for graph in _graphs(model) for node in graph.all_nodes())
+    return model
+
+
+def _graphs(model: ir.Model) -> list[ir.Graph]:
+    return [model.graph, *(function.graph for function in model.functions.values())]
+
+
+def _draw(stage: str, model: ir.Model, context: Context) -> None:
+    if context.options.report:
+        context.report.pictures[stage] = Picture.of(model)
+
+
+# Of sessions and files
+
+
+def rewrite(model: ir.Model, context: Context) -> ir.Model:
+    """Apply the rules that the options choose, of domains that the engine, or the file, takes."""
+    names = selected(context.options.optimize)
+    context.report.rules = optimize(model, domains=_domains(model, context), names=names)
+    for function in model.functions.values():
+        body = ir.Model(function.graph, ir_version=model.ir_version)
+        context.report.rules += optimize(body, domains=_domains(model, context), names=names)
+    return model
+
+
+def has_rules(context: Context) -> bool:
+    """Whether the options choose any rules."""
+    return bool(selected(context.options.optimize))
+
+
+def _domains(model: ir.Model, context: Context) -> frozenset[str]:
+    if context.domains is not None:
+        return context.domains
+    if context.binding is None:
+        return context.engine.domains
+    operators = {node.op_type for node in model.graph.all_nodes()}
+    return context.engine.domains | context.engine.local_domains(context.device, operators)
+
+
+def compile_natively(model: ir.Model, context: Context) -> ir.Model:
+    """Put kernels of the model's own, in a library, in the place of nodes, where the options ask for them."""
+    origins = {value.name: node.meta.get("fx") for node in model.graph for value in node.outputs}
+    library = native(model, context.options)
+    for node in model.graph:  # a kernel comes from where its result does
+        node.meta.setdefault("fx", origins.get(node.outputs[0].name))
+    context.libraries = () if library is None else (str(library),)
+    return model
+
+
+def wants_kernels(context: Context) -> bool:
+    """Whether the options ask for kernels of the model's own, and the engine can load them."""
+    wanted = context.options.native
+    if not wanted:
+        return False
+    if not context.engine.takes_kernels(context.device):
+        if wanted is True:
+            raise takes_none(context.options.engine, context.device.type)
+        return False
+    looked_at = context.options.dump or context.options.transforms
+    return wanted is True or not (looked_at or context.kind not in _TRAINING)
+
+
+# Of sessions
+
+
+def fit_kernels(model: ir.Model, context: Context) -> ir.Model:
+    """Cast around, or compose, what the engine has no exact kernel for."""
+    kernels = context.engine.kernels(context.device)
+    if kernels is not None:
+        legalize(model, kernels)
+    return model
+
+
+def guard_empty(model: ir.Model, context: Context) -> ir.Model:
+    """Keep kernels from tensors without elements that they cannot take."""
+    empty.guard_empty(model)
+    return model
+
+
+def drop_unused_inputs(model: ir.Model, context: Context) -> ir.Model:
+    """Drop inputs and weights that rewriting left without a reader."""
+    binding, graph = context.binding, model.graph
+    assert binding is not None
+    kept = [i for i, x in enumerate(graph.inputs) if x.uses() or x.is_graph_output()]
+    for i in reversed(range(len(graph.inputs))):
+        if i not in kept:
+            del graph.inputs[i]
+    weights = {name: index for name, index in binding.weights.items() if name in graph.initializers}
+    count = len(binding.inputs)
+    inputs = tuple(binding.inputs[i] for i in kept if i < count)
+    context.binding = Binding(inputs, weights, tuple(binding.draws[i - count] for i in kept if i >= count))
+    return model
+
+
+def leave_reshapes_to_torch(model: ir.Model, context: Context) -> ir.Model:
+    """Return what an output is a mere reshape of: a node would copy, torch does it for free."""
+    graph, shapes = model.graph, {}
+    for index, output in enumerate(graph.outputs):
+        node, dims = output.producer(), static_sizes(output)
+        source = node.inputs[0] if node is not None and node.op_type == "Reshape" else None
+        if node is None or source is None or dims is None or source.is_graph_output():
+            continue
+        producer = source.producer()
+        if producer is not None and producer.graph is graph and static_sizes(source) is not None:
+            graph.outputs[index] = source
+            shapes[index] = dims
+            if not output.uses() and not output.is_graph_output():
+                graph.remove(node, safe=True)
+    assert context.binding is not None
+    context.binding = replace(context.binding, reshaped=shapes)
+    return model
+
+
+# Of files
+
+
+def finish_functions(model: ir.Model, context: Context) -> ir.Model:
+    """Make ONNX functions of modules that are to be some, and tell where nodes come from."""
+    onnx_functions.finish(model)
+    dump.add_metadata(model)
+    return model
+
+
+def name_inputs_and_outputs(model: ir.Model, context: Context) -> ir.Model:
+    """Give inputs, outputs and sizes the names that the caller knows: rules may have put others in their place."""
+    assert context.name is not None
+    context.name(model.graph)
+    return model
