@@ -221,8 +221,28 @@ def build(recipe: Recipe, assumptions: Assumptions) -> Built:
     return Built(proto, proto.SerializeToString(), model.graph, context.binding, context.libraries, recipe.report)
 
 
-def build_file(model: ir.Model, context: Context) -> Path | None:
+def build_file(
+    model: ir.Model,
+    device: torch.device,
+    options: Options,
+    report: GraphReport,
+    *,
+    domains: Sequence[str] | None = None,
+    empty_sizes: bool = False,
+    name: Callable[[ir.Graph], None] | None = None,
+) -> Path | None:
     """Make a file of a translated model, in place; the library of its kernels, if it has any."""
+    context = Context(
+        kind=report.kind,
+        engine=find_engine(options.engine),
+        device=device,
+        options=Options.of(options, native=options.native is True),  # never by itself: a library has to be kept, too
+        graph_report=report,
+        report=RegionReport(),
+        domains=None if domains is None else frozenset(domains),
+        empty_sizes=empty_sizes,
+        name=name,
+    )
     context.report.nodes_translated = sum(1 for _ in model.graph.all_nodes())
     initializers = model.graph.initializers.values()
     context.report.weights = sum(type(value.const_value) is not ir.Tensor for value in initializers)

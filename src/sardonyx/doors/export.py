@@ -24,11 +24,10 @@ from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import OptionError, VerificationError
 from sardonyx.optimize.legalize import lack
 from sardonyx.options import Options
-from sardonyx.passes import Context
 from sardonyx.pipeline import build_file, unsupported
 from sardonyx.sizes import dim_of, dims_of
 from sardonyx.telemetry.page import page_of
-from sardonyx.telemetry.report import RegionReport, collecting, new_graph_report
+from sardonyx.telemetry.report import collecting, new_graph_report
 from sardonyx.telemetry.repro import reproducible
 from sardonyx.telemetry.repro_capture import reproducible_capture
 from sardonyx.telemetry.source import source_of
@@ -102,18 +101,15 @@ def export(
                 graph_report.note_own(translation.own)
                 onnx_functions.make_functions(translation.model, functions)
             device = device_of(captured.graph)
-            context = Context(
-                kind="exported",
-                engine=find_engine(chosen.engine),
-                device=device,
-                options=Options.of(chosen, native=chosen.native is True),
-                graph_report=graph_report,
-                report=RegionReport(),
-                domains=None if domains is None else frozenset(domains),
+            library = build_file(
+                translation.model,
+                device,
+                chosen,
+                graph_report,
+                domains=domains,
                 empty_sizes=empty_sizes,
                 name=lambda graph: _name(graph, calling, input_names, output_names, traced.names_of_sizes()),
             )
-            library = build_file(translation.model, context)
     program = Program(translation.model, calling, device, chosen, report, library, captured)
     _warn(program, captured)
     if chosen.verify:

@@ -14,13 +14,11 @@ from torch.utils import _pytree as pytree
 
 from sardonyx.doors.call_arguments import Argument
 from sardonyx.doors.program import Calling, Output, Program, hold
-from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import SardonyxError
 from sardonyx.model_files import UserModel, blaming, load_model, quietly
 from sardonyx.options import OLDEST_OPSET, Options
-from sardonyx.passes import Context
 from sardonyx.pipeline import build_file
-from sardonyx.telemetry.report import RegionReport, collecting, new_graph_report
+from sardonyx.telemetry.report import collecting, new_graph_report
 from sardonyx.translate import inference
 
 
@@ -44,16 +42,7 @@ def optimize(model: UserModel, *, domains: Sequence[str] | None = None, **option
             loaded = _described(_modern(hold(load_model(model)), chosen.opset))
         graph_report.operators = sum(1 for _ in loaded.graph.all_nodes())
         device = torch.device("cpu")
-        context = Context(
-            kind="given",
-            engine=find_engine(chosen.engine),
-            device=device,
-            options=Options.of(chosen, native=chosen.native is True),
-            graph_report=graph_report,
-            report=RegionReport(),
-            domains=None if domains is None else frozenset(domains),
-        )
-        library = build_file(loaded, context)
+        library = build_file(loaded, device, chosen, graph_report, domains=domains)
     return Program(loaded, _calling(loaded), device, chosen, report, library)
 
 
