@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
 
 from .agreement import agrees, agrees_at, onnx
 
@@ -131,3 +132,10 @@ def test_special_functions_of_any_shape() -> None:
     agrees(lambda x: [f(x) for f in functions], torch.tensor(0.3))
     agrees(lambda x: [f(x) for f in functions], torch.empty(0, 2))
     agrees(lambda x: [f(x) for f in functions], torch.rand(4, 3).T)
+
+
+@pytest.mark.parametrize("function", [torch.sigmoid, nn.functional.silu, nn.functional.glu])
+def test_sigmoid_in_double_precision_has_its_digits_far_from_zero(function: Callable[..., torch.Tensor]) -> None:
+    x = torch.tensor([-17.0, -30, -42, -700, -800, 0, 1, 40], dtype=torch.float64)
+    compiled = torch.compile(function, backend="sardonyx", fullgraph=True, options={"fallback": "error"})
+    torch.testing.assert_close(compiled(x), function(x), rtol=1e-14, atol=0)

@@ -191,7 +191,6 @@ nodes.declare(
         "aten::log": nodes.Log("self"),
         "aten::neg": nodes.Neg("self"),
         "aten::reciprocal": nodes.Reciprocal("self"),
-        "aten::sigmoid": nodes.Sigmoid("self"),
         "aten::sin": nodes.Sin("self"),
         "aten::sinh": nodes.Sinh("self"),
         "aten::sqrt": nodes.Sqrt("self"),
