@@ -94,7 +94,7 @@ def serve(pipe: Connection) -> None:
     torch.set_num_threads(1)
     pipe.send(READY)
     while True:
-        seed, doors, first = pipe.recv()
+        seed, doors, first, _ = pipe.recv()
         for at, (program, door) in enumerate(drawn(seed, doors)):
             if at >= first:
                 pipe.send(_outcome(program, door, f"batch {seed}, program {at}"))

@@ -33,14 +33,15 @@ torch.exp2({f}) torch.log2({f}) torch.asinh({f}) torch.frac({f}) torch.logit({f}
 F.gelu({f}) F.gelu({f},approximate="tanh") F.silu({f}) F.softplus({f}) F.hardswish({f}) F.hardsigmoid({f}) F.elu({f})
 F.leaky_relu({f},0.1) F.mish({f}) F.logsigmoid({f}) F.softsign({f}) F.hardtanh({f}) F.relu6({f}) F.selu({f})
 torch.abs({n}) torch.neg({n}) torch.sign({x}) torch.square({x}) torch.floor({n}) torch.ceil({n}) torch.round({n})
-torch.trunc({n}) torch.positive({n}) torch.signbit(torch.nan_to_num({x})) torch.isnan({x}) torch.isfinite({x}) torch.isinf({x})
-torch.nan_to_num({x}) torch.nan_to_num({f},nan={c},posinf=9.0,neginf=-9.0) torch.logical_not({x})
+torch.trunc({n}) torch.positive({n}) torch.signbit(torch.nan_to_num({x})) torch.isnan({x}) torch.isfinite({x})
+torch.isinf({x}) torch.nan_to_num({x}) torch.nan_to_num({f},nan={c},posinf=9.0,neginf=-9.0) torch.logical_not({x})
 torch.bitwise_not({i}) torch.deg2rad({f}) torch.clamp({n},{k}) torch.clamp({f},min=-1.5,max={c})
 torch.clamp({n},max={k}) torch.threshold({f},0.1,2.0) torch.where({b},{y},{k}) torch.where({x}>0,{x},{y})
 torch.masked_fill({x},{x}>{k},1) torch.lerp({f},{w},0.3) {x}+{y} {n}-{y} {x}*{y} {x}/{y} {x}//{y}
 torch.remainder({n},{y}) torch.fmod({n},{y}) torch.pow({f},{y}) {n}%{p} torch.maximum({x},{y}) torch.minimum({x},{y})
-torch.fmax({x},{y}) torch.fmin({x},{y}) torch.atan2({f},{g}) torch.copysign({f},torch.nan_to_num({g})) torch.hypot({f},{w})
-torch.heaviside({x},{w}) torch.xlogy({f},{g}) torch.nextafter({f},{w}) torch.div({n},{y},rounding_mode="trunc")
+torch.fmax({x},{y}) torch.fmin({x},{y}) torch.atan2({f},{g}) torch.copysign({f},torch.nan_to_num({g}))
+torch.hypot({f},{w}) torch.heaviside({x},{w}) torch.xlogy({f},{g}) torch.nextafter({f},{w})
+torch.div({n},{y},rounding_mode="trunc")
 torch.div({n},{y},rounding_mode="floor") torch.logaddexp({f},{w}) {x}+{k} {x}*{c} {x}*{k} 1-{n} {n}-{c} 2/{x} {x}/{p}
 {n}//{p} {n}//-2 {n}**2 {f}**{k} {i}**{p} {f}**0.5 {c}**{f} -{n} {f}//{c} torch.add({x},{y},alpha={p})
 torch.sub({n},{w},alpha=2) torch.addcmul({f},{w},{w}) torch.rsub({n},{y}) {x}=={y} {x}!={y} {x}<{y} {x}>={y} {x}>{k}

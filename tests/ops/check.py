@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -12,10 +12,10 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from sardonyx.errors import CaptureError, SardonyxError
 
-from .database import SEED, over_tensors, samples
+from .database import SEED, over_tensors, over_tensors_of_all, samples
 from .distribution import distributions_differ
 from .edges import CANCELLING, EDGES, is_elementwise, largest_finite, orders_or_maps
-from .ways import COMPILED, Way, way_of
+from .ways import CAPTURED, COMPILED, Way, way_of
 
 UNINITIALIZED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
 """Operators whose values torch does not promise; shapes and dtypes are still compared."""
@@ -125,43 +125,95 @@ def check(name: str, op: Any, dtype: torch.dtype, count: int | None = None) -> O
     return outcome
 
 
+@dataclass
+class _Case:
+    """A sample, and what torch gives for it; `outcome` says so where torch rejects it."""
+
+    op: Any
+    sample: Any
+    index: int
+    outcome: Outcome
+    expected: Any = None
+    is_random: bool = False
+
+    def __post_init__(self) -> None:
+        self.arguments = (self.sample.input, tuple(self.sample.args), dict(self.sample.kwargs))
+        self.tensors = _tensors(self.arguments)
+        self.function = over_tensors(self.op, self.arguments)
+        try:
+            self.expected, self.is_random = _eager(self.function, self.tensors)
+        except Exception:
+            self.outcome.rejected = 1
+
+
 def check_sample(name: str, dtype: str, index: int, op: Any, sample: Any, way: Way | None = None) -> Outcome:
     """Run one sample, through `torch.compile` unless another way is given; never raises."""
-    outcome = Outcome(name, dtype)
-    arguments = (sample.input, tuple(sample.args), dict(sample.kwargs))
-    tensors = _tensors(arguments)
-    function = over_tensors(op, arguments)
+    case = _Case(op, sample, index, Outcome(name, dtype))
+    return case.outcome if case.outcome.rejected else _checked_alone(case, way or way_of(COMPILED))
+
+
+def check_samples(
+    name: str, dtype: str, op: Any, numbered: Sequence[tuple[int, Any]], way: str, executor: str | None = None
+) -> list[Outcome]:
+    """Run several samples, where the way captures graphs as one function: an outcome for each; never raises.
+
+    Random ones run by themselves, since the seed is theirs; so does each where the function of all of them raises.
+    """
+    cases = [_Case(op, sample, index, Outcome(name, dtype)) for index, sample in numbered]
+    settled = [case for case in cases if not case.outcome.rejected]
+    together = [case for case in settled if not case.is_random] if way in CAPTURED else []
+    results = _run_together(op, together, CAPTURED[way]) if len(together) > 1 else None
+    if results is not None:
+        for case, actual in zip(together, results, strict=True):
+            _judge(case, actual)
+        settled = [case for case in settled if case.is_random]
+    for case in settled:
+        _checked_alone(case, way_of(way, executor))
+    return [case.outcome for case in cases]
+
+
+def _run_together(op: Any, cases: Sequence[_Case], capture: Callable[..., Callable[..., Any]]) -> list[Any] | None:
+    """The results of all as one function; None where that raises."""
+    function = over_tensors_of_all(op, [case.arguments for case in cases])
     try:
-        expected, is_random = _eager(function, tensors)
+        return list(_seeded(capture(function), [tensor for case in cases for tensor in case.tensors]))
     except Exception:
-        outcome.rejected = 1
-        return outcome
+        return None
+
+
+def _checked_alone(case: _Case, way: Way) -> Outcome:
     try:
-        run = (way or way_of(COMPILED))(op, arguments)
-        actual = _seeded(run, tensors)
+        run = way(case.op, case.arguments)
+        actual = _seeded(run, case.tensors)
     except Exception as error:
-        _classify(outcome, index, error)
-        return outcome
+        _classify(case.outcome, case.index, error)
+        return case.outcome
+    return _judge(case, actual, run)
+
+
+def _judge(case: _Case, actual: Any, run: Callable[..., Any] | None = None) -> Outcome:
+    """Compare a result with torch's; `run` gives further results of a sample that is random."""
+    op, sample, outcome, expected, tensors = case.op, case.sample, case.outcome, case.expected, case.tensors
+    function = case.function
     if op.name in ANY_OF_TIES and not sample.kwargs.get("stable"):
         expected, actual = (_without_ties(sample, result) for result in (expected, actual))
     if op.name in FACTOR_IF_COMPLETED:
         expected, actual = map(_completed, (expected, actual))
     strides = _strides(expected) != _strides(actual)
     comparable = _comparable(op, sample, expected)
-    eager, ours = (lambda *given: comparable(function(*given))), (lambda *given: comparable(run(*given)))
     expected, actual = comparable(expected), comparable(actual)
     problem = difference(expected, actual, values=op.name not in UNINITIALIZED)
-    if problem and is_random:
+    if problem and case.is_random and run is not None:
         outcome.random = 1
-        problem = _random_difference(eager, ours, tensors, expected, actual)
-    elif problem and nearer_to_truth(
-        partial(_one_by_one, function) if op.name in REMAINDERS else eager, tensors, expected, actual
-    ):
-        problem = ""
+        ours = _then(run, comparable)
+        problem = _random_difference(_then(function, comparable), ours, tensors, expected, actual)
+    elif problem:
+        truth = partial(_one_by_one, function) if op.name in REMAINDERS else _then(function, comparable)
+        problem = "" if nearer_to_truth(truth, tensors, expected, actual) else problem
     if not problem and is_elementwise(op) and op.name not in EITHER_ZERO and sample.name == EDGES:
         problem = _difference_in_zeros(expected, actual)
     if problem:
-        outcome.wrong.append(f"sample {index}: {problem} for {_describe(arguments)}")
+        outcome.wrong.append(f"sample {case.index}: {problem} for {_describe(case.arguments)}")
     elif not any(t.numel() for t in _tensors(expected)) and _tensors(expected):
         outcome.empty = 1
     else:
@@ -169,6 +221,10 @@ def check_sample(name: str, dtype: str, index: int, op: Any, sample: Any, way: W
         outcome.shape_only = int(op.name in UNINITIALIZED)
         outcome.strides = int(strides)
     return outcome
+
+
+def _then(function: Callable[..., Any], after: Callable[[Any], Any]) -> Callable[..., Any]:
+    return lambda *given: after(function(*given))
 
 
 def _comparable(op: Any, sample: Any, expected: Any) -> Callable[[Any], Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -68,9 +68,17 @@ def over_tensors(op: Any, arguments: Arguments) -> Callable[..., Any]:
 
     They are copied first: a view of an input would never leave torch, and so prove nothing.
     """
-    first, args, kwargs = arguments
+    return _function(op, [arguments], "{}")
+
+
+def over_tensors_of_all(op: Any, several: Sequence[Arguments]) -> Callable[..., Any]:
+    """Several calls of the operator as one function of all their tensors, which gives a list of their results."""
+    return _function(op, several, "[{}]")
+
+
+def _function(op: Any, several: Sequence[Arguments], returned: str) -> Callable[..., Any]:
     held: dict[str, Any] = {"op": op.op}
-    count = len([leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)])
+    count = len([leaf for leaf in tree_leaves(several) if isinstance(leaf, torch.Tensor)])
     tensors = (f"t{i}" for i in range(count))
 
     def written(value: Any) -> str:
@@ -86,9 +94,13 @@ def over_tensors(op: Any, arguments: Arguments) -> Callable[..., Any]:
         held[name] = value
         return name
 
-    given = [*map(written, (first, *args)), *(f"{key}={written(value)}" for key, value in kwargs.items())]
-    source = f"def function({', '.join(f't{i}' for i in range(count))}):\n    return op({', '.join(given)})\n"
-    exec(source, held)
+    def call(arguments: Arguments) -> str:
+        first, args, kwargs = arguments
+        given = [*map(written, (first, *args)), *(f"{key}={written(value)}" for key, value in kwargs.items())]
+        return f"op({', '.join(given)})"
+
+    parameters = ", ".join(f"t{i}" for i in range(count))
+    exec(f"def function({parameters}):\n    return {returned.format(', '.join(map(call, several)))}\n", held)
     function: Callable[..., Any] = held["function"]
     return function
 

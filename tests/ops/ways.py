@@ -24,10 +24,8 @@ Way: TypeAlias = Callable[[Any, Arguments], Callable[..., Any]]
 
 def way_of(name: str, executor: str | None = None) -> Way:
     """A way by its name; those of the device enable it, with the executor that is asked for, if any is."""
-    if name == COMPILED:
-        return lambda op, arguments: compiled(over_tensors(op, arguments))
-    if name == EXPORTED:
-        return exported
+    if name in CAPTURED:
+        return lambda op, arguments: CAPTURED[name](over_tensors(op, arguments))
     from sardonyx import eager
 
     chosen = {} if executor is None else {"executor": executor}
@@ -52,10 +50,14 @@ class _Module(torch.nn.Module):
         return self.function(*tensors)
 
 
-def exported(op: Any, arguments: Arguments) -> Callable[..., Any]:
-    """The operator as a file, which is exported at the first call."""
-    module = _Module(over_tensors(op, arguments)).eval()
+def exported(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as a file, which is exported at the first call."""
+    module = _Module(function).eval()
     return lambda *tensors: sardonyx.export(module, tensors)(*tensors)
+
+
+CAPTURED: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {COMPILED: compiled, EXPORTED: exported}
+"""The ways that make a graph of a whole function: several samples go into one, since most of the time is capture."""
 
 
 def on_device(op: Any, arguments: Arguments) -> Callable[..., Any]:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 SECONDS_FOR_START = 300.0
 SAMPLES_OF_A_PROCESS = 5000
 """After so many a process is replaced: what a compiler keeps adds up."""
+SAMPLES_TOGETHER = 16
+"""So many are compiled as one function."""
 MOST_CRASHES = 5
 """After so many the rest of an operator is not looked at."""
 READY, END = "ready", "end"
@@ -25,7 +27,8 @@ READY, END = "ready", "end"
 
 
 Serve: TypeAlias = Callable[[Connection], None]
-"""The life of a process: says READY, takes a task's `words` and a first sample, gives an outcome a sample, says END."""
+"""The life of a process: says READY, takes a task's `words`, a first sample, and whether samples are run one by one
+(after a process died), gives an outcome for each sample, says END."""
 
 
 class Work(Protocol):
@@ -71,22 +74,23 @@ def _serve(pipe: Connection) -> None:
     """The life of a process: takes the words of a `Task` and the first sample; gives an outcome for each."""
     import torch
 
-    from .check import check_sample
+    from .check import check_samples
     from .database import operators, samples, warm_up
-    from .ways import way_of
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends us
     torch.set_num_threads(1)
     warm_up()
     pipe.send(READY)
     while True:
-        name, dtype, way, executor, count, first = pipe.recv()
-        op, run = operators()[name], way_of(way, executor)
-        for index, sample in enumerate(samples(op, getattr(torch, dtype), count)):
-            if index >= first:
-                started = time.perf_counter()
-                outcome = check_sample(name, dtype, index, op, sample, run)
-                outcome.seconds = round(time.perf_counter() - started, 4)
+        name, dtype, way, executor, count, first, alone = pipe.recv()
+        op = operators()[name]
+        numbered = list(enumerate(samples(op, getattr(torch, dtype), count)))[first:]
+        at_once = 1 if alone else SAMPLES_TOGETHER
+        for some in (numbered[i : i + at_once] for i in range(0, len(numbered), at_once)):
+            started = time.perf_counter()
+            outcomes = check_samples(name, dtype, op, some, way, executor)
+            for outcome in outcomes:
+                outcome.seconds = round((time.perf_counter() - started) / len(some), 4)
                 pipe.send(outcome)
         pipe.send(END)
 
@@ -172,7 +176,7 @@ class Worker:
     def _send(self) -> None:
         self._deadline = time.monotonic() + self._seconds
         with suppress(ConnectionError):  # where the process is gone, reading from it tells
-            self._pipe.send((*self._task.words, self._next))
+            self._pipe.send((*self._task.words, self._next, self._lost >= 0))
 
     def _limit(self) -> float:
         return self._seconds if self._ready else SECONDS_FOR_START

@@ -115,7 +115,7 @@ def _serve(pipe: Connection) -> None:
     known = cases()
     pipe.send(READY)
     while True:
-        name, first = pipe.recv()
+        name, first, _ = pipe.recv()
         for way in ways(known[name])[first:]:
             pipe.send(attempt(known[name], way))
         pipe.send(END)
