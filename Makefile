@@ -9,6 +9,7 @@
 # make bench-native   native kernels against ONNX Runtime's own, region by region and in whole models, one thread and two
 # make native-checks  every onnx node test of an operator that has a kernel, in all types, and 600 random graphs; and
 #                     the same of kernels for a GPU, under an imitation of CUDA
+# make plots  the plot in README.md, drawn from benchmarks/results
 # make docs   the documentation as a site in build/site; the code in its pages is run
 # make wheel       the source distribution and, built from it, the wheel, in dist/
 # make wheel-test  the wheel alone in fresh environments, with the oldest and the newest torch and Python; see
@@ -41,7 +42,7 @@ ONNXRUNTIME ?= $(shell sed -n 's/^onnxruntime==//p' constraints.txt)
 PINS   := $(VENV)/constraints.txt
 ORTS   := build/onnxruntime-1.18 build/onnxruntime-1.24 build/onnxruntime-1.31
 
-.PHONY: setup demo test lint format bench bench-customop bench-eager bench-engines bench-export bench-native bench-train native-checks native-versions customop-versions eager-ops eager-ops-quick eager-stress fuzz ops ops-full train-sweep docs wheel wheel-test clean
+.PHONY: setup demo test lint format bench bench-customop bench-eager bench-engines bench-export bench-native bench-train native-checks native-versions customop-versions eager-ops eager-ops-quick eager-stress fuzz ops ops-full train-sweep plots docs wheel wheel-test clean
 
 setup: $(READY)
 
@@ -151,6 +152,9 @@ fuzz: setup
 
 train-sweep: setup
 	$(BIN)/python -m tests.train.sweep --results docs/training-sweep.json --page docs/training-sweep.md
+
+plots: setup
+	$(BIN)/python -m benchmarks.plot
 
 docs: setup
 	$(BIN)/python -m pip install --quiet --constraint $(PINS) --editable '.[docs]'

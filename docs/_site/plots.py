@@ -12,7 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+from benchmarks.plot import RESULTS, seconds_by_model
+
 Numbers = Mapping[str, Mapping[str, float]]
 """For each row of a figure a number for each series."""
 
@@ -115,13 +116,9 @@ def _against(base: str, names: Mapping[str, str]) -> Callable[[Any], Numbers]:
     """How many times as long as `base` each engine takes, model by model."""
 
     def numbers(found: Any) -> Numbers:
-        seconds: dict[str, dict[str, float]] = {}
-        for result in found["results"]:
-            if not result["failed"]:
-                seconds.setdefault(result["model"], {})[result["engine"]] = result["seconds"]
         return {
             model: {shown: of[name] / of[base] for name, shown in names.items() if name in of}
-            for model, of in seconds.items()
+            for model, of in seconds_by_model(found).items()
         }
 
     return numbers

@@ -20,7 +20,7 @@ DOCS = ROOT / "docs"
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted(DOCS.rglob("*.md"))]
 WALK_THROUGH = ROOT / "docs" / "extending.md"
 RUN = [path for path in DOCUMENTS if "```python" in path.read_text() and path != WALK_THROUGH]
-WITH_OPTIONS = ("README.md", "docs/options.md")
+README_WORDS = 1400
 
 
 def named(path: Path) -> str:
@@ -61,12 +61,19 @@ def test_code_in_a_document_runs_and_prints_what_it_says(
             assert settled(text) == settled(wanted), f"after line {cell.line}"
 
 
-@pytest.mark.parametrize("name", WITH_OPTIONS)
-def test_the_table_of_options_is_the_programs(name: str) -> None:
-    text = (ROOT / name).read_text()
+def test_the_table_of_options_is_the_programs() -> None:
+    text = (DOCS / "options.md").read_text()
     table = re.search(r"<!-- options -->\n(.*?)\n<!-- /options -->", text, re.DOTALL)
     assert table is not None
-    assert table[1] == sardonyx.Options.describe(), f"put sardonyx.Options.describe() into {name}"
+    assert table[1] == sardonyx.Options.describe(), "put sardonyx.Options.describe() into docs/options.md"
+
+
+def test_the_readme_is_short_and_links_to_the_page_of_every_door() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.split()) < README_WORDS
+    doors = ("torch-compile", "training", "module", "export", "eager", "native", "custom-operators", "options", "index")
+    assert [name for name in doors if f"](docs/{name}.md)" not in text] == []
+    assert {"docs/images/architecture.svg", "docs/images/speed.svg"} <= set(re.findall(r"!\[.*?\]\((.+?)\)", text))
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=named)
