@@ -17,6 +17,7 @@ from sardonyx.capture.dynamic import refuse_constants, shapes_of_examples, specs
 from sardonyx.capture.example import ExampleCall, fresh
 from sardonyx.capture.export import Captured
 from sardonyx.capture.numbers import TracedCall, refuse_constant_floats
+from sardonyx.capture.partitioner import unsupported
 from sardonyx.capture.regions import device_of
 from sardonyx.doors.call_arguments import Argument, Kind
 from sardonyx.doors.program import Calling, Output, Program
@@ -24,7 +25,7 @@ from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import OptionError, VerificationError
 from sardonyx.optimize.legalize import lack
 from sardonyx.options import Options
-from sardonyx.pipeline import build_file, unsupported
+from sardonyx.pipeline import build_file
 from sardonyx.sizes import dim_of, dims_of
 from sardonyx.telemetry.page import page_of
 from sardonyx.telemetry.report import collecting, new_graph_report
