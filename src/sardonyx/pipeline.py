@@ -20,12 +20,13 @@ from sardonyx.capture.partitioner import Partitioner
 from sardonyx.capture.regions import Region, device_of
 from sardonyx.capture.strides import correct_strides
 from sardonyx.capture.views import stride_bases
-from sardonyx.engines import Engine
+from sardonyx.engines import Engine, Job
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.optimize.legalize import lack
 from sardonyx.options import Options
 from sardonyx.passes import Context, Pass
-from sardonyx.run.builds import Assumptions, Binding, Built, Recipe
+from sardonyx.run.binding import Binding
+from sardonyx.run.builds import Assumptions, Built, Recipe
 from sardonyx.run.graph import CompiledGraph
 from sardonyx.run.hosted import DEVICES as hosted_devices
 from sardonyx.run.region import CompiledRegion
@@ -105,6 +106,12 @@ FILE_PASSES = (
 )
 """For a file: plain ONNX, and the domains that are asked for."""
 
+LOAD_PASSES = (
+    Pass("guard_empty", passes.guard_empty, lambda context: context.empty_sizes),
+    Pass("legalize", passes.fit_kernels),
+)
+"""For a session of a file."""
+
 
 def build(recipe: Recipe, assumptions: Assumptions) -> Built:
     """Build the model of a region, with these constants, for its engine."""
@@ -112,7 +119,6 @@ def build(recipe: Recipe, assumptions: Assumptions) -> Built:
     if translation is None:
         with recipe.graph_report.stage("translate"):
             translation = _translated(recipe, assumptions)
-    binding = Binding(tuple(translation.inputs), translation.weights, tuple(translation.draws))
     context = Context(
         kind=recipe.kind,
         engine=recipe.engine,
@@ -120,7 +126,7 @@ def build(recipe: Recipe, assumptions: Assumptions) -> Built:
         options=recipe.options,
         graph_report=recipe.graph_report,
         report=recipe.report,
-        binding=binding,
+        binding=Binding.of(recipe.region, translation),
     )
     model = passes.apply(SESSION_PASSES, translation.model, context)
     log.info("%s graph: %d → %d nodes", recipe.kind, recipe.report.nodes_translated, recipe.report.nodes)
@@ -146,7 +152,6 @@ def build_file(
         device=device,
         options=Options.of(options, native=options.native is True),  # never by itself: a library has to be kept, too
         graph_report=report,
-        report=RegionReport(),
         domains=None if domains is None else frozenset(domains),
         empty_sizes=empty_sizes,
         name=name,
@@ -157,6 +162,22 @@ def build_file(
     context.graph_report.regions.append(context.report)
     passes.apply(FILE_PASSES, model, context)
     return Path(context.libraries[0]) if context.libraries else None
+
+
+def fit_to_engine(
+    model: ir.Model, engine: Engine, device: torch.device, options: Options, *, empty_sizes: bool = False
+) -> None:
+    """Change a file's model, in place, so that a session of this engine can run it."""
+    report = GraphReport("loaded", 0)
+    passes.apply(LOAD_PASSES, model, Context("loaded", engine, device, options, report, empty_sizes=empty_sizes))
+
+
+def refit(job: Job, engine: Engine, options: Options) -> Job:
+    """The job of a file for another engine."""
+    model = ir.from_proto(onnx.load_from_string(job.model))
+    fit_to_engine(model, engine, job.device, options)
+    outputs = tuple(str(x.name) for x in model.graph.outputs)
+    return replace(job, model=ir.to_proto(model).SerializeToString(), outputs=outputs, options=options)
 
 
 def _translated(recipe: Recipe, assumptions: Assumptions) -> Translation:

@@ -17,8 +17,8 @@ from sardonyx.customop.signature import Identity, Signature
 from sardonyx.engines.engine import Engine, Job
 from sardonyx.engines.registry import find
 from sardonyx.errors import DeclarationError
-from sardonyx.optimize.legalize import legalize
 from sardonyx.options import Options
+from sardonyx.pipeline import fit_to_engine
 from sardonyx.translate import inference
 from sardonyx.translate.builder import Builder
 
@@ -131,9 +131,7 @@ class Composition:
         held = list(g.initializers.values())
         graph = ir.Graph(inputs, outputs, nodes=g.nodes, initializers=held, opset_imports={"": g.opset})
         model = ir.Model(graph, ir_version=10)
-        kernels = engine.kernels(device)
-        if kernels is not None:
-            legalize(model, kernels)
+        fit_to_engine(model, engine, device, Options.of({}))
         return model
 
 

@@ -14,8 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-import onnx
-import onnx_ir as ir
 import torch
 
 from sardonyx.cache.disk import default_cache
@@ -24,7 +22,6 @@ from sardonyx.engines import artifacts
 from sardonyx.engines.engine import Availability, Engine, EngineChoice, Job, Runner
 from sardonyx.engines.registry import find
 from sardonyx.errors import EngineError, OptionError
-from sardonyx.optimize.legalize import legalize
 from sardonyx.options import Options
 from sardonyx.telemetry.progress import showing
 from sardonyx.telemetry.report import Choice
@@ -331,17 +328,8 @@ class AutoRunner(Runner):
             return chosen
 
     def _prepared(self, engine: Engine, inputs: Sequence[torch.Tensor | int]) -> tuple[Runner, Call]:
-        runner = artifacts.load(engine, _fitted(self._job, engine, self._auto.options_for(engine, self._job.options)))
+        job, options = self._job, self._auto.options_for(engine, self._job.options)
+        refitted = job.refit(job, engine, options) if job.refit else dataclasses.replace(job, options=options)
+        runner = artifacts.load(engine, refitted)
         self._made.append(runner)
         return runner, lambda: runner(inputs)
-
-
-def _fitted(job: Job, engine: Engine, options: Options) -> Job:
-    """The job with casts where this engine needs them."""
-    kernels = engine.kernels(job.device)
-    if kernels is None:
-        return dataclasses.replace(job, options=options)
-    model = ir.from_proto(onnx.load_from_string(job.model))
-    legalize(model, kernels)
-    outputs = tuple(str(x.name) for x in model.graph.outputs)
-    return dataclasses.replace(job, model=ir.to_proto(model).SerializeToString(), outputs=outputs, options=options)

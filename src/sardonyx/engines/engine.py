@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import onnx
 import onnx_ir as ir
@@ -55,6 +55,8 @@ class Job:
     options: Options
     libraries: tuple[str, ...] = ()
     """Shared libraries with operators of the model's own, for an engine that `takes_kernels`."""
+    refit: Refit | None = None
+    """Makes of a file's job one for another engine, where the engine is a choice of several."""
 
     @classmethod
     def of(
@@ -67,6 +69,7 @@ class Job:
         fixed: frozenset[int] = frozenset(),
         device: torch.device | None = None,
         libraries: Sequence[str] = (),
+        refit: Refit | None = None,
     ) -> Job:
         """A job for a serialised model with the inputs and outputs of `graph`, on torch's current stream."""
         device = device or torch.device("cpu")
@@ -82,6 +85,7 @@ class Job:
             stream=current_stream(device),
             options=options,
             libraries=tuple(libraries),
+            refit=refit,
         )
 
     def whole(self) -> ir.Model:
@@ -102,6 +106,9 @@ class Job:
             if weight.numel():
                 hashed.update(weight.view(-1).view(torch.uint8).numpy().data)
         return hashed.hexdigest()
+
+
+Refit: TypeAlias = Callable[[Job, "Engine", Options], Job]
 
 
 def static_sizes(value: ir.Value) -> tuple[int, ...] | None:
