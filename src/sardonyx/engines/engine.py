@@ -148,6 +148,8 @@ class Engine(ABC):
     """Operator domains it knows beside ONNX's own."""
     custom_operators = False
     """Whether it loads the libraries of operators that `sardonyx.custom_op` declared."""
+    takes_session_options = False
+    """Whether it runs models in sessions of ONNX Runtime: they have levels of optimization, and can write profiles."""
 
     @abstractmethod
     def probe(self) -> Availability:

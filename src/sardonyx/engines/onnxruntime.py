@@ -41,6 +41,7 @@ class OnnxRuntime(Engine):
     name = "onnxruntime"
     domains = frozenset({"com.microsoft"})
     custom_operators = True
+    takes_session_options = True
 
     def probe(self) -> Availability:
         """Whether a working onnxruntime is installed."""
