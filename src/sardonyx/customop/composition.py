@@ -11,7 +11,7 @@ import onnx_ir as ir
 import sympy
 import torch
 
-from sardonyx import dtypes
+from sardonyx import dtypes, opsets
 from sardonyx.customop.in_torch import bound, tensors_of
 from sardonyx.customop.signature import Identity, Signature
 from sardonyx.engines.engine import Engine, Job
@@ -130,7 +130,7 @@ class Composition:
         outputs = [g.Identity(x) for x in results]  # a result may be an input, or another result
         held = list(g.initializers.values())
         graph = ir.Graph(inputs, outputs, nodes=g.nodes, initializers=held, opset_imports={"": g.opset})
-        model = ir.Model(graph, ir_version=10)
+        model = ir.Model(graph, ir_version=opsets.IR_VERSION)
         fit_to_engine(model, engine, device, Options.of({}))
         return model
 

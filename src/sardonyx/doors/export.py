@@ -21,7 +21,7 @@ from sardonyx.capture.partitioner import unsupported
 from sardonyx.capture.regions import Result, device_of
 from sardonyx.doors.call_arguments import Argument, Kind
 from sardonyx.doors.program import Calling, Program
-from sardonyx.engines.registry import find as find_engine
+from sardonyx.engines.registry import opset_of_files
 from sardonyx.errors import OptionError, VerificationError
 from sardonyx.optimize.legalize import lack
 from sardonyx.options import Options
@@ -39,9 +39,6 @@ from sardonyx.translate import inference
 from sardonyx.translate.translator import NotExpressible, Translation, described, translate
 
 log = logging.getLogger(__name__)
-
-_OPSET = 23
-"""The first with attention, RMS norm and rotary embedding; less where the engine takes no more."""
 
 
 def export(
@@ -128,10 +125,7 @@ def _chosen(options: Mapping[str, Any], opset: int | None) -> Options:
     if opset is not None and opset > newest:
         raise OptionError(f"opset is {opset}, which this onnx does not have", hint=f"{newest} is its newest")
     chosen = Options.of(options, opset=opset)
-    if chosen.opset is not None:
-        return chosen
-    suits = find_engine(chosen.engine).opset(torch.device("cpu"), frozenset())
-    return Options.of(chosen, opset=min(_OPSET, suits))
+    return Options.of(chosen, opset=opset_of_files(chosen))
 
 
 def _as_module(model: Any) -> torch.nn.Module:
@@ -192,11 +186,11 @@ def _translation(captured: Captured, options: Options, translations: Mapping[str
     outputs = _outputs(captured)
     return translate(
         captured.graph,
-        opset=options.opset or _OPSET,
+        opset=opset_of_files(options),
         outputs=list(outputs),
         orders=[None] * len(outputs),
         weights=captured.held,
-        lack=lambda node: lack(node, options.opset or _OPSET, None),
+        lack=lambda node: lack(node, opset_of_files(options), None),
         noise="nodes",
         translations=translations,
         translator=options.translator,

@@ -12,12 +12,13 @@ import torch
 from onnx_ir.passes.common import ShapeInferencePass
 from torch.utils import _pytree as pytree
 
+from sardonyx import opsets
 from sardonyx.capture.regions import Result
 from sardonyx.doors.call_arguments import Argument
 from sardonyx.doors.program import Calling, Program, hold
 from sardonyx.errors import SardonyxError
 from sardonyx.model_files import UserModel, blaming, load_model, quietly
-from sardonyx.options import OLDEST_OPSET, Options
+from sardonyx.options import Options
 from sardonyx.pipeline import build_file
 from sardonyx.run.binding import Binding
 from sardonyx.telemetry.report import collecting, new_graph_report
@@ -50,8 +51,8 @@ def optimize(model: UserModel, *, domains: Sequence[str] | None = None, **option
 
 def _modern(model: ir.Model, wanted: int | None) -> ir.Model:
     """The model with the opset that is wanted, or one that rules can read."""
-    opset = model.graph.opset_imports.get("", OLDEST_OPSET)
-    target = max(opset, wanted or OLDEST_OPSET)
+    opset = model.graph.opset_imports.get("", opsets.OLDEST)
+    target = max(opset, wanted or opsets.OLDEST)
     if target == opset:
         return model
     try:

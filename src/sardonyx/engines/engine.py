@@ -14,7 +14,7 @@ import onnx_ir as ir
 import torch
 from onnx_ir.tensor_adapters import TorchTensor
 
-from sardonyx import dtypes
+from sardonyx import dtypes, opsets
 from sardonyx.options import Options
 from sardonyx.telemetry.report import Choice
 from sardonyx.translate.translator import WEIGHTS_LOCATION
@@ -169,7 +169,7 @@ class Engine(ABC):
 
     def opset(self, device: torch.device, operators: Set[str]) -> int:
         """The newest opset it runs well on this device, for a graph of these torch operators."""
-        return 23
+        return opsets.NEWEST
 
     def freezes(self, device: torch.device) -> bool:
         """Whether weights on this device had better be constants of the model than inputs."""
