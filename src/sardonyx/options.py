@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeGuard, get_args
 
+from sardonyx import opsets
 from sardonyx.errors import OptionError
 
 Fallback: TypeAlias = Literal["warn", "error", "quiet"]
@@ -22,8 +23,6 @@ Native: TypeAlias = bool | Literal["auto"]
 Provider: TypeAlias = str | tuple[str, Mapping[str, Any]]
 
 _ENV_PREFIX = "SARDONYX_"
-OLDEST_OPSET = 18
-"""The first where axes are inputs throughout, as translations and rules write them."""
 NUMBER = "{number}"
 """Stands for the number of a file in a `dump` that is more than a folder."""
 
@@ -149,9 +148,9 @@ class Options:
             raise OptionError(f"cache_bytes is {self.cache_bytes!r}", hint="use a number of bytes")
         if self.translations is not None:
             object.__setattr__(self, "translations", _by_name(self.translations))
-        if self.opset is not None and self.opset < OLDEST_OPSET:
+        if self.opset is not None and self.opset < opsets.OLDEST:
             raise OptionError(
-                f"opset is {self.opset!r}", hint=f"use an integer from {OLDEST_OPSET} on, or leave it out"
+                f"opset is {self.opset!r}", hint=f"use an integer from {opsets.OLDEST} on, or leave it out"
             )
 
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 import torch
@@ -15,7 +15,7 @@ from sardonyx.optimize import empty, optimize
 from sardonyx.optimize.legalize import legalize
 from sardonyx.optimize.selection import selected
 from sardonyx.options import Options
-from sardonyx.run.builds import Binding
+from sardonyx.run.binding import Binding
 from sardonyx.telemetry import dump
 from sardonyx.telemetry.picture import Picture
 from sardonyx.telemetry.report import GraphReport, RegionReport
@@ -34,7 +34,7 @@ class Context:
     device: torch.device
     options: Options
     graph_report: GraphReport
-    report: RegionReport
+    report: RegionReport = field(default_factory=RegionReport)
     domains: frozenset[str] | None = None
     """Of operators that a file may have, beside ONNX's own; None for those of the engine."""
     empty_sizes: bool = False
@@ -160,7 +160,8 @@ def drop_unused_inputs(model: ir.Model, context: Context) -> ir.Model:
     weights = {name: index for name, index in binding.weights.items() if name in graph.initializers}
     count = len(binding.inputs)
     inputs = tuple(binding.inputs[i] for i in kept if i < count)
-    context.binding = Binding(inputs, weights, tuple(binding.draws[i - count] for i in kept if i >= count))
+    draws = tuple(binding.draws[i - count] for i in kept if i >= count)
+    context.binding = replace(binding, inputs=inputs, weights=weights, draws=draws)
     return model
 
 

@@ -1,13 +1,14 @@
-"""Compile a graph: partition it into regions, and build the model of a region or a file by a list of passes."""
+"""Compile a graph by regions; build the model of a region or a file by a list of passes."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -15,40 +16,28 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sardonyx import passes
-from sardonyx.capture.regions import Region, copied, device_of, partition, region_of, torchs_own
+from sardonyx.capture.partitioner import Partitioner
+from sardonyx.capture.regions import Region, device_of
 from sardonyx.capture.strides import correct_strides
-from sardonyx.capture.views import stride_bases, views_of_inputs, views_shared_by_outputs
-from sardonyx.engines import Engine
+from sardonyx.capture.views import stride_bases
+from sardonyx.engines import Engine, Job
 from sardonyx.engines.registry import find as find_engine
-from sardonyx.errors import UnsupportedOperator
 from sardonyx.optimize.legalize import lack
 from sardonyx.options import Options
 from sardonyx.passes import Context, Pass
-from sardonyx.run.builds import Assumptions, Binding, Built, Recipe
+from sardonyx.run.binding import Binding
+from sardonyx.run.builds import Assumptions, Built, Recipe
+from sardonyx.run.graph import CompiledGraph
 from sardonyx.run.hosted import DEVICES as hosted_devices
 from sardonyx.run.region import CompiledRegion
 from sardonyx.telemetry import dump
 from sardonyx.telemetry.page import page_of
-from sardonyx.telemetry.report import Fallback, GraphReport, RegionReport, is_observed, new_graph_report
+from sardonyx.telemetry.report import GraphReport, RegionReport, is_observed, new_graph_report
 from sardonyx.telemetry.repro import reproducible
-from sardonyx.telemetry.source import source_of
 from sardonyx.toolchain.operator_libraries import is_declared
-from sardonyx.translate.translator import NotExpressible, Refusal, Translation, translate
+from sardonyx.translate.translator import Translation, translate
 
 log = logging.getLogger(__name__)
-
-
-Run: TypeAlias = Callable[[list[Any]], Sequence[Any]]
-"""A compiled graph as AOTAutograd calls it, with a list of its arguments, which is cleared."""
-
-
-@dataclass(frozen=True)
-class CompiledGraph:
-    """A compiled graph, and what it consists of."""
-
-    run: Run
-    region: CompiledRegion | None = None
-    """The one region that all of the graph became; None where torch runs parts of it."""
 
 
 def compile_graph(graph: torch.fx.GraphModule, kind: str, weights: frozenset[int], options: Options) -> CompiledGraph:
@@ -61,118 +50,38 @@ def compile_graph(graph: torch.fx.GraphModule, kind: str, weights: frozenset[int
     if hosted is not None:
         graph = hosted.graph(graph, device.type)
         return CompiledGraph(hosted.run(compile_graph(graph, kind, frozenset(), options).run, device.index or 0))
-    graphs = [module for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]  # branches, loops
     with _disable_current_modes():
         correct_strides(graph.graph)
-    for module in graphs:
-        stride_bases(module.graph)
-    calls = [node for module in graphs for node in module.graph.nodes if node.op == "call_function"]
-    report = new_graph_report(kind, len(calls))
+    for inner in _graphs(graph):
+        stride_bases(inner)
+    calls = sum(node.op == "call_function" for inner in _graphs(graph) for node in inner.nodes)
+    report, engine = new_graph_report(kind, calls), find_engine(options.engine)
     page = page_of(options)
     if page is not None:
         page.follow(options, report)
-    operators = {node.target.name() for node in calls if hasattr(node.target, "name")}
-    with reproducible(options, graph, kind=kind, weights=weights):
-        compiler = _GraphCompiler(kind, weights, device, operators, options, report)
-        with report.stage("translate"), _disable_current_modes():
-            compiled = compiler.compile(graph)
+    compile_region = partial(_compiled_region, kind=kind, engine=engine, options=options, report=report)
+    find_refusals = partial(_translate, engine=engine, device=device, options=options, outputs=())
+    partitioner = Partitioner(kind, weights, options, report, compile_region, find_refusals)
+    recorded = reproducible(options, graph, kind=kind, weights=weights)
+    with recorded, report.stage("translate"), _disable_current_modes():
+        compiled = partitioner.compile(graph)
     if page is not None:
         page.write(options)
     log.info("%s graph: %d operators, %d region(s)", kind, report.operators, len(report.regions))
-    return compiled
+    return CompiledGraph.of(compiled)
 
 
-class _GraphCompiler:
-    def __init__(
-        self,
-        kind: str,
-        weights: frozenset[int],
-        device: torch.device,
-        operators: Set[str],
-        options: Options,
-        report: GraphReport,
-    ) -> None:
-        self._kind, self._weights, self._options, self._report = kind, weights, options, report
-        self._engine, self._device = find_engine(options.engine), device
-        self._opset = options.opset or self._engine.opset(device, operators)
-        self._kernels = self._engine.kernels(device)
-
-    def compile(self, graph: torch.fx.GraphModule) -> CompiledGraph:
-        stays = views_of_inputs(graph.graph) | torchs_own(graph.graph)
-        if self._kind != "backward":
-            stays |= views_shared_by_outputs(graph.graph)
-        whole = None if stays else region_of(graph, self._weights)
-        if whole is not None and whole.outputs:
-            try:
-                region = self._region(whole)
-                return CompiledGraph(region.run_boxed, region)
-            except NotExpressible as error:
-                stays |= self._refuse(error.refusals)
-        return CompiledGraph(self._in_parts(graph, stays))
-
-    def _in_parts(self, graph: torch.fx.GraphModule, stays: set[torch.fx.Node]) -> Run:
-        """Partition around what must stay in torch, until every part can be expressed."""
-        stays = stays | self._refuse(self._refusals(graph, stays))
-        fused = self._partitioned(graph, stays)
-
-        def run(args: list[Any]) -> Sequence[Any]:
-            given = tuple(args)
-            args.clear()
-            results: Sequence[Any] = fused(*given)
-            return results
-
-        run._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's convention
-        return run
-
-    def _partitioned(self, graph: torch.fx.GraphModule, stays: set[torch.fx.Node]) -> torch.fx.GraphModule:
-        """The graph in parts. A part may lack what the whole has, as the size that only another part's input tells."""
-        while True:
-            attempt, twins = copied(graph)
-            self._report.regions.clear()
-            try:
-                return partition(attempt, self._weights, {twins[node] for node in stays}, self._region)
-            except NotExpressible as error:
-                self._refuse(error.refusals)
-                names = {refusal.node.name for refusal in error.refusals}
-                more = {node for node in graph.graph.nodes if node.name in names} - stays
-                if not more:
-                    raise unsupported(error.refusals, _HINT) from error
-                stays = stays | more
-
-    def _refusals(self, graph: torch.fx.GraphModule, stays: set[torch.fx.Node]) -> list[Refusal]:
-        """Nodes without a translation, those behind a refused one included."""
-        found: dict[torch.fx.Node, Refusal] = {}
-        try:
-            translate(
-                graph,
-                opset=self._opset,
-                outputs=(),
-                stays=stays,
-                lack=lambda node: _lack(node, self._engine, self._opset, self._kernels),
-                translations=self._options.translations,
-                translator=self._options.translator,
-            )
-        except NotExpressible as error:
-            found = {refusal.node: refusal for refusal in error.refusals}
-        return list(found.values())
-
-    def _refuse(self, refusals: Sequence[Refusal]) -> set[torch.fx.Node]:
-        if refusals and self._options.fallback == "error":
-            raise unsupported(refusals, _HINT)
-        for refusal in refusals:
-            fallback = Fallback(str(refusal.node.target), refusal.reason, source_of(refusal.inside or refusal.node))
-            self._report.note_fallback(fallback, warn=self._options.fallback == "warn")
-        return {refusal.node for refusal in refusals}
-
-    def _region(self, region: Region) -> CompiledRegion:
-        """A region whose translation shows that ONNX can express it; the first build takes it over."""
-        freezes = self._options.freeze and self._engine.freezes(self._device)
-        assumed = Assumptions(region.weights if freezes else frozenset())
-        recipe = Recipe(region, self._kind, self._engine, self._options, self._report, RegionReport())
-        translation = _translated(recipe, assumed)
-        recipe.report.operators = Counter(node.op_type for node in translation.model.graph.all_nodes())
-        self._report.regions.append(recipe.report)
-        return CompiledRegion(replace(recipe, translation=translation), build, assumed.weights)
+def _compiled_region(
+    region: Region, kind: str, engine: Engine, options: Options, report: GraphReport
+) -> CompiledRegion:
+    """A region whose translation shows that ONNX can express it; the first build takes it over."""
+    freezes = options.freeze and engine.freezes(region.device)
+    assumed = Assumptions(region.weights if freezes else frozenset())
+    recipe = Recipe(region, kind, engine, options, report, RegionReport())
+    translation = _translated(recipe, assumed)
+    recipe.report.operators = Counter(node.op_type for node in translation.model.graph.all_nodes())
+    report.regions.append(recipe.report)
+    return CompiledRegion(replace(recipe, translation=translation), build, assumed.weights)
 
 
 # One build
@@ -197,6 +106,12 @@ FILE_PASSES = (
 )
 """For a file: plain ONNX, and the domains that are asked for."""
 
+LOAD_PASSES = (
+    Pass("guard_empty", passes.guard_empty, lambda context: context.empty_sizes),
+    Pass("legalize", passes.fit_kernels),
+)
+"""For a session of a file."""
+
 
 def build(recipe: Recipe, assumptions: Assumptions) -> Built:
     """Build the model of a region, with these constants, for its engine."""
@@ -204,7 +119,6 @@ def build(recipe: Recipe, assumptions: Assumptions) -> Built:
     if translation is None:
         with recipe.graph_report.stage("translate"):
             translation = _translated(recipe, assumptions)
-    binding = Binding(tuple(translation.inputs), translation.weights, tuple(translation.draws))
     context = Context(
         kind=recipe.kind,
         engine=recipe.engine,
@@ -212,7 +126,7 @@ def build(recipe: Recipe, assumptions: Assumptions) -> Built:
         options=recipe.options,
         graph_report=recipe.graph_report,
         report=recipe.report,
-        binding=binding,
+        binding=Binding.of(recipe.region, translation),
     )
     model = passes.apply(SESSION_PASSES, translation.model, context)
     log.info("%s graph: %d → %d nodes", recipe.kind, recipe.report.nodes_translated, recipe.report.nodes)
@@ -238,7 +152,6 @@ def build_file(
         device=device,
         options=Options.of(options, native=options.native is True),  # never by itself: a library has to be kept, too
         graph_report=report,
-        report=RegionReport(),
         domains=None if domains is None else frozenset(domains),
         empty_sizes=empty_sizes,
         name=name,
@@ -251,26 +164,66 @@ def build_file(
     return Path(context.libraries[0]) if context.libraries else None
 
 
+def fit_to_engine(
+    model: ir.Model, engine: Engine, device: torch.device, options: Options, *, empty_sizes: bool = False
+) -> None:
+    """Change a file's model, in place, so that a session of this engine can run it."""
+    report = GraphReport("loaded", 0)
+    passes.apply(LOAD_PASSES, model, Context("loaded", engine, device, options, report, empty_sizes=empty_sizes))
+
+
+def refit(job: Job, engine: Engine, options: Options) -> Job:
+    """The job of a file for another engine."""
+    model = ir.from_proto(onnx.load_from_string(job.model))
+    fit_to_engine(model, engine, job.device, options)
+    outputs = tuple(str(x.name) for x in model.graph.outputs)
+    return replace(job, model=ir.to_proto(model).SerializeToString(), outputs=outputs, options=options)
+
+
 def _translated(recipe: Recipe, assumptions: Assumptions) -> Translation:
-    region, engine, options = recipe.region, recipe.engine, recipe.options
-    graphs = [module.graph for module in region.graph.modules() if isinstance(module, torch.fx.GraphModule)]
-    operators = {node.target.name() for graph in graphs for node in graph.nodes if hasattr(node.target, "name")}
-    opset, kernels = options.opset or engine.opset(region.device, operators), engine.kernels(region.device)
-    translation = translate(
+    region = recipe.region
+    translation = _translate(
         region.graph,
-        opset=opset,
+        engine=recipe.engine,
+        device=region.device,
+        options=recipe.options,
         weights=assumptions.weights,
         numbers=assumptions.numbers,
         outputs=region.outputs,
         orders=region.orders,
-        lack=lambda node: _lack(node, engine, opset, kernels),
-        translations=options.translations,
-        translator=options.translator,
     )
     recipe.graph_report.note_own(translation.own)
     recipe.report.nodes_translated = sum(1 for _ in translation.model.graph.all_nodes())
     recipe.report.weights = len(translation.weights)
     return translation
+
+
+def _translate(
+    graph: torch.fx.GraphModule,
+    stays: Set[torch.fx.Node] = frozenset(),
+    *,
+    engine: Engine,
+    device: torch.device,
+    options: Options,
+    **rest: Any,
+) -> Translation:
+    """Translate a graph for an engine: with the opset that it runs best, and only to what it has kernels for."""
+    operators = {node.target.name() for inner in _graphs(graph) for node in inner.nodes if hasattr(node.target, "name")}
+    opset, kernels = options.opset or engine.opset(device, operators), engine.kernels(device)
+    return translate(
+        graph,
+        opset=opset,
+        stays=stays,
+        lack=lambda node: _lack(node, engine, opset, kernels),
+        translations=options.translations,
+        translator=options.translator,
+        **rest,
+    )
+
+
+def _graphs(graph: torch.fx.GraphModule) -> list[torch.fx.Graph]:
+    """A graph and those inside: branches, loops."""
+    return [module.graph for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]
 
 
 def _serialized(model: ir.Model, recipe: Recipe) -> onnx.ModelProto:
@@ -287,18 +240,3 @@ def _lack(node: ir.Node, engine: Engine, opset: int, kernels: Any) -> str | None
     if is_declared(node.domain, node.op_type) and not engine.custom_operators:
         return f"the engine {engine.name!r} does not load custom operators"
     return lack(node, opset, kernels)
-
-
-_HINT = 'options={"fallback": "warn"} runs it in torch; CONTRIBUTING.md shows how to add a translation'
-
-
-def unsupported(refusals: Sequence[Refusal], hint: str) -> UnsupportedOperator:
-    """The error that names what ONNX cannot express, where it is written, and the next step."""
-    first = refusals[0]
-    others = Counter(str(r.node.target) for r in refusals[1:])
-    also = "; also " + ", ".join(f"{name} ×{count}" for name, count in others.most_common()) if others else ""
-    return UnsupportedOperator(
-        f"ONNX cannot express {first.node.target}: {first.reason}{also}",
-        where=source_of(first.inside or first.node) or None,
-        hint=hint,
-    )

@@ -114,8 +114,8 @@ def test_a_kept_model_that_computes_something_else_is_dropped(
     [
         lambda calling: calling.update(condition="__import__('os').abort()"),
         lambda calling: calling.update(inputs=["nowhere"]),
-        lambda calling: calling.pop("orders"),
-        lambda calling: calling.update(results=[7]),
+        lambda calling: calling.pop("reshaped"),
+        lambda calling: calling.update(results=[{"output": 7, "order": None}]),
     ],
 )
 def test_what_a_kept_model_says_of_itself_is_not_trusted(

@@ -17,7 +17,7 @@ from sardonyx.sizes import Dims
 
 @dataclass(frozen=True)
 class Result:
-    """One thing a region returns: an ONNX output, an input handed back, or None.
+    """One thing that a call returns: an output of the model, an argument handed back, or a constant.
 
     `order` is the layout in memory that the ONNX output has and torch is to see through a permutation; `strides`
     those of the rare result that is no permutation of dense memory, which may depend on sizes. `complex` says that
@@ -30,6 +30,7 @@ class Result:
     strides: Dims | None = None
     complex: bool = False
     number: bool = False
+    constant: Any = None
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,7 @@ class _InTorch(Source):
         program = self._program or self.program(Options.of())
         calling = program.calling
         leaves = pytree.tree_leaves(self.called_with())
-        for name, place in zip(program.inputs, calling.inputs, strict=True):
+        for name, place in zip(program.inputs, calling.binding.inputs, strict=True):
             leaves[place] = _like(leaves[place], feeds[name])
         args, kwargs = pytree.tree_unflatten(leaves, calling.in_spec)
         return tuple(args), dict(kwargs)

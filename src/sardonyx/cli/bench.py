@@ -14,6 +14,7 @@ import click
 import torch
 from torch.utils import _pytree as pytree
 
+from sardonyx import timing
 from sardonyx.cli._feeds import Array
 from sardonyx.cli._given import (
     FiniteRange,
@@ -250,16 +251,10 @@ def _round(contenders: Sequence[Contender], number: int, seconds: float) -> None
         time.sleep(_PAUSE_SECONDS)
         if not contender.rounds or contender.rounds[-1] < seconds:  # a long call has its own beginning behind it
             contender.call()
-        taken = [_timed(contender.call)]
+        taken = [timing.seconds(contender.call)]
         while sum(taken) < seconds:
-            taken.append(_timed(contender.call))
+            taken.append(timing.seconds(contender.call))
         contender.rounds.append(median(taken))
-
-
-def _timed(call: Call) -> float:
-    started = time.perf_counter()
-    call()
-    return time.perf_counter() - started
 
 
 def _table(contenders: Sequence[Contender], ours: Contender) -> Any:

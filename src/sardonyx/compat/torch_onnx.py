@@ -13,11 +13,11 @@ from torch._library.utils import is_builtin
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from sardonyx import opsets
 from sardonyx.customop.in_torch import add_fake
 from sardonyx.doors.export import export
 from sardonyx.doors.program import Program
 from sardonyx.errors import DeclarationError, OptionError, Unsupported
-from sardonyx.options import OLDEST_OPSET
 from sardonyx.translate import table
 from sardonyx.translate.builder import Builder
 
@@ -132,9 +132,9 @@ def onnx_export(
 
 
 def _opset(asked: int | None) -> int | None:
-    if asked is not None and asked < OLDEST_OPSET:
-        log.warning("opset_version is %d, and the oldest that is written is %d: it is taken", asked, OLDEST_OPSET)
-        return OLDEST_OPSET
+    if asked is not None and asked < opsets.OLDEST:
+        log.warning("opset_version is %d, and the oldest that is written is %d: it is taken", asked, opsets.OLDEST)
+        return opsets.OLDEST
     return asked
 
 

@@ -11,14 +11,14 @@ import onnx_ir as ir
 import sympy
 import torch
 
-from sardonyx import dtypes
+from sardonyx import dtypes, opsets
 from sardonyx.customop.in_torch import bound, tensors_of
 from sardonyx.customop.signature import Identity, Signature
 from sardonyx.engines.engine import Engine, Job
 from sardonyx.engines.registry import find
 from sardonyx.errors import DeclarationError
-from sardonyx.optimize.legalize import legalize
 from sardonyx.options import Options
+from sardonyx.pipeline import fit_to_engine
 from sardonyx.translate import inference
 from sardonyx.translate.builder import Builder
 
@@ -130,10 +130,8 @@ class Composition:
         outputs = [g.Identity(x) for x in results]  # a result may be an input, or another result
         held = list(g.initializers.values())
         graph = ir.Graph(inputs, outputs, nodes=g.nodes, initializers=held, opset_imports={"": g.opset})
-        model = ir.Model(graph, ir_version=10)
-        kernels = engine.kernels(device)
-        if kernels is not None:
-            legalize(model, kernels)
+        model = ir.Model(graph, ir_version=opsets.IR_VERSION)
+        fit_to_engine(model, engine, device, Options.of({}))
         return model
 
 

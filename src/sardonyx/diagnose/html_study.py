@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from sardonyx.diagnose.profiling.events import Events
-from sardonyx.diagnose.profiling.session import PROFILED, Watched
+from sardonyx.diagnose.profiling.session import Watched
 from sardonyx.engines.engine import Job, Runner
+from sardonyx.engines.registry import find as find_engine
 from sardonyx.telemetry.report import RegionReport
 from sardonyx.telemetry.verify import difference
 
@@ -50,7 +51,7 @@ def _try(report: RegionReport, what: str, measure: Callable[[], None]) -> None:
 
 
 def _times(report: RegionReport, job: Job, runner: Runner, inputs: Sequence[Any]) -> None:
-    if job.options.engine != PROFILED:
+    if not find_engine(job.options.engine).takes_session_options:
         report.remarks.append(f"no times of nodes: the engine {job.options.engine!r} does not tell them")
         return
     watched = Watched(job, runner)

@@ -17,14 +17,16 @@ from sardonyx.capture.dynamic import refuse_constants, shapes_of_examples, specs
 from sardonyx.capture.example import ExampleCall, fresh
 from sardonyx.capture.export import Captured
 from sardonyx.capture.numbers import TracedCall, refuse_constant_floats
-from sardonyx.capture.regions import device_of
+from sardonyx.capture.partitioner import unsupported
+from sardonyx.capture.regions import Result, device_of
 from sardonyx.doors.call_arguments import Argument, Kind
-from sardonyx.doors.program import Calling, Output, Program
-from sardonyx.engines.registry import find as find_engine
+from sardonyx.doors.program import Calling, Program
+from sardonyx.engines.registry import opset_of_files
 from sardonyx.errors import OptionError, VerificationError
 from sardonyx.optimize.legalize import lack
 from sardonyx.options import Options
-from sardonyx.pipeline import build_file, unsupported
+from sardonyx.pipeline import build_file
+from sardonyx.run.binding import Binding
 from sardonyx.sizes import dim_of, dims_of
 from sardonyx.telemetry.page import page_of
 from sardonyx.telemetry.report import collecting, new_graph_report
@@ -37,9 +39,6 @@ from sardonyx.translate import inference
 from sardonyx.translate.translator import NotExpressible, Translation, described, translate
 
 log = logging.getLogger(__name__)
-
-_OPSET = 23
-"""The first with attention, RMS norm and rotary embedding; less where the engine takes no more."""
 
 
 def export(
@@ -126,10 +125,7 @@ def _chosen(options: Mapping[str, Any], opset: int | None) -> Options:
     if opset is not None and opset > newest:
         raise OptionError(f"opset is {opset}, which this onnx does not have", hint=f"{newest} is its newest")
     chosen = Options.of(options, opset=opset)
-    if chosen.opset is not None:
-        return chosen
-    suits = find_engine(chosen.engine).opset(torch.device("cpu"), frozenset())
-    return Options.of(chosen, opset=min(_OPSET, suits))
+    return Options.of(chosen, opset=opset_of_files(chosen))
 
 
 def _as_module(model: Any) -> torch.nn.Module:
@@ -190,11 +186,11 @@ def _translation(captured: Captured, options: Options, translations: Mapping[str
     outputs = _outputs(captured)
     return translate(
         captured.graph,
-        opset=options.opset or _OPSET,
+        opset=opset_of_files(options),
         outputs=list(outputs),
         orders=[None] * len(outputs),
         weights=captured.held,
-        lack=lambda node: lack(node, options.opset or _OPSET, None),
+        lack=lambda node: lack(node, opset_of_files(options), None),
         noise="nodes",
         translations=translations,
         translator=options.translator,
@@ -211,8 +207,10 @@ def _calling(translation: Translation, traced: TracedCall) -> Calling:
         out_spec=captured.out_spec,
         names=list(traced.call.arguments),
         arguments=_arguments(traced),
-        inputs=_keep_inputs(translation, captured),
-        results=[_result(value, outputs) for value in captured.returned],
+        binding=Binding(
+            inputs=tuple(_keep_inputs(translation, captured)),
+            results=tuple(_result(value, outputs) for value in captured.returned),
+        ),
         mutated={place: _result(node, outputs) for place, node in captured.mutated.items()},
         conditions=traced.conditions(),
     )
@@ -248,13 +246,13 @@ def _outputs(captured: Captured) -> dict[torch.fx.Node, int]:
     return outputs
 
 
-def _result(value: Any, outputs: Mapping[torch.fx.Node, int]) -> Any:
+def _result(value: Any, outputs: Mapping[torch.fx.Node, int]) -> Result:
     if not isinstance(value, torch.fx.Node):
-        return value
+        return Result(constant=value)
     val = value.meta.get("val")
     if not isinstance(val, torch.Tensor):
-        return Output(outputs[value], number=True)
-    return Output(outputs[value], complex=val.dtype.is_complex)
+        return Result(outputs[value], number=True)
+    return Result(outputs[value], complex=val.dtype.is_complex)
 
 
 def _hold(translation: Translation, captured: Captured) -> None:
@@ -328,25 +326,31 @@ def _output_names(calling: Calling, given: Sequence[str], graph: ir.Graph) -> li
     """The names that are given to results, or follow from where they are; those of edited arguments follow them."""
     names = _paths(calling, len(graph.outputs))
     unnamed = {place for place, name in enumerate(names) if not name}
-    for place, output in calling.mutated.items():
-        source = graph.inputs[list(calling.inputs).index(place)]
-        names[output.index] = names[output.index] or f"{source.name}_mutated"
+    for place, output in _mutated_outputs(calling):
+        source = graph.inputs[calling.binding.inputs.index(place)]
+        names[output] = names[output] or f"{source.name}_mutated"
     if len(given) == len(names) - len(unnamed):
         return [*given, *names[len(given) :]]
     return list(given) or names
 
 
+def _mutated_outputs(calling: Calling) -> list[tuple[int, int]]:
+    """The place of each argument that the module edits, and the output that has the new value."""
+    return [(place, result.output) for place, result in calling.mutated.items() if result.output is not None]
+
+
 def _paths(calling: Calling, count: int) -> list[str]:
     """Names of outputs from where they are in the results: "logits", "hidden_states_0", "output"."""
-    marks = pytree.tree_unflatten(list(range(len(calling.results))), calling.out_spec)
+    results = calling.binding.results
+    marks = pytree.tree_unflatten(list(range(len(results))), calling.out_spec)
     names = [""] * count
     for path, place in pytree.tree_flatten_with_path(marks)[0]:
-        result = calling.results[place]
-        if isinstance(result, Output) and not names[result.index]:
+        output = results[place].output
+        if output is not None and not names[output]:
             parts = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", "")))) for key in path]
-            names[result.index] = "_".join(p for p in parts if p) if parts else "output"
-            if names[result.index][:1].isdigit():
-                names[result.index] = f"output_{names[result.index]}"
+            names[output] = "_".join(p for p in parts if p) if parts else "output"
+            if names[output][:1].isdigit():
+                names[output] = f"output_{names[output]}"
     return names
 
 
@@ -387,10 +391,10 @@ def _warn(program: Program, captured: Captured) -> None:
             log.warning("the exported model is for calls with %s alone, decided at %s", condition.text, condition.where)
     for name in captured.buffers:
         log.warning("the exported model does not update the buffer %s", name)
-    for place, output in program.calling.mutated.items():
+    for place, output in _mutated_outputs(program.calling):
         log.warning(
             "the model edits its argument %s in place, which a file cannot: its output %s is the new value. "
             "The program copies that into the argument",
             program.calling.arguments[place].path,
-            program.outputs[output.index],
+            program.outputs[output],
         )

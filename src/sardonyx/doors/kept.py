@@ -28,24 +28,22 @@ from sardonyx.cache.provenance import origin_of_module
 from sardonyx.capture.arguments import Arguments
 from sardonyx.capture.calls import Flat, Traced, tensor_of
 from sardonyx.capture.conditions import function_of_sizes
-from sardonyx.capture.regions import region_of
-from sardonyx.engines import Job
+from sardonyx.capture.regions import Result
 from sardonyx.engines.registry import find as find_engine
-from sardonyx.native.carve import DOMAIN as NATIVE
 from sardonyx.options import Options
+from sardonyx.pipeline import refit
+from sardonyx.run.binding import Binding
+from sardonyx.run.builds import Built
 from sardonyx.run.region import CompiledRegion
-from sardonyx.run.sessions import Held, shared_runner
-from sardonyx.run.snapshot import Snapshot
+from sardonyx.run.sessions import Held, open_session
+from sardonyx.run.snapshot import EDITS_BEFORE_THAW
 from sardonyx.telemetry.report import RegionReport
 from sardonyx.telemetry.verify import close
 from sardonyx.translate import table
-from sardonyx.translate.translator import WEIGHTS_LOCATION
 
 log = logging.getLogger(__name__)
 
 _MODEL, _CALLING = "model.onnx", "calling.json"
-_MOST_EDITS = 2
-"""Weights edited more often than this had better be inputs, which those of a kept model are not."""
 
 
 # What a model is kept under
@@ -101,12 +99,10 @@ class Calling:
     """For each input the place among the call's tensors and dynamic integers, or the name of a weight."""
     weights: dict[str, str]
     """For each initializer that has no data the name of a weight."""
-    results: list[int]
-    """For each tensor of the results an output of the model."""
-    orders: list[list[int] | None]
-    """For each output the order in which its axes lie in memory, where it is not the usual one."""
-    shapes: list[list[int] | None]
-    """For each output its sizes in that order, where they are known: the model may give it with others."""
+    results: list[dict[str, Any]]
+    """For each tensor of the results an output of the model, and the order in which its axes lie in memory."""
+    reshaped: list[tuple[int, list[int]]]
+    """Outputs that are to be seen with other sizes than the engine gives them."""
     dynamic: list[int]
     condition: str
     is_dynamic: bool
@@ -115,58 +111,52 @@ class Calling:
         """The weights that the model needs."""
         return sorted({*self.weights.values(), *(x for x in self.inputs if isinstance(x, str))})
 
+    def binding(self) -> Binding:
+        """That of a call with the weights by name, and then the inputs."""
+        weights = {name: index for index, name in enumerate(self.names())}
+        given = iter(range(len(weights), len(weights) + len(self.inputs)))
+        return Binding(
+            inputs=tuple(weights[x] if isinstance(x, str) else next(given) for x in self.inputs),
+            results=tuple(Result(x["output"], order=x["order"] and tuple(x["order"])) for x in self.results),
+            weights={name: weights[weight] for name, weight in self.weights.items()},
+            fixed=frozenset(weights.values()),
+            reshaped={index: tuple(shape) for index, shape in self.reshaped},
+        )
+
 
 def keep(options: Options, at: str, module: torch.nn.Module, traced: Traced, compiled: CompiledRegion | None) -> None:
     """Keep the model of a call, if it is one, and one that can be called without its graph."""
-    proto = None if compiled is None else compiled.proto
-    calling = _calling(traced, proto) if proto is not None else None
+    built = None if compiled is None else compiled.built
+    calling = _calling(traced, built) if built is not None else None
     cache = default_cache(options)
-    if proto is None or calling is None or cache is None:
+    if built is None or calling is None or cache is None:
         log.info("the model of %s is not kept", type(module).__name__)
         return
 
     def make(folder: Path) -> None:
-        (folder / _MODEL).write_bytes(proto.SerializeToString())
+        (folder / _MODEL).write_bytes(built.model)
         (folder / _CALLING).write_text(json.dumps(vars(calling)), encoding="utf-8")
 
     cache.keep(at, make, {"what": "module", "name": type(module).__name__, "engine": options.engine})
 
 
-def _calling(traced: Traced, proto: onnx.ModelProto) -> Calling | None:
-    region = region_of(traced.graph, frozenset(traced.held))
-    if any(found.domain.startswith(NATIVE) for found in proto.opset_import):
-        return None  # its kernels are in a library beside it
-    if region is None or traced.has_numbers:
-        return None
-    places: dict[str, int | str] = {}
-    for index, node in enumerate(traced.graph.graph.find_nodes(op="placeholder")):
-        found = traced.held[index] if index in traced.held else traced.given[index]
-        if not isinstance(found, torch.Tensor):
-            places[node.name] = found
-    outside = [x.name for x in proto.graph.initializer if _is_outside(x)]
-    inputs = [x.name for x in proto.graph.input]
-    simple = all(r.output is not None and not (r.complex or r.number or r.strides) for r in region.results)
-    if not simple or not {*inputs, *outside} <= set(places):
+def _calling(traced: Traced, built: Built) -> Calling | None:
+    binding = built.binding
+    places: dict[int, int | str] = {**traced.given}
+    places |= {index: name for index, name in traced.held.items() if isinstance(name, str)}
+    simple = all(r.output is not None and r == Result(r.output, order=r.order) for r in binding.results)
+    known = {*binding.inputs, *binding.weights.values()} <= set(places)
+    if not simple or not known or binding.draws or binding.complex or traced.has_numbers or built.libraries:
         return None
     return Calling(
-        inputs=[places[name] for name in inputs],
-        weights={name: str(places[name]) for name in outside},
-        results=[r.output for r in region.results if r.output is not None],
-        orders=[list(order) if order else None for order in region.orders],
-        shapes=[_shape(node.meta["val"], order) for node, order in zip(region.outputs, region.orders, strict=True)],
+        inputs=[places[index] for index in binding.inputs],
+        weights={name: str(places[index]) for name, index in binding.weights.items()},
+        results=[{"output": r.output, "order": r.order} for r in binding.results],
+        reshaped=[(index, list(shape)) for index, shape in binding.reshaped.items()],
         dynamic=list(traced.dynamic),
         condition=traced.condition,
         is_dynamic=traced.is_dynamic,
     )
-
-
-def _is_outside(initializer: onnx.TensorProto) -> bool:
-    return any(e.key == "location" and e.value == WEIGHTS_LOCATION for e in initializer.external_data)
-
-
-def _shape(val: torch.Tensor, order: Sequence[int] | None) -> list[int] | None:
-    sizes = [val.shape[axis] for axis in order or range(val.dim())]
-    return [int(size) for size in sizes] if all(isinstance(size, int) for size in sizes) else None
 
 
 # Back from disk
@@ -233,15 +223,12 @@ class Restored:
     """A kept model as a callable over weights and inputs; a weight that is edited is noticed."""
 
     def __init__(self, model: bytes, calling: Calling, options: Options) -> None:
-        self._model, self._calling, self._options = model, calling, options
+        self._model, self._options = model, options
         self._graph = ir.from_proto(onnx.load_from_string(model)).graph
         operators = Counter(node.op_type for node in self._graph)
         self.report = RegionReport(operators, operators.total(), weights=len(calling.weights), sessions=1)
-        weights = {name: index for index, name in enumerate(calling.names())}
-        given = iter(range(len(weights), len(weights) + len(calling.inputs)))
-        self._inputs = [weights[x] if isinstance(x, str) else next(given) for x in calling.inputs]
-        self._weights = {name: weights[weight] for name, weight in calling.weights.items()}
-        self._current: tuple[Snapshot, Held] | None = None
+        self._binding = calling.binding()
+        self._current: Held | None = None
         self._edits = -1
         self._lock = fork.Lock()
         self._verdict: Future[bool] | None = None
@@ -255,8 +242,8 @@ class Restored:
 
     @property
     def worn(self) -> bool:
-        """Whether weights keep changing, for which another session is better."""
-        return self._edits > _MOST_EDITS
+        """Whether weights keep changing: they had better be inputs, which those of a kept model are not."""
+        return self._edits > EDITS_BEFORE_THAW
 
     def compared_with(
         self,
@@ -291,39 +278,25 @@ class Restored:
             reject("its results are not the module's")
         return agrees
 
-    def __call__(self, args: Sequence[Any]) -> list[torch.Tensor]:
+    def __call__(self, args: Sequence[Any]) -> Sequence[torch.Tensor]:
         """The results, from the weights by name and then the inputs."""
         if self._verdict is not None and not self._verdict.result():
             raise Stale
         return self._run(args)
 
-    def _run(self, args: Sequence[Any]) -> list[torch.Tensor]:
+    def _run(self, args: Sequence[Any]) -> Sequence[torch.Tensor]:
         current = self._current
-        if current is None or not current[0].holds(args):
+        if current is None or not current.snapshot.holds(args):
             current = self._load(args)
-        outputs = current[1].runner([args[index] for index in self._inputs])
-        for index, (order, shape) in enumerate(zip(self._calling.orders, self._calling.shapes, strict=True)):
-            if shape is not None and list(outputs[index].shape) != shape:
-                outputs[index] = outputs[index].view(shape)
-            if order is not None:
-                outputs[index] = outputs[index].permute([order.index(axis) for axis in range(len(order))])
-        return [outputs[index] for index in self._calling.results]
+        return self._binding.restore(current.runner(self._binding.feeds(args)), args)
 
-    def _load(self, args: Sequence[Any]) -> tuple[Snapshot, Held]:
+    def _load(self, args: Sequence[Any]) -> Held:
         """A session for the weights as they are now."""
         with self._lock:
-            if self._current is None or not self._current[0].holds(args):
-                self._current = self._session(args)
+            if self._current is None or not self._current.snapshot.holds(args):
+                engine = find_engine(self._options.engine)
+                _, self._current = open_session(
+                    engine, self._model, self._graph, self._binding, args, self._options, refit=refit
+                )
                 self._edits += 1
             return self._current
-
-    def _session(self, args: Sequence[Any]) -> tuple[Snapshot, Held]:
-        snapshot = Snapshot(sorted(self._weights.values()), args)
-        job = Job.of(
-            self._model,
-            self._graph,
-            self._options,
-            weights={name: args[index] for name, index in self._weights.items()},
-            fixed=frozenset(i for i, x in enumerate(self._calling.inputs) if isinstance(x, str)),
-        )
-        return snapshot, shared_runner(find_engine(self._options.engine), job, snapshot)

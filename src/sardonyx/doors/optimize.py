@@ -12,12 +12,15 @@ import torch
 from onnx_ir.passes.common import ShapeInferencePass
 from torch.utils import _pytree as pytree
 
+from sardonyx import opsets
+from sardonyx.capture.regions import Result
 from sardonyx.doors.call_arguments import Argument
-from sardonyx.doors.program import Calling, Output, Program, hold
+from sardonyx.doors.program import Calling, Program, hold
 from sardonyx.errors import SardonyxError
 from sardonyx.model_files import UserModel, blaming, load_model, quietly
-from sardonyx.options import OLDEST_OPSET, Options
+from sardonyx.options import Options
 from sardonyx.pipeline import build_file
+from sardonyx.run.binding import Binding
 from sardonyx.telemetry.report import collecting, new_graph_report
 from sardonyx.translate import inference
 
@@ -48,8 +51,8 @@ def optimize(model: UserModel, *, domains: Sequence[str] | None = None, **option
 
 def _modern(model: ir.Model, wanted: int | None) -> ir.Model:
     """The model with the opset that is wanted, or one that rules can read."""
-    opset = model.graph.opset_imports.get("", OLDEST_OPSET)
-    target = max(opset, wanted or OLDEST_OPSET)
+    opset = model.graph.opset_imports.get("", opsets.OLDEST)
+    target = max(opset, wanted or opsets.OLDEST)
     if target == opset:
         return model
     try:
@@ -87,7 +90,8 @@ def _calling(model: ir.Model) -> Calling:
     out_spec = pytree.tree_structure(0 if outputs == 1 else (0,) * outputs)
     arguments = [_argument(value) for value in model.graph.inputs]
     names = [argument.path for argument in arguments]
-    return Calling(in_spec, out_spec, names, arguments, range(inputs), [Output(i) for i in range(outputs)])
+    binding = Binding(tuple(range(inputs)), tuple(map(Result, range(outputs))))
+    return Calling(in_spec, out_spec, names, arguments, binding)
 
 
 def _argument(value: ir.Value) -> Argument:

@@ -21,30 +21,19 @@ from torch.utils import _pytree as pytree
 from sardonyx import fork
 from sardonyx.capture.conditions import Condition, sizes_of
 from sardonyx.capture.export import Captured
+from sardonyx.capture.regions import Result
 from sardonyx.doors.call_arguments import Argument, arrangement_difference
 from sardonyx.engines import Job, Runner, artifacts
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import SardonyxError
-from sardonyx.optimize.empty import guard_empty
-from sardonyx.optimize.legalize import legalize
 from sardonyx.options import Options
+from sardonyx.pipeline import fit_to_engine, refit
+from sardonyx.run.binding import Binding, restored
 from sardonyx.telemetry.report import Report, observed
 from sardonyx.translate.translator import in_torch
 
 _LARGEST_PROTOBUF = 2**31 - 2**24
 """Protobuf refuses messages of 2 GiB; some room is left for the graph beside the weights."""
-
-
-@dataclass(frozen=True)
-class Output:
-    """A result that the model computes.
-
-    `number` says that torch gives a Python number; `complex` that the model gives pairs, real and imaginary part.
-    """
-
-    index: int
-    number: bool = False
-    complex: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,11 +46,9 @@ class Calling:
     """The names of the arguments."""
     arguments: Sequence[Argument]
     """The flattened arguments."""
-    inputs: Sequence[int]
-    """For each input of the model its place among the flattened arguments."""
-    results: Sequence[int | Any]
-    """For each flattened result an output of the model, or what it is on every call."""
-    mutated: Mapping[int, Output] = field(default_factory=dict)
+    binding: Binding
+    """Which flattened argument each input of the model is, and how each flattened result is made of its outputs."""
+    mutated: Mapping[int, Result] = field(default_factory=dict)
     """For each flattened argument that the module edits in place, the output that has the new value."""
     conditions: Sequence[Condition] = ()
     """What was assumed of sizes and numbers."""
@@ -90,7 +77,7 @@ class Calling:
         numbers = [size for leaf in leaves for size in sizes_of(leaf)] if self.conditions else []
         for condition in self.conditions:
             condition.check(numbers)
-        return [fed[place] for place in self.inputs]
+        return self.binding.feeds(fed)
 
 
 class Program:
@@ -144,9 +131,8 @@ class Program:
         outputs = self._runner(inputs)(inputs)
         for place, output in self.calling.mutated.items():
             with torch.no_grad():
-                leaves[place].copy_(_result(output, outputs))
-        results = [_result(result, outputs) for result in self.calling.results]
-        return pytree.tree_unflatten(results, self.calling.out_spec)
+                leaves[place].copy_(restored(output, outputs))
+        return pytree.tree_unflatten(self.calling.binding.restore(outputs), self.calling.out_spec)
 
     def proto(self) -> onnx.ModelProto:
         """The model as protobuf, weights inside."""
@@ -201,28 +187,23 @@ class Program:
         """A runner over the weights in torch's memory."""
         engine = find_engine(self._options.engine)
         model = self.model.clone()
-        if empty:
-            guard_empty(model)
-        kernels = engine.kernels(self._device)
-        if kernels is not None:
-            legalize(model, kernels)
+        fit_to_engine(model, engine, self._device, self._options, empty_sizes=empty)
         weights = _leave_in_torch(model)
         serialized = ir.to_proto(model).SerializeToString()
         libraries = () if self._library is None else (str(self._library),)
-        job = Job.of(serialized, model.graph, self._options, weights=weights, device=self._device, libraries=libraries)
+        job = Job.of(
+            serialized,
+            model.graph,
+            self._options,
+            weights=weights,
+            device=self._device,
+            libraries=libraries,
+            refit=refit,
+        )
         return observed(job, artifacts.load(engine, job))
 
     def __repr__(self) -> str:
         return f"Program({', '.join(self.inputs)} → {', '.join(self.outputs)}; {self.report.nodes} nodes)"
-
-
-def _result(result: Any, outputs: Sequence[torch.Tensor]) -> Any:
-    if not isinstance(result, Output):
-        return result
-    value = outputs[result.index]
-    if result.complex:
-        return torch.view_as_complex(value)
-    return value.item() if result.number else value
 
 
 def hold(model: ir.Model) -> ir.Model:

@@ -30,7 +30,8 @@ from sardonyx.eager.memory import from_runtime, on_device, on_host, value_over
 from sardonyx.engines.onnxruntime import OnnxRuntimeRunner
 from sardonyx.errors import UnsupportedOperator
 from sardonyx.options import Options
-from sardonyx.pipeline import CompiledGraph, compile_graph
+from sardonyx.pipeline import compile_graph
+from sardonyx.run.graph import CompiledGraph
 from sardonyx.run.region import Plain
 from sardonyx.telemetry.report import collecting
 

@@ -14,8 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-import onnx
-import onnx_ir as ir
 import torch
 
 from sardonyx.cache.disk import default_cache
@@ -24,11 +22,11 @@ from sardonyx.engines import artifacts
 from sardonyx.engines.engine import Availability, Engine, EngineChoice, Job, Runner
 from sardonyx.engines.registry import find
 from sardonyx.errors import EngineError, OptionError
-from sardonyx.optimize.legalize import legalize
 from sardonyx.options import Options
 from sardonyx.telemetry.progress import showing
 from sardonyx.telemetry.report import Choice
 from sardonyx.telemetry.verify import close
+from sardonyx.timing import in_turns
 
 log = logging.getLogger(__name__)
 
@@ -228,36 +226,23 @@ class _Contest:
         raise EngineError(f"no engine can run the model: {reasons}")
 
     def _measure(self) -> None:
-        """In turns, so that whatever slows the machine for a while slows all; the shortest time of each counts."""
-        ends = time.monotonic() + self._seconds * _MEASURING
-        repeats = {name: _repeats(call) for name, (_, call) in self._ready.items()}
+        """The shortest time of each counts."""
         with showing("choosing an engine, measuring " + ", ".join(self._ready)):
-            for number in range(_ROUNDS):
-                if number >= _LEAST_ROUNDS and time.monotonic() > ends:
-                    break
-                best = min(self._times.values(), default=0.0)
-                for name, (_, call) in self._ready.items():
-                    if number < _LEAST_ROUNDS or self._times[name] < best * _HOPELESS:
-                        taken = _seconds(call, repeats[name])
-                        self._times[name] = min(taken, self._times.get(name, taken))
+            taken = in_turns(
+                [call for _, call in self._ready.values()],
+                rounds=_ROUNDS,
+                least=_LEAST_ROUNDS,
+                limit=self._seconds * _MEASURING,
+                round_seconds=_ROUND_SECONDS,
+                hopeless=_HOPELESS,
+            )
+        self._times = dict(zip(self._ready, map(min, taken), strict=True))
 
     def _winner(self) -> str:
         if not self._times:
             return next(iter(self._ready))
         best = min(self._times.values())
         return next(name for name in self._ready if self._times[name] <= best * _TIE)
-
-
-def _repeats(call: Call) -> int:
-    """How many calls make a round long enough to be timed."""
-    return max(1, min(1000, round(_ROUND_SECONDS / max(_seconds(call, 1), 1e-6))))
-
-
-def _seconds(call: Call, repeats: int) -> float:
-    started = time.perf_counter()
-    for _ in range(repeats):
-        call()
-    return (time.perf_counter() - started) / repeats
 
 
 def _agree(results: Sequence[Any], wanted: Sequence[Any]) -> bool:
@@ -331,17 +316,8 @@ class AutoRunner(Runner):
             return chosen
 
     def _prepared(self, engine: Engine, inputs: Sequence[torch.Tensor | int]) -> tuple[Runner, Call]:
-        runner = artifacts.load(engine, _fitted(self._job, engine, self._auto.options_for(engine, self._job.options)))
+        job, options = self._job, self._auto.options_for(engine, self._job.options)
+        refitted = job.refit(job, engine, options) if job.refit else dataclasses.replace(job, options=options)
+        runner = artifacts.load(engine, refitted)
         self._made.append(runner)
         return runner, lambda: runner(inputs)
-
-
-def _fitted(job: Job, engine: Engine, options: Options) -> Job:
-    """The job with casts where this engine needs them."""
-    kernels = engine.kernels(job.device)
-    if kernels is None:
-        return dataclasses.replace(job, options=options)
-    model = ir.from_proto(onnx.load_from_string(job.model))
-    legalize(model, kernels)
-    outputs = tuple(str(x.name) for x in model.graph.outputs)
-    return dataclasses.replace(job, model=ir.to_proto(model).SerializeToString(), outputs=outputs, options=options)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from sardonyx import opsets
 from sardonyx.optimize import optimize
 from sardonyx.optimize.rules.blocked import NCHWC
 from sardonyx.translate.builder import Builder
@@ -20,7 +21,6 @@ log = logging.getLogger(__name__)
 
 OPERATORS = frozenset({"Conv", "ConvTranspose"})
 """What would be rewritten."""
-_OPSET = 21
 _X, _W = (1, 16, 32, 32), (16, 16, 3, 3)
 
 
@@ -43,13 +43,13 @@ def domain(ort: Any) -> str | None:
 
 def _model() -> ir.Model:
     """A convolution and a transposed one."""
-    g = Builder(_OPSET)
+    g = Builder(opsets.CHANNEL_SCALES)
     x, w = (ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT)) for name in ("x", "w"))
     g.shaped(x, _X), g.shaped(w, _W)
     y = g.shaped(g.Conv(x, w, pads=[1, 1, 1, 1]), _X)
     y = g.shaped(g.ConvTranspose(y, w, pads=[1, 1, 1, 1]), _X)
-    graph = ir.Graph([x, w], [y], nodes=g.nodes, opset_imports={"": _OPSET})
-    return ir.Model(graph, ir_version=10)
+    graph = ir.Graph([x, w], [y], nodes=g.nodes, opset_imports={"": opsets.CHANNEL_SCALES})
+    return ir.Model(graph, ir_version=opsets.IR_VERSION)
 
 
 def _run(ort: Any, model: ir.Model, feeds: dict[str, np.ndarray]) -> np.ndarray:

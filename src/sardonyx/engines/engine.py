@@ -7,14 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import onnx
 import onnx_ir as ir
 import torch
 from onnx_ir.tensor_adapters import TorchTensor
 
-from sardonyx import dtypes
+from sardonyx import dtypes, opsets
 from sardonyx.options import Options
 from sardonyx.telemetry.report import Choice
 from sardonyx.translate.translator import WEIGHTS_LOCATION
@@ -55,6 +55,8 @@ class Job:
     options: Options
     libraries: tuple[str, ...] = ()
     """Shared libraries with operators of the model's own, for an engine that `takes_kernels`."""
+    refit: Refit | None = None
+    """Makes of a file's job one for another engine, where the engine is a choice of several."""
 
     @classmethod
     def of(
@@ -67,6 +69,7 @@ class Job:
         fixed: frozenset[int] = frozenset(),
         device: torch.device | None = None,
         libraries: Sequence[str] = (),
+        refit: Refit | None = None,
     ) -> Job:
         """A job for a serialised model with the inputs and outputs of `graph`, on torch's current stream."""
         device = device or torch.device("cpu")
@@ -82,6 +85,7 @@ class Job:
             stream=current_stream(device),
             options=options,
             libraries=tuple(libraries),
+            refit=refit,
         )
 
     def whole(self) -> ir.Model:
@@ -102,6 +106,9 @@ class Job:
             if weight.numel():
                 hashed.update(weight.view(-1).view(torch.uint8).numpy().data)
         return hashed.hexdigest()
+
+
+Refit: TypeAlias = Callable[[Job, "Engine", Options], Job]
 
 
 def static_sizes(value: ir.Value) -> tuple[int, ...] | None:
@@ -141,6 +148,8 @@ class Engine(ABC):
     """Operator domains it knows beside ONNX's own."""
     custom_operators = False
     """Whether it loads the libraries of operators that `sardonyx.custom_op` declared."""
+    takes_session_options = False
+    """Whether it runs models in sessions of ONNX Runtime: they have levels of optimization, and can write profiles."""
 
     @abstractmethod
     def probe(self) -> Availability:
@@ -160,7 +169,7 @@ class Engine(ABC):
 
     def opset(self, device: torch.device, operators: Set[str]) -> int:
         """The newest opset it runs well on this device, for a graph of these torch operators."""
-        return 23
+        return opsets.NEWEST
 
     def freezes(self, device: torch.device) -> bool:
         """Whether weights on this device had better be constants of the model than inputs."""

@@ -25,7 +25,7 @@ from onnxscript.optimizer import optimize_ir
 from torch._C import _from_dlpack as from_dlpack
 from torch._C import _to_dlpack as to_dlpack
 
-from sardonyx import fork
+from sardonyx import fork, opsets
 from sardonyx.cache.lru import LRU
 from sardonyx.engines import artifacts
 from sardonyx.engines.contiguous import contiguous
@@ -76,7 +76,7 @@ class Iree(Engine):
 
     def opset(self, device: torch.device, operators: Set[str]) -> int:
         """22: attention and the norms of 23 are not all known to its importer."""
-        return 22
+        return opsets.ATTENTION - 1
 
     def identity(self, options: Options) -> str:
         """Versions and flags."""

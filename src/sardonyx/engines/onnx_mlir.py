@@ -13,6 +13,7 @@ from pathlib import Path
 import onnx_ir as ir
 import torch
 
+from sardonyx import opsets
 from sardonyx.engines.engine import Availability, Engine, Job
 from sardonyx.engines.om_compiler import MODEL, build, find
 from sardonyx.engines.om_library import CONSTANTS, OnnxMlirRunner
@@ -37,7 +38,7 @@ class OnnxMlir(Engine):
 
     def opset(self, device: torch.device, operators: Set[str]) -> int:
         """21: recent compilers know 22, those of a year before 21; newer ones they only warn of."""
-        return 21
+        return opsets.CHANNEL_SCALES
 
     def identity(self, options: Options) -> str:
         """The compiler, its flags, and the kind of machine."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sardonyx import fork
+from sardonyx import fork, opsets
 from sardonyx.engines import blocked, ortvalue
 from sardonyx.engines.contiguous import is_contiguous
 from sardonyx.engines.engine import Availability, Engine, Job, Runner
@@ -41,6 +41,7 @@ class OnnxRuntime(Engine):
     name = "onnxruntime"
     domains = frozenset({"com.microsoft"})
     custom_operators = True
+    takes_session_options = True
 
     def probe(self) -> Availability:
         """Whether a working onnxruntime is installed."""
@@ -63,7 +64,7 @@ class OnnxRuntime(Engine):
     def opset(self, device: torch.device, operators: Set[str]) -> int:
         """23, which has attention and RMS norm; less where the CUDA provider lacks the newer form of an operator."""
         lacking = device.type == "cuda" and any(name.startswith(_CUDA_BEFORE_OPSET_22) for name in operators)
-        return 21 if lacking else 23
+        return opsets.POOLING_TYPES - 1 if lacking else opsets.NEWEST
 
     def freezes(self, device: torch.device) -> bool:
         """On the CPU constants are pre-packed; elsewhere they would be copied through the host, so they are bound."""

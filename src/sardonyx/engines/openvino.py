@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from sardonyx import dtypes, fork
+from sardonyx import dtypes, fork, opsets
 from sardonyx.engines import openvino_exact
 from sardonyx.engines.contiguous import is_contiguous
 from sardonyx.engines.engine import Availability, Engine, Job, Runner
@@ -46,7 +46,7 @@ class OpenVino(Engine):
 
     def opset(self, device: torch.device, operators: Set[str]) -> int:
         """22: of 23, attention and the newer norms are not read by every version."""
-        return 22
+        return opsets.ATTENTION - 1
 
     def identity(self, options: Options) -> str:
         """Its version and the properties that the model is compiled with."""

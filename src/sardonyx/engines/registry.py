@@ -7,8 +7,12 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 
+import torch
+
+from sardonyx import opsets
 from sardonyx.engines.engine import Availability, Engine
 from sardonyx.errors import EngineError, MissingDependency, OptionError
+from sardonyx.options import Options
 
 _OURS = {
     "onnxruntime": "sardonyx.engines.onnxruntime:OnnxRuntime",
@@ -39,6 +43,11 @@ def register(engine: Engine) -> None:
 def find(name: str) -> Engine:
     """The engine of that name."""
     return _registered.get(name) or _loaded(name)
+
+
+def opset_of_files(options: Options) -> int:
+    """The opset of files for an engine, unless the options say which."""
+    return options.opset or min(opsets.NEWEST, find(options.engine).opset(torch.device("cpu"), frozenset()))
 
 
 def require(name: str) -> None:

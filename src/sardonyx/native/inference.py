@@ -17,6 +17,7 @@ from onnx_ir.passes.common import ShapeInferencePass
 
 from sardonyx.errors import MissingDependency
 from sardonyx.native.session import onnxruntime
+from sardonyx.opsets import IR_VERSION
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ def _proto(nodes: Sequence[ir.Node], model: ir.Model, stand_ins: Mapping[ir.Data
         outputs,
         [ir.to_proto(x.const_value) for x in constants if x.const_value is not None],
     )
-    return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=min(model.ir_version, 10))
+    return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=min(model.ir_version, IR_VERSION))
 
 
 def _read(node: ir.Node) -> Iterable[ir.Value]:

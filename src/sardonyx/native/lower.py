@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 import sardonyx.native.operators  # noqa: F401  # fills the table
+from sardonyx import opsets
 from sardonyx.native.inference import origin_unknown, why_unknown
 from sardonyx.native.region import CannotLower, Lowering
 from sardonyx.native.table import TABLE, TYPES, opset_of
@@ -15,8 +16,6 @@ LAYOUT = frozenset(
     {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Identity", "Slice", "Concat", "Split"}
 )
 """Operators that move elements about and compute nothing."""
-_OLDEST = 13
-"""Operators of earlier versions have the same names and do other things."""
 
 
 def lower(region: Lowering, node: ir.Node) -> None:
@@ -31,6 +30,6 @@ def lower(region: Lowering, node: ir.Node) -> None:
             raise CannotLower(f"the type of {value.name} is unknown{why_unknown(value)}")
         if value.dtype not in TYPES or not isinstance(value.type, ir.TensorType):
             raise CannotLower(f"{value.name} has the type {value.type}")
-    if opset_of(node) < _OLDEST and not node.domain:
-        raise CannotLower(f"{node.op_type} of opset {opset_of(node)}, which is before {_OLDEST}")
+    if opset_of(node) < opsets.TENSOR_AXES and not node.domain:
+        raise CannotLower(f"{node.op_type} of opset {opset_of(node)}, which is before {opsets.TENSOR_AXES}")
     entry(region, node)

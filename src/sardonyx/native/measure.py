@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from sardonyx.native.carve import Part
 from sardonyx.native.report import Taken
 from sardonyx.native.session import onnxruntime, open_session
 from sardonyx.telemetry.verify import close, difference
+from sardonyx.timing import in_turns
 
 Feeds: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
 Tell: TypeAlias = Callable[[str], object]
@@ -155,15 +155,11 @@ def _call(session: Any, feeds: Feeds) -> Callable[[], Any]:
 
 
 def _rounds(calls: Sequence[Callable[[], Any]], *, least: int = 3) -> list[list[float]]:
-    """What each call takes, in rounds in which they take turns."""
+    """What each call takes, by rounds in which they take turns."""
     for call in calls:
         call()
-    counts = [max(1, int(_ROUND_SECONDS / max(_timed(call, 1), 1e-7))) for call in calls]
-    rounds: list[list[float]] = []
-    start = time.perf_counter()
-    while len(rounds) < least or (len(rounds) < _ROUNDS and time.perf_counter() - start < _MOST_SECONDS):
-        rounds.append([_timed(call, count) for call, count in zip(calls, counts, strict=True)])
-    return rounds
+    taken = in_turns(calls, rounds=_ROUNDS, least=least, limit=_MOST_SECONDS, round_seconds=_ROUND_SECONDS)
+    return [list(row) for row in zip(*taken, strict=True)]
 
 
 def _ratio(rounds: Sequence[Sequence[float]]) -> float:
@@ -172,10 +168,3 @@ def _ratio(rounds: Sequence[Sequence[float]]) -> float:
 
 def _medians(rounds: Sequence[Sequence[float]]) -> list[float]:
     return [median(column) for column in zip(*rounds, strict=True)]
-
-
-def _timed(call: Callable[[], Any], count: int) -> float:
-    start = time.perf_counter()
-    for _ in range(count):
-        call()
-    return (time.perf_counter() - start) / count

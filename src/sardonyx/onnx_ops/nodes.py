@@ -13,6 +13,7 @@ import torch
 from sardonyx import dtypes
 from sardonyx.errors import EngineError, Unsupported
 from sardonyx.onnx_ops.schemas import MICROSOFT, NAMESPACE, OUTPUTS, Operator, opset
+from sardonyx.opsets import IR_VERSION
 
 Dim: TypeAlias = "int | str | None"
 _FEW = 8
@@ -173,5 +174,5 @@ def model_of(call: Call, more: Sequence[onnx.NodeProto] = ()) -> bytes:
         [node_of(call), *more], call.operator.name, inputs, [onnx.ValueInfoProto(name=name) for name in names]
     )
     opsets = [onnx.helper.make_opsetid("", opset()), onnx.helper.make_opsetid(MICROSOFT, 1)]
-    made = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    made = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
     return bytes(made.SerializeToString())

@@ -12,8 +12,8 @@ import onnx_ir as ir
 from sardonyx.capture.regions import Region
 from sardonyx.engines.engine import Engine
 from sardonyx.options import Options
+from sardonyx.run.binding import Binding
 from sardonyx.telemetry.report import GraphReport, RegionReport
-from sardonyx.translate.noise import Draw
 from sardonyx.translate.translator import Translation
 
 
@@ -39,19 +39,6 @@ class Assumptions:
     weights: frozenset[int] = frozenset()
     numbers: Mapping[int, float] = field(default_factory=dict)
     """Numbers by value."""
-
-
-@dataclass(frozen=True, eq=False)
-class Binding:
-    """Which argument of the region each input of the model is, and how outputs become what the region computes."""
-
-    inputs: tuple[int, ...]
-    weights: Mapping[str, int]
-    """For each initializer whose data is torch's the argument that it is."""
-    draws: tuple[Draw, ...]
-    """The random numbers that the inputs after those are."""
-    reshaped: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """Outputs that are to be seen with other sizes than the engine gives them."""
 
 
 @dataclass(frozen=True, eq=False)

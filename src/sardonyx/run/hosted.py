@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-Run = Callable[[list[Any]], Sequence[Any]]
+from sardonyx.run.graph import BoxedCall
 
 _CPU = torch.device("cpu")
 
@@ -38,7 +38,7 @@ class Hosted:
                 setattr(moved, name, self.on_host(constant))
         return moved
 
-    def run(self, run: Run, index: int) -> Run:
+    def run(self, run: BoxedCall, index: int) -> BoxedCall:
         """A compiled graph of the CPU's, for tensors of the device."""
 
         def hosted(args: list[Any]) -> Sequence[Any]:

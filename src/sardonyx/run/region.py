@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import onnx
 import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
@@ -20,12 +19,10 @@ from sardonyx.capture.regions import Region, Result
 from sardonyx.engines.engine import Engine, EngineChoice, Job, Runner, current_stream
 from sardonyx.errors import MissingKernel
 from sardonyx.options import Options
+from sardonyx.run.binding import Binding
 from sardonyx.run.builds import Assumptions, Build, Built, Recipe
-from sardonyx.run.drawing import Drawer, drawer
-from sardonyx.run.layout import strides_of_results, with_strides
-from sardonyx.run.sessions import Held, shared_runner
-from sardonyx.run.snapshot import Numbers, Snapshot
-from sardonyx.sizes import SizesOfCall
+from sardonyx.run.sessions import Held, open_session
+from sardonyx.run.snapshot import EDITS_BEFORE_THAW, Numbers
 from sardonyx.telemetry import dump, repro
 from sardonyx.telemetry.page import Page, page_of
 from sardonyx.telemetry.report import Fallback, GraphReport, RegionReport, observed
@@ -34,44 +31,31 @@ from sardonyx.telemetry.verify import verify
 
 log = logging.getLogger(__name__)
 
-EDITS_BEFORE_THAW = 2
-"""Weights edited more often than this are no constants: they become inputs."""
-
 
 @dataclass(frozen=True)
 class _Session:
     held: Held
     runner: Runner
-    inputs: tuple[int, ...]
-    complex: tuple[int, ...]
-    """Which of the inputs are complex: the engine is given their parts, as pairs."""
-    draws: tuple[Drawer, ...]
-    shapes: Mapping[int, tuple[int, ...]]
-    """Outputs that are to be seen with other sizes than the engine gives them."""
-    weights: Snapshot
+    binding: Binding
     numbers: Numbers
     stream: int | None
 
-    def given(self, args: Sequence[Any]) -> list[Any]:
-        """The engine's inputs for the arguments of a call; random ones are drawn."""
-        given = [args[i] for i in self.inputs]
-        for i in self.complex:
-            given[i] = torch.view_as_real(given[i].resolve_conj())
-        if self.draws:
-            given += [draw(args) for draw in self.draws]
-        return given
+    def run(self, args: Sequence[Any]) -> Sequence[Any]:
+        """The region's results for the arguments of a call."""
+        return self.binding.restore(self.runner(self.binding.feeds(args)), args)
 
-    def run(self, args: Sequence[Any]) -> list[torch.Tensor]:
-        """The engine's outputs for the arguments of a call."""
-        outputs = self.runner(self.given(args))
-        for index, shape in self.shapes.items():
-            outputs[index] = _reshaped(outputs[index], shape)
-        return outputs
+    def run_again(self, args: Sequence[Any]) -> Sequence[Any]:
+        """The same with the same random numbers each time, which are not taken from the caller's generator."""
+        if not self.binding.draws:
+            return self.run(args)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return self.run(args)
 
     def fits(self, args: Sequence[Any], stream: Callable[[], int | None]) -> bool:
         """Whether all that the session was built on still holds."""
         return (
-            self.weights.holds(args)
+            self.held.snapshot.holds(args)
             and not (self.numbers.values and self.numbers.changed(args))
             and (self.stream is None or self.stream == stream())
         )
@@ -106,8 +90,6 @@ class CompiledRegion(torch.nn.Module):
         self._frozen = frozen
         self._fixed = frozenset(_numbers(recipe.region)) if recipe.options.freeze else frozenset()
         self._edits = 0
-        self._as_they_are = _are_outputs(recipe.region.results)
-        self._strides = strides_of_results(recipe.region.results, recipe.region.graph)
         self._chosen: CompiledRegion | None = None
         self._missing: MissingKernel | None = None
 
@@ -129,12 +111,11 @@ class CompiledRegion(torch.nn.Module):
             session = self._current
             if session is None or not session.fits(args, self._stream):
                 session = self._switch(args)
-            outputs = session.run(args)
+            return session.run(args)
         except MissingKernel as error:
             if self._options.fallback == "error":
                 raise
             return self._run_in_torch(error, args)
-        return outputs if self._as_they_are else self._finish(outputs, args)
 
     def _run_in_torch(self, error: MissingKernel, args: Sequence[Any]) -> Sequence[Any]:
         """The results of a region that passed every check of its dtypes, and yet the engine lacks a kernel for."""
@@ -154,18 +135,11 @@ class CompiledRegion(torch.nn.Module):
     def plain(self) -> Plain | None:
         """How to run the session of the last call alone, if a call is nothing but that."""
         session = self._current
-        if session is None or session.complex or session.draws or session.numbers.values:
+        if session is None or session.numbers.values or not session.binding.is_plain:
             return None
-        results = [result.output for result in self._region.results]
-        taken = [i for i in results if i is not None]
-        if any(result != Result(result.output) for result in self._region.results) or len(set(taken)) < len(taken):
-            return None
-        return Plain(session.runner, session.inputs, tuple(results), frozenset(session.shapes))
-
-    def _finish(self, outputs: Sequence[torch.Tensor], args: Sequence[Any]) -> list[Any]:
-        """The region's results, from the engine's outputs and the arguments that are handed back."""
-        pairs = zip(self._region.results, self._strides, strict=True)
-        return [_result(result, strides, outputs, args) for result, strides in pairs]
+        binding = session.binding
+        results = tuple(result.output for result in binding.results)
+        return Plain(session.runner, binding.inputs, results, frozenset(binding.reshaped))
 
     def forward(self, *args: Any) -> Any:
         """Call as FX calls a module."""
@@ -206,61 +180,45 @@ class CompiledRegion(torch.nn.Module):
         return chosen
 
     @property
-    def proto(self) -> onnx.ModelProto | None:
-        """The model that was last built, of the engine that was chosen where there was a choice."""
+    def built(self) -> Built | None:
+        """What was built last, for the engine that was chosen where there was a choice."""
         if self._chosen is not None:
-            return self._chosen.proto
-        return None if self._built is None else self._built[0].proto
+            return self._chosen.built
+        return None if self._built is None else self._built[0]
 
     def _contender(self, choice: EngineChoice, engine: Engine, args: Sequence[Any]) -> tuple[CompiledRegion, Any]:
         """This region for one engine, and a call of it that draws the same random numbers each time."""
         options = choice.options_for(engine, self._options)
         recipe = replace(self._recipe, engine=engine, options=options, report=RegionReport())
         region = CompiledRegion(recipe, self._build, self._frozen)
-        session = region._switch(args)
-
-        def call() -> list[Any]:
-            if not session.draws:
-                return region._finish(session.run(args), args)
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
-                return region._finish(session.run(args), args)
-
-        return region, call
+        return region, partial(region._switch(args).run_again, args)
 
     def _build_and_check(self, args: Sequence[Any]) -> _Session:
         first = self._current is None
         session = self._session(args)
-        if first and self._options.verify and session.draws:
+        if first and self._options.verify and session.binding.draws:
             log.warning("a graph that draws random numbers cannot be verified")
         elif first and self._options.verify:
-            verify(self._region.graph, args, self._finish(session.run(args), args), lambda: self._trace(args))
+            verify(self._region.graph, args, session.run(args), lambda: self._trace(args))
         self._sessions.put(id(session), session)
         self._current = session
         return session
 
     def _session(self, args: Sequence[Any]) -> _Session:
         built, numbers = self._model(args)
-        binding, region = built.binding, self._region
-        snapshot = Snapshot(sorted(binding.weights.values()), args)
-        job = Job.of(
-            built.model,
-            built.graph,
-            self._options,
-            weights={name: args[index] for name, index in binding.weights.items()},
-            fixed=frozenset(i for i, index in enumerate(binding.inputs) if index in region.weights),
-            device=region.device,
-            libraries=built.libraries,
-        )
         with self._graph_report.stage("engine"):
-            held = shared_runner(self._engine, job, snapshot)
+            job, held = open_session(
+                self._engine,
+                built.model,
+                built.graph,
+                built.binding,
+                args,
+                self._options,
+                device=self._region.device,
+                libraries=built.libraries,
+            )
         self._report.sessions += 1
-        draws = tuple(drawer(draw, region.graph, region.device) for draw in binding.draws)
-        complex_ = _complex(region, binding.inputs)
-        runner = observed(job, held.runner)
-        session = _Session(
-            held, runner, binding.inputs, complex_, draws, binding.reshaped, snapshot, numbers, job.stream
-        )
+        session = _Session(held, observed(job, held.runner), built.binding, numbers, job.stream)
         page = page_of(self._options)
         if page is not None and self._report.sessions == 1:
             self._study(page, job, session, args)
@@ -268,15 +226,14 @@ class CompiledRegion(torch.nn.Module):
 
     def _study(self, page: Page, job: Job, session: _Session, args: Sequence[Any]) -> None:
         """Measure for the HTML report, with the same random numbers again afterwards."""
-        why_not = page.hindrance(self._region.graph, bool(session.draws))
+        why_not = page.hindrance(self._region.graph, bool(session.binding.draws))
 
         def errors() -> tuple[Mapping[str, float], float]:
-            results = self._finish(session.run(args), args)
-            return page.compared(self._region.graph, args, self._trace(args), results)
+            return page.compared(self._region.graph, args, self._trace(args), session.run(args))
 
         devices = [self._region.device] if self._region.device.type == "cuda" else []
         with self._graph_report.stage("report"), torch.random.fork_rng(devices=devices):
-            page.study(self._report, job, session.runner, session.given(args), why_not or errors)
+            page.study(self._report, job, session.runner, session.binding.feeds(args), why_not or errors)
         page.write(self._options)
 
     def _model(self, args: Sequence[Any]) -> tuple[Built, Numbers]:
@@ -337,36 +294,3 @@ def _numbers(region: Region) -> list[int]:
         if isinstance(val, torch.Tensor) and not val.dim() and val.dtype == torch.float64 and val.device.type == "cpu":
             found.append(index)
     return found if len(found) < 64 else []
-
-
-def _complex(region: Region, inputs: Sequence[int]) -> tuple[int, ...]:
-    """Which of these placeholders are complex tensors, by their places here."""
-    vals = [node.meta.get("val") for node in region.graph.graph.find_nodes(op="placeholder")]
-    return tuple(i for i, at in enumerate(inputs) if isinstance(vals[at], torch.Tensor) and vals[at].dtype.is_complex)
-
-
-def _reshaped(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """The same memory with other sizes, and no view: what a graph returns may be edited in place."""
-    seen = x.view(shape)
-    made = torch.empty(0, dtype=x.dtype, device=x.device)
-    return made.set_(x.untyped_storage(), seen.storage_offset(), shape, seen.stride())
-
-
-def _are_outputs(results: Sequence[Result]) -> bool:
-    """Whether the engine's outputs are the region's results as they are."""
-    return all(result == Result(i) for i, result in enumerate(results))
-
-
-def _result(result: Result, strides: SizesOfCall | None, outputs: Sequence[torch.Tensor], args: Sequence[Any]) -> Any:
-    if result.passed is not None:
-        return args[result.passed]
-    if result.output is None:
-        return None
-    value = outputs[result.output]
-    if result.number:
-        return value.item()
-    if result.complex:
-        value = torch.view_as_complex(value)
-    if result.order is not None:
-        value = value.permute([result.order.index(axis) for axis in range(value.dim())])
-    return value if strides is None else with_strides(value, strides(args))

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
+import onnx_ir as ir
+import torch
+
 from sardonyx.engines import Engine, Job, Runner, artifacts
+from sardonyx.engines.engine import Refit
+from sardonyx.options import Options
+from sardonyx.run.binding import Binding
 from sardonyx.run.snapshot import Snapshot
 
 
@@ -22,7 +29,33 @@ class Held:
 _live: WeakValueDictionary[Any, Held] = WeakValueDictionary()
 
 
-def shared_runner(engine: Engine, job: Job, snapshot: Snapshot) -> Held:
+def open_session(
+    engine: Engine,
+    model: bytes,
+    graph: ir.Graph,
+    binding: Binding,
+    args: Sequence[Any],
+    options: Options,
+    *,
+    device: torch.device | None = None,
+    libraries: Sequence[str] = (),
+    refit: Refit | None = None,
+) -> tuple[Job, Held]:
+    """A session for the weights among these arguments as they are now, and the job that it runs."""
+    job = Job.of(
+        model,
+        graph,
+        options,
+        weights={name: args[index] for name, index in binding.weights.items()},
+        fixed=frozenset(i for i, index in enumerate(binding.inputs) if index in binding.fixed),
+        device=device,
+        libraries=libraries,
+        refit=refit,
+    )
+    return job, _shared_runner(engine, job, Snapshot(sorted(binding.weights.values()), args))
+
+
+def _shared_runner(engine: Engine, job: Job, snapshot: Snapshot) -> Held:
     """A runner that is alive for the same model, options and weights, or a new one."""
     digest = hashlib.sha256(job.model).digest()
     key = (engine.name, digest, job.options.artifact_key(), str(job.device), job.stream, snapshot.identity())

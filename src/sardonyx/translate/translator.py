@@ -12,7 +12,7 @@ import sympy
 import torch
 from torch.fx.node import map_arg
 
-from sardonyx import dtypes
+from sardonyx import dtypes, opsets
 from sardonyx.errors import Unsupported
 from sardonyx.sizes import dim_of, dims_of, expression_of
 from sardonyx.translate import control, inference, pairs, table, torchlib
@@ -431,7 +431,7 @@ def _assemble(
         opset_imports={"": g.opset},
         name="sardonyx",
     )
-    model = ir.Model(graph, ir_version=10, producer_name="sardonyx")
+    model = ir.Model(graph, ir_version=opsets.IR_VERSION, producer_name="sardonyx")
     return Translation(model, inputs, weights, [draw for _, draw in drawn], run.own)
 
 

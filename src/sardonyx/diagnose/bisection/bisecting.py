@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
@@ -20,6 +19,7 @@ from sardonyx.diagnose.comparison.trace import TorchTrace
 from sardonyx.diagnose.comparison.way import Way
 from sardonyx.errors import OptionError
 from sardonyx.options import Options
+from sardonyx.timing import in_turns
 
 By: TypeAlias = Literal["result", "time"]
 
@@ -237,13 +237,5 @@ class _Slower:
     def ratio(self, one: Callable[[], Any], other: Callable[[], Any]) -> float:
         """By the medians of calls that take turns, or by the quickest where that says less."""
         one(), other()
-        rounds = [(seconds(one), seconds(other)) for _ in range(_ROUNDS)]
-        ones, others = zip(*rounds, strict=True)
+        ones, others = in_turns([one, other], rounds=_ROUNDS)
         return float(min(median(ones) / max(median(others), 1e-9), min(ones) / max(min(others), 1e-9)))
-
-
-def seconds(call: Callable[[], Any]) -> float:
-    """What a call takes."""
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start

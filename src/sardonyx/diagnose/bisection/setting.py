@@ -69,7 +69,7 @@ class Settings:
         return [_name(part) for part in plan(self._rewritten(context)).parts]
 
     def _level_names(self, context: Sequence[Item]) -> list[str]:
-        off = self.options.engine != "onnxruntime" or self._level == level("none")
+        off = not find_engine(self.options.engine).takes_session_options or self._level == level("none")
         return [] if off else ["graph_optimization_level"]
 
     def _optimizer_names(self, context: Sequence[Item]) -> list[str]:
@@ -128,7 +128,7 @@ class Settings:
                 chosen["engine_options"][key] = value
             else:
                 (session["config"] if where == "config" else session)[key] = value
-        if self.options.engine == "onnxruntime":
+        if find_engine(self.options.engine).takes_session_options:
             self._set_level(session, names)
         chosen["engine_options"] = chosen["engine_options"] or None
         session = {key: value for key, value in session.items() if value not in ({}, None)}

@@ -13,7 +13,7 @@ from sardonyx.diagnose.comparison.result import Comparison, Row, ranked
 from sardonyx.diagnose.comparison.subject import Model, Place, Subject, is_onnx, subject_of
 from sardonyx.diagnose.comparison.trace import Trace, trace_of
 from sardonyx.diagnose.comparison.way import PLAIN, Given, Way
-from sardonyx.engines.registry import find as find_engine
+from sardonyx.engines.registry import opset_of_files
 from sardonyx.errors import OptionError
 
 _BUDGET = 2**28
@@ -91,7 +91,7 @@ def opset_for(ways: Sequence[Way]) -> int | None:
     chosen = [way.options for way in ways if way.options is not None]
     if not chosen:
         return None
-    return min(x.opset or min(23, find_engine(x.engine).opset(torch.device("cpu"), frozenset())) for x in chosen)
+    return min(map(opset_of_files, chosen))
 
 
 def _translator(ways: Sequence[Given] | None) -> str:

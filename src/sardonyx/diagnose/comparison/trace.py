@@ -334,9 +334,10 @@ def _as_engine_runs(model: ir.Model, options: Options, feeds: Feeds) -> tuple[ir
     model, and values are fetched from that.
     """
     given = options.session_options or {}
-    known = isinstance(given, Mapping)
-    off = level("none") if options.engine == "onnxruntime" else None
-    if options.engine != "onnxruntime" or not known or given.get("graph_optimization_level") == off:
+    if not find_engine(options.engine).takes_session_options or not isinstance(given, Mapping):
+        return model, options
+    off = level("none")
+    if given.get("graph_optimization_level") == off:
         return model, options
     if _weight_bytes(model) > _LARGEST:
         log.warning("the weights are too large to ask onnxruntime for its model: values are fetched as they come")

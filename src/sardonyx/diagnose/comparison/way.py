@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import OptionError
 from sardonyx.options import Options
 
@@ -71,8 +72,9 @@ class Way:
 
     def plain(self) -> Way:
         """The same engine with nothing that rewrites: no rules, no kernels, no optimizations of its own, no flags."""
-        engine = self.options.engine if self.options else "onnxruntime"
-        return Way.of(PLAIN if engine == "onnxruntime" else f"{engine}:optimize=none")
+        engine = (self.options or Options()).engine
+        level = ",level=none" if find_engine(engine).takes_session_options else ""
+        return Way.of(f"{engine}:optimize=none{level}")
 
     def __str__(self) -> str:
         return self.name

@@ -20,8 +20,6 @@ from sardonyx.telemetry.picture import Picture
 
 _MOST_WEIGHTS = 2**30
 """Bytes of weights up to which a session writes the model it made, weights inside, for names of fused nodes."""
-PROFILED = "onnxruntime"
-"""The engine that tells the times of nodes."""
 
 
 def profiling(given: Any, folder: Path, weights: int) -> dict[str, Any]:
@@ -53,7 +51,7 @@ class Watched(Runner):
         self.picture = Picture.of_bytes(job.model)
         self.seconds: list[float] = []
         self._folder = Path(tempfile.mkdtemp(prefix="sardonyx-profile-"))
-        self._profiled = self._load() if self.engine == PROFILED else None
+        self._profiled = self._load() if find_engine(self.engine).takes_session_options else None
         self.is_profiled = False
         self._runs = self._skip = 0
 

@@ -11,6 +11,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from sardonyx.opsets import IR_VERSION
+
 Array: TypeAlias = np.ndarray[Any, Any]
 Arrays: TypeAlias = Mapping[str, Array]
 
@@ -36,7 +38,14 @@ class Case:
         """All of a model."""
         weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
         ends = frozenset(x.name for x in model.graph.output)
-        return cls(tuple(model.graph.node), weights, inputs, ends, tuple(model.opset_import), min(model.ir_version, 10))
+        return cls(
+            tuple(model.graph.node),
+            weights,
+            inputs,
+            ends,
+            tuple(model.opset_import),
+            min(model.ir_version, IR_VERSION),
+        )
 
     def of_nodes(self, nodes: Sequence[onnx.NodeProto]) -> Case:
         """The same with fewer nodes."""

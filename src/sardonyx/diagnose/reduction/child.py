@@ -6,7 +6,6 @@ import os
 import resource
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -29,6 +28,7 @@ from sardonyx.engines.ortvalue import from_torch
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.native.session import onnxruntime
 from sardonyx.options import Options
+from sardonyx.timing import in_turns
 
 
 def serve(connection: Connection) -> None:
@@ -96,7 +96,8 @@ def _judged(request: Request) -> Outcome:
     except Exception as error:
         return replace(raised(error), kind="incomparable")
     if request.timed:
-        return Outcome("ran", error=_seconds(call) / max(_seconds(other), 1e-9))
+        ours, others = in_turns([call, other], rounds=_ROUNDS)
+        return Outcome("ran", error=min(ours) / max(min(others), 1e-9))
     return _compared(found, expected, request)
 
 
@@ -147,17 +148,9 @@ def _by_reference(model: bytes, options: Options, feeds: dict[str, torch.Tensor]
     return lambda: [tensor_of(np.asarray(x)) for x in evaluator.run(None, given)]
 
 
+_ROUNDS = 3
 _DIRECTLY = {"onnxruntime": _by_onnxruntime, "reference": _by_reference}
 """Engines that a candidate is handed to as it is: what the package finds out about a graph takes longer than to run."""
-
-
-def _seconds(call: Any) -> float:
-    taken = []
-    for _ in range(3):
-        start = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - start)
-    return min(taken)
 
 
 if __name__ == "__main__":

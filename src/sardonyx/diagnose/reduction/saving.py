@@ -21,6 +21,7 @@ from sardonyx.diagnose.comparison.trace import run
 from sardonyx.diagnose.comparison.way import Way
 from sardonyx.diagnose.reduction.case import Case
 from sardonyx.diagnose.reduction.traced import TracedCase
+from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import SardonyxError
 from sardonyx.options import Options
 from sardonyx.telemetry.repro_code import class_of, constants_of, operators_of
@@ -158,7 +159,7 @@ def _expect(folder: Path, case: Case, against: Way) -> float:
 def _running(folder: Path, options: Options) -> str:
     """The lines that run the model: onnxruntime's alone where nothing of this package is at work."""
     alone = options.optimize in ("none", False) and options.native is not True
-    if options.engine != "onnxruntime" or not alone:
+    if not find_engine(options.engine).takes_session_options or not alone:
         return _BY_SARDONYX.replace("{options}", _keywords(options))
     given = options.session_options if isinstance(options.session_options, Mapping) else {}
     lines = [f"options.add_session_config_entry({k!r}, {str(v)!r})" for k, v in given.get("config", {}).items()]

@@ -151,12 +151,10 @@ class TracedCase:
 
     def expected(self) -> list[Array]:
         """The same, as the outputs of the exported model: in its order, complex numbers as pairs."""
-        from sardonyx.doors.program import Output
-
         found: dict[int, torch.Tensor] = {}
-        for result, right in zip(self._program.calling.results, self.results(), strict=True):
-            if isinstance(result, Output):
-                found[result.index] = torch.view_as_real(right.resolve_conj()) if right.is_complex() else right
+        for result, right in zip(self._program.calling.binding.results, self.results(), strict=True):
+            if result.output is not None:
+                found[result.output] = torch.view_as_real(right.resolve_conj()) if right.is_complex() else right
         return [dtypes.to_array(found[index]) for index in range(len(found))]
 
 

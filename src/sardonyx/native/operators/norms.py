@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from sardonyx import opsets
 from sardonyx.native.operators.indexing import looked_up
 from sardonyx.native.region import CannotLower, Lowering, dtype_of
 from sardonyx.native.table import (
@@ -202,7 +203,7 @@ def _group_norm(r: Lowering, node: ir.Node) -> None:
     centred, _, inverse = _moments(r, apart, range(2, rank + 1), float_of(node, "epsilon", 1e-5))
     y = r.seen(r.apply("mul", centred, inverse), x.dims)
     scale, bias = (given(r, node, i) for i in (1, 2))
-    if opset_of(node) < 21:
+    if opset_of(node) < opsets.CHANNEL_SCALES:
         scale, bias = (r.seen(r.expand(r.unsqueeze(v, [1]), (groups, each)), (channels,)) for v in (scale, bias))
     _give(r, node, y, _per_channel(r, scale, rank), _per_channel(r, bias, rank))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from sardonyx import opsets
 from sardonyx.optimize.pattern import P, scalar_of
 from sardonyx.optimize.rule import Match, rule
 from sardonyx.translate.builder import MICROSOFT
@@ -35,7 +36,7 @@ _OPENED = [P.Add(P.Tanh(inner), 1.0) for inner in _INNER]
 @rule(*(P.Mul(P.Mul(opened, 0.5), "x") for opened in _OPENED))
 def tanh_gelu(m: Match) -> ir.Value:
     """x/2 · (1 + tanh(√(2/π) · (x + 0.044715·x³))) = Gelu(x; approximate=tanh)."""
-    m.require(m.g.opset >= 20, "Gelu came with opset 20")
+    m.require(m.g.opset >= opsets.GELU, "Gelu came with opset 20")
     m.require(m.x.dtype != ir.DataType.DOUBLE, "Gelu has no such kernel, and its function's constants are floats")
     m.require(m.dims(m.x) == m.dims(m.result), "it broadcasts")
     return m.g.Gelu(m.x, approximate="tanh")
@@ -48,7 +49,7 @@ _ERF = P.Add(P.Erf(P.Mul("x", 0.7071067811865476)), 1.0)
 @rule(P.Mul(P.Mul("x", 0.5), P.Add(P.Erf(P.Div("x", 1.4142135623730951)), 1.0)))
 def erf_gelu(m: Match) -> ir.Value:
     """x/2 · (1 + erf(x/√2)) = Gelu(x)."""
-    m.require(m.g.opset >= 20, "Gelu came with opset 20")
+    m.require(m.g.opset >= opsets.GELU, "Gelu came with opset 20")
     m.require(m.x.dtype != ir.DataType.DOUBLE, "Gelu has no such kernel, and its function's constants are floats")
     m.require(m.dims(m.x) == m.dims(m.result), "it broadcasts")
     return m.g.Gelu(m.x)

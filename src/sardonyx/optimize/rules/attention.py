@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from sardonyx import opsets
 from sardonyx.optimize.pattern import P, array_of, is_private, order_of, scalar_of
 from sardonyx.optimize.rule import Match, Refused, rule, rule_at
 from sardonyx.translate.builder import MICROSOFT
@@ -23,7 +24,7 @@ def attention(m: Match) -> ir.Value:
 
     Only for a constant bias that leaves every row something to look at: for other rows the operator gives zeros.
     """
-    m.require(m.g.opset >= 23, "Attention came with opset 23")
+    m.require(m.g.opset >= opsets.ATTENTION, "Attention came with opset 23")
     m.require(m.v.dtype == ir.DataType.FLOAT, "no such kernel")
     rank = len(m.dims(m.scores))
     m.require(rank in (3, 4) and m.attribute(m.weights, "axis", -1) in (-1, rank - 1), "not along the keys")

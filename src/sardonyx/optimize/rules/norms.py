@@ -7,6 +7,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from sardonyx import opsets
 from sardonyx.optimize.pattern import P, array_of, scalar_of
 from sardonyx.optimize.rule import Match, rule
 
@@ -43,7 +44,7 @@ def layer_norm(m: Match) -> ir.Value:
 @rule(P.Mul("x", P.Reciprocal(_ROOT, _shared=True)), P.Div("x", _ROOT))
 def rms_norm(m: Match) -> ir.Value:
     """x / √(mean(x²) + ε) = RMSNormalization(x, 1; ε)."""
-    m.require(m.g.opset >= 23, "RMSNormalization came with opset 23")
+    m.require(m.g.opset >= opsets.ATTENTION, "RMSNormalization came with opset 23")
     _check(m, m.square)
     return m.g.RMSNormalization(m.x, _ones(m), axis=-1, epsilon=scalar_of(m.eps))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from sardonyx import opsets
 from sardonyx.optimize.pattern import P, array_of, order_of
 from sardonyx.optimize.rule import Match, Refused, rule
 from sardonyx.sizes import Dim, Dims
@@ -17,7 +18,7 @@ _HALVES_SWAPPED = P.Concat(
 @rule(P.Add(P.Mul("x", "cos"), P.Mul(_HALVES_SWAPPED, "sin")))
 def rotary_embedding(m: Match) -> ir.Value:
     """x·cos + concat(−x₂, x₁)·sin = RotaryEmbedding(x, cos₁, sin₁), where both halves of cos, and of sin, are equal."""
-    m.require(m.g.opset >= 23, "RotaryEmbedding came with opset 23")
+    m.require(m.g.opset >= opsets.ATTENTION, "RotaryEmbedding came with opset 23")
     m.require(m.x.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16), "no such kernel")
     batch, _, length, _ = _four(m, m.x)
     m.require(0 not in m.dims(m.x), "it is empty")

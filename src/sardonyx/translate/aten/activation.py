@@ -7,7 +7,7 @@ import math
 import onnx_ir as ir
 import torch
 
-from sardonyx import dtypes
+from sardonyx import dtypes, opsets
 from sardonyx.translate.builder import Builder, Operand
 from sardonyx.translate.table import aten
 
@@ -21,7 +21,7 @@ def relu(g: Builder, x: Value) -> Value:
 
 @aten("gelu")
 def gelu(g: Builder, x: Value, *, approximate: str = "none") -> Value:
-    if g.opset >= 20 and (approximate == "none" or g.dtype(x) != torch.float64):
+    if g.opset >= opsets.GELU and (approximate == "none" or g.dtype(x) != torch.float64):
         return g.Gelu(x, approximate=approximate)
     dtype = dtypes.summing(g.dtype(x))
     x = g.cast(x, dtype)

@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from sardonyx import dtypes
+from sardonyx import dtypes, opsets
 from sardonyx.errors import Unsupported
 from sardonyx.translate.aten.activation import softmax_or_zero
 from sardonyx.translate.builder import Builder
@@ -23,7 +23,7 @@ def _attention(
     if dropout:
         raise Unsupported("attention with dropout")
     q, k, v, mask = _widened(g, q, k, v, mask)
-    if g.opset < 23 or g.rank(q) != 4 or g.rank(k) != 4 or _is_plain_double(g, q, k, scale):
+    if g.opset < opsets.ATTENTION or g.rank(q) != 4 or g.rank(k) != 4 or _is_plain_double(g, q, k, scale):
         return _composed(g, q, k, v, mask, causal, scale)
     y = g.Attention(q, k, v, _fitting(g, mask), is_causal=int(causal), scale=scale)
     return g.shaped(y, [*g.dims(q)[:-1], g.dims(v)[-1]])

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from sardonyx import dtypes
+from sardonyx import dtypes, opsets
 from sardonyx.errors import Unsupported
 from sardonyx.sizes import Dim
 from sardonyx.translate import pairs
@@ -159,7 +159,7 @@ def _constant(g: Builder, array: np.ndarray) -> Value:
 
 def _by_engine(g: Builder, x: Value, sign: int, power: float) -> Value:
     """The engine's DFT. Its inverse transform divides in single precision, so the forward one serves for both."""
-    if g.opset < 20:
+    if g.opset < opsets.GELU:
         raise Unsupported(f"a Fourier transform of this size before opset 20 (this is {g.opset})")
     dims = g.dims(x)
     x = g.cast(pairs.mark(g.reshape(x, [math.prod(dims[:-2]), *dims[-2:]])), torch.complex128)

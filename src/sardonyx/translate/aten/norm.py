@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 import torch
 
-from sardonyx import dtypes
+from sardonyx import dtypes, opsets
 from sardonyx.errors import Unsupported
 from sardonyx.sizes import Dim
 from sardonyx.translate.aten.indexing import count_of
@@ -120,7 +120,7 @@ def rms_norm(
     eps = torch.finfo(dtype).eps if eps is None else eps
     if weight is None:
         weight = g.expand(g.scalar(1, g.dtype(x)), list(shape))
-    if g.opset >= 23:
+    if g.opset >= opsets.ATTENTION:
         return g.RMSNormalization(x, g.cast(weight, g.dtype(x)), axis=-len(shape), epsilon=eps)
     wide = g.cast(x, dtype)
     mean = g.ReduceMean(g.Mul(wide, wide), g.ints(list(range(-len(shape), 0))), keepdims=1)

@@ -9,6 +9,7 @@ from itertools import product
 import onnx_ir as ir
 import torch
 
+from sardonyx import opsets
 from sardonyx.errors import Unsupported
 from sardonyx.sizes import Dim
 from sardonyx.translate.aten.indexing import count_of
@@ -27,8 +28,8 @@ _SHARPNESS = -0.75
 def grid_sampler(
     g: Builder, x: Value, grid: Value, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> Value:
-    names = ("linear", "nearest", "cubic") if g.opset >= 20 else ("bilinear", "nearest", "bicubic")
-    if g.opset < 20 and g.rank(x) != 4:
+    names = ("linear", "nearest", "cubic") if g.opset >= opsets.GELU else ("bilinear", "nearest", "bicubic")
+    if g.opset < opsets.GELU and g.rank(x) != 4:
         raise Unsupported("sampling of volumes before opset 20")
     mode = names[interpolation_mode]
     edge = ("zeros", "border", "reflection")[padding_mode]

@@ -1,0 +1,41 @@
+"""A compiled graph, as AOTAutograd calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from sardonyx.run.region import CompiledRegion
+
+BoxedCall: TypeAlias = Callable[[list[Any]], Sequence[Any]]
+"""Takes a list of arguments, which it clears so that tensors nobody needs can go."""
+
+
+@dataclass(frozen=True)
+class CompiledGraph:
+    """A compiled graph, and what it consists of."""
+
+    run: BoxedCall
+    region: CompiledRegion | None = None
+    """The one region that all of the graph became; None where torch runs parts of it."""
+
+    @classmethod
+    def of(cls, compiled: CompiledRegion | torch.fx.GraphModule) -> CompiledGraph:
+        """From one region, or from a graph that calls regions."""
+        if isinstance(compiled, CompiledRegion):
+            return cls(compiled.run_boxed, compiled)
+        return cls(_boxed(compiled))
+
+
+def _boxed(graph: torch.fx.GraphModule) -> BoxedCall:
+    def run(args: list[Any]) -> Sequence[Any]:
+        given = tuple(args)
+        args.clear()
+        results: Sequence[Any] = graph(*given)
+        return results
+
+    run._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's convention
+    return run
