@@ -30,8 +30,6 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PEERS  := $(VENV)/.peers
 DTYPES := float32,float64,float16,bfloat16,int64,int32,int16,int8,uint8,uint16,uint32,uint64,bool
-# A device that is registered stays for as long as the process runs, and other tests are not about it.
-EAGER  := tests/eager src/sardonyx/eager
 PAGE   := $(BIN)/python -m tests.ops.page docs/operators.json docs/eager-operators.json docs/operators.md
 MINUTES ?= 20
 FUZZ_MINUTES ?= 60
@@ -60,9 +58,7 @@ demo: setup
 	$(BIN)/python examples/demo.py
 
 test: setup
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --maxfail 25 --durations 8 $(EAGER:%=--ignore %)
-	SARDONYX_EAGER=native $(BIN)/python -m pytest --numprocesses 2 --maxfail 25 $(EAGER)
-	SARDONYX_EAGER=python $(BIN)/python -m pytest --numprocesses 2 --maxfail 25 tests/eager --ignore tests/eager/test_onnx_operators.py
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --maxfail 25 --durations 8
 
 lint: setup
 	$(BIN)/ruff check .

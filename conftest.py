@@ -2,15 +2,55 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+EAGER = ("tests/eager", "src/sardonyx/eager")
+SHARED = "SARDONYX_TESTS_SHARED"
+"""The variable that tells processes started by tests which folder they share."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave the device's tests to tests/test_eager.py, unless the command line names them.
+
+    A registered device stays for the life of the process, and the other tests are not about it.
+    """
+    if collection_path not in [config.rootpath / folder for folder in EAGER]:
+        return None
+    asked = [Path(config.invocation_params.dir, argument.partition("::")[0]).resolve() for argument in config.args]
+    return None if any(collection_path in (path, *path.parents) for path in asked) else True
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest, so that several processes end at the same time."""
+    items.sort(key=lambda item: item.path.name != "test_eager.py")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many tests of the device the processes ran that tests/test_eager.py started."""
+    for report in terminalreporter.getreports("passed"):
+        for name, result in report.user_properties:
+            if name.startswith("executor "):
+                terminalreporter.write_line(f"{name}: {result}")
 
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What tests compile is kept for other tests of the same process, and never in the user's own folder."""
     with pytest.MonkeyPatch.context() as patch:
+        shared = _shared(tmp_path_factory)
+        patch.setenv(SHARED, str(shared))
         patch.setenv("SARDONYX_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("home")))  # an Options object reads no variable
+        patch.setenv("XDG_CACHE_HOME", str(shared / "home"))  # an Options object reads no variable
         yield
+
+
+def _shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for all processes of a run: the device's core, which takes long to build, is built once."""
+    if SHARED in os.environ:
+        return Path(os.environ[SHARED])
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from sardonyx.engines import Availability, Engine, Job, Runner, artifacts
 from sardonyx.errors import EngineError
 from sardonyx.options import Options
 
-from .test_disk import children, exit_codes
+from .processes import Arrivals, children, exit_codes
 
 
 class Scaling(Runner):
@@ -33,10 +32,12 @@ class Compiler(Engine):
 
     name = "compiler"
 
-    def __init__(self, marks: Path, identity: str | None = "1.0", seconds: float = 0.0) -> None:
-        self._marks, self._identity, self._seconds = marks, identity, seconds
+    def __init__(self, marks: Path, identity: str | None = "1.0") -> None:
+        self._marks, self._identity = marks, identity
         self.refusals = 0
         """How many loads to refuse."""
+        self.arrivals: Arrivals | None = None
+        """Processes to wait for while compiling."""
 
     def probe(self) -> Availability:
         return Availability(self.name, "1.0")
@@ -47,7 +48,8 @@ class Compiler(Engine):
     def compile(self, job: Job, folder: Path) -> None:
         with self._marks.open("a") as file:
             file.write("compiled\n")
-        time.sleep(self._seconds)
+        if self.arrivals is not None:
+            self.arrivals.wait()
         (folder / "weight").write_text(str(job.weights["w"].item()))
 
     def load(self, job: Job, artifact: Path | None) -> Runner:
@@ -192,10 +194,11 @@ def test_an_artifact_that_does_not_load_right_away_is_not_kept(engine: Compiler,
     assert engine.compilations == 2
 
 
-def test_of_eight_processes_one_compiles(tmp_path: Path, job: Job) -> None:
-    engine = Compiler(tmp_path / "marks", seconds=0.3)
+def test_of_eight_processes_one_compiles(engine: Compiler, job: Job) -> None:
+    engine.arrivals = arrivals = Arrivals(8)
 
     def work(index: int) -> None:
+        arrivals.arrive()
         assert result(engine, job) == 20.0
 
     assert exit_codes(children(8, work)) == [0] * 8

@@ -23,7 +23,7 @@ pytest.importorskip("jinja2", reason="the extra 'report' is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here")
 
-_PATIENCE = 60
+_PATIENCE = 600
 
 
 class Browser:
@@ -287,7 +287,7 @@ def test_tables_can_be_copied(browser: Browser, page: Path) -> None:
     browser.open(page)
     button = "document.querySelector('#environment-title .copy')"
     browser.value(f"{button}.click()")
-    for _ in range(600):
+    for _ in range(6000):
         if browser.value(f"{button}.dataset.copied"):
             break
         time.sleep(0.05)

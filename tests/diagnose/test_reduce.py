@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import sardonyx
-from sardonyx import OptionError, SardonyxError
-from sardonyx.diagnose import Way, reduce
+from sardonyx import OptionError, SardonyxError, diagnose
+from sardonyx.diagnose import Way
 from sardonyx.diagnose.reduction import child, reducing
 from sardonyx.diagnose.reduction.case import Case
 from sardonyx.diagnose.reduction.failing import alike
@@ -26,8 +26,10 @@ from sardonyx.diagnose.reduction.worker import Outcome, Request, Worker
 from sardonyx.options import Options
 from sardonyx.toolchain import compiler
 from sardonyx.translate import table
+from tests.clock import Clock
 
 N = helper.make_node
+reduce = partial(diagnose.reduce, minutes=60)  # searches end by themselves, however slow the machine is
 GELU = "onnxruntime:optimize=none,config.optimization.enable_gelu_approximation=1"
 X = np.random.default_rng(0).standard_normal((4, 8)).astype("f") * 2
 
@@ -209,17 +211,30 @@ def test_the_best_so_far_is_kept_at_an_interrupt() -> None:
     assert found.nodes == asked[2] < 35
 
 
-def test_a_candidate_that_takes_too_long_is_ended() -> None:
+def endless() -> onnx.ModelProto:
+    """A loop whose condition always holds."""
+    body = helper.make_graph(
+        [N("Identity", ["going"], ["goes_on"]), N("Neg", ["value"], ["next"])],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("going", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("value", TensorProto.FLOAT, [4, 8]),
+        ],
+        [
+            helper.make_tensor_value_info("goes_on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("next", TensorProto.FLOAT, [4, 8]),
+        ],
+    )
+    return chain(1, [N("Loop", ["", "true", "in"], ["out"], body=body)], {"true": np.array(True)})
+
+
+def test_a_candidate_that_takes_too_long_is_ended(worker: Worker) -> None:
     options = Way.of("onnxruntime:optimize=none").options
     assert options is not None
-    worker = Worker(["onnxruntime"])
-    try:
-        case = Case.of(approximated(300), {"x": X})
-        request = Request(case.model().SerializeToString(), case.feeds(), options, limit=1e-4)
-        assert worker(request).kind == "timeout"
-        assert worker(Request(request.model, request.feeds, options)).kind == "ran"
-    finally:
-        worker.close()
+    slow, quick = endless().SerializeToString(), approximated(5).SerializeToString()
+    assert worker(Request(slow, {"x": X}, options, limit=0.1)).kind == "timeout"
+    assert worker(Request(quick, {"x": X}, options)).kind == "ran"
 
 
 def test_a_process_that_died_is_replaced() -> None:
@@ -250,16 +265,16 @@ class InProcess(Worker):
         return child._judged(request)
 
 
-def test_what_is_slow_is_cut_to_the_node_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that sleeps; `slower` is far from what other programs on the machine may do."""
+def test_what_is_slow_is_cut_to_the_node_that_is(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    """By a made-up clock, a model with one kernel in it takes a hundred times as long."""
     real = child._call
 
-    def sleeping(model: bytes, options: Options, feeds: Any) -> Any:
+    def slowed(model: bytes, options: Options, feeds: Any) -> Any:
         found = real(model, options, feeds)()
-        asleep = 0.01 if options.engine == "onnxruntime" and b"Erf" in model else 0.0
-        return lambda: time.sleep(asleep) or found
+        seconds = 1.0 if options.engine == "onnxruntime" and b"Erf" in model else 0.01
+        return lambda: clock.sleep(seconds) or found
 
-    monkeypatch.setattr(child, "_call", sleeping)
+    monkeypatch.setattr(child, "_call", slowed)
     monkeypatch.setattr(reducing, "Worker", InProcess)
     found = reduce(approximated(12), X, fails="slow", slower=30.0)
     assert found.kind == "slow"

@@ -148,7 +148,7 @@ def test_a_figure_tells_its_source_and_takes_the_pages_colour(name: str) -> None
 def run(book: Any, folder: Path) -> Any:
     pytest.importorskip("ipykernel", reason="pages run in kernels: pip install -e '.[docs]'")
     client = pytest.importorskip("nbclient", reason="pages run in kernels: pip install -e '.[docs]'")
-    return client.NotebookClient(book, resources={"metadata": {"path": str(folder)}}, timeout=120).execute()
+    return client.NotebookClient(book, resources={"metadata": {"path": str(folder)}}, timeout=1200).execute()
 
 
 PLACES = """# Title

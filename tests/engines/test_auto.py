@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from sardonyx.engines import Availability, Engine, Job, Runner, auto, registry
 from sardonyx.engines.auto import Auto, _Contest
 from sardonyx.errors import EngineError, OptionError
 from sardonyx.telemetry.report import Choice, collecting
+from tests.clock import Clock
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
@@ -26,27 +26,37 @@ def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SARDONYX_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def contender(name: str, seconds: float = 0.0, result: float = 1.0) -> Callable[[], tuple[str, Any]]:
-    def call() -> list[torch.Tensor]:
-        time.sleep(seconds)
-        return [torch.tensor([result])]
+Contender = Callable[..., Callable[[], tuple[str, Any]]]
 
-    return lambda: (name, call)
+
+@pytest.fixture
+def contender(clock: Clock) -> Contender:
+    """Makes a candidate by its name, the seconds that a call takes and its result."""
+
+    def prepare(name: str, seconds: float = 0.01, result: float = 1.0) -> Callable[[], tuple[str, Any]]:
+        def call() -> list[torch.Tensor]:
+            clock.sleep(seconds)
+            return [torch.tensor([result])]
+
+        return lambda: (name, call)
+
+    return prepare
 
 
 def failing() -> Any:
     raise EngineError("it has no such operator")
 
 
-def decided(expected: Any = None, seconds: float = 1.0, **contenders: Any) -> tuple[Choice, str]:
-    choice, winner = _Contest(contenders, expected, seconds).decide()
+def decided(expected: Any = None, **contenders: Any) -> tuple[Choice, str]:
+    choice, winner = _Contest(contenders, expected, 1.0).decide()
     assert winner == choice.engine
     return choice, winner
 
 
-def test_the_fastest_wins() -> None:
+def test_the_fastest_wins(contender: Contender) -> None:
     choice, _ = decided(slow=contender("slow", 0.02), fast=contender("fast", 0.001))
     assert choice.engine == "fast"
+    assert choice.seconds == pytest.approx({"fast": 0.001, "slow": 0.02})
     assert list(choice.seconds) == ["fast", "slow"]
 
 
@@ -59,29 +69,31 @@ def test_a_tie_goes_to_the_first() -> None:
     assert contest._winner() == "second"
 
 
-def test_one_that_fails_is_passed_over_and_named() -> None:
+def test_one_that_fails_is_passed_over_and_named(contender: Contender) -> None:
     choice, winner = decided(broken=failing, works=contender("works"))
     assert winner == "works"
     assert choice.discarded == {"broken": "it has no such operator"}
 
 
-def test_one_whose_results_differ_is_discarded_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    choice, winner = decided(right=contender("right", 0.01), wrong=contender("wrong", result=2.0))
+def test_one_whose_results_differ_is_discarded_with_a_warning(
+    contender: Contender, caplog: pytest.LogCaptureFixture
+) -> None:
+    choice, winner = decided(right=contender("right"), wrong=contender("wrong", 0.001, result=2.0))
     assert winner == "right"
     assert choice.discarded == {"wrong": "its results differ"}
     assert "wrong is not chosen" in caplog.text
 
 
-def test_torchs_results_decide_where_they_are_known() -> None:
+def test_torchs_results_decide_where_they_are_known(contender: Contender) -> None:
     choice, winner = decided(
-        lambda: [torch.tensor([2.0])], first=contender("first"), second=contender("second", 0.01, result=2.0)
+        lambda: [torch.tensor([2.0])], first=contender("first", 0.001), second=contender("second", result=2.0)
     )
     assert winner == "second"
     assert choice.discarded == {"first": "its results differ"}
 
 
-def test_where_all_differ_from_torch_the_first_is_used(caplog: pytest.LogCaptureFixture) -> None:
-    _, winner = decided(lambda: [torch.tensor([7.0])], first=contender("first", 0.01), second=contender("second"))
+def test_where_all_differ_from_torch_the_first_is_used(contender: Contender, caplog: pytest.LogCaptureFixture) -> None:
+    _, winner = decided(lambda: [torch.tensor([7.0])], first=contender("first"), second=contender("second", 0.001))
     assert winner == "first"
     assert "no engine gives torch's results" in caplog.text
 
@@ -91,22 +103,22 @@ def test_where_none_works_the_error_names_all_reasons() -> None:
         decided(a=failing, b=failing)
 
 
-def test_time_is_bounded() -> None:
+def test_time_is_bounded(contender: Contender, clock: Clock) -> None:
     def slow_to_prepare() -> Any:
-        time.sleep(0.05)
+        clock.sleep(5.0)
         return contender("first")()
 
-    contest = _Contest({"first": slow_to_prepare, "second": failing}, None, 0.01)
+    contest = _Contest({"first": slow_to_prepare, "second": failing}, None, 1.0)
     choice, _ = contest.decide()
     assert choice.discarded == {"second": "no time was left to try it"}
     assert not contest.complete
 
 
 class Counting(Engine):
-    """A stand-in that computes twice its input, some milliseconds long, and counts what becomes of it."""
+    """A stand-in that computes twice its input, some milliseconds long by a made-up clock, and counts its uses."""
 
-    def __init__(self, name: str, seconds: float, factor: float = 2.0) -> None:
-        self.name, self.seconds, self.factor = name, seconds, factor
+    def __init__(self, name: str, seconds: float, clock: Clock) -> None:
+        self.name, self.seconds, self.clock = name, seconds, clock
         self.loaded = self.closed = 0
 
     def probe(self) -> Availability:
@@ -122,16 +134,16 @@ class CountingRunner(Runner):
         self.engine = engine
 
     def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:
-        time.sleep(self.engine.seconds)
-        return [torch.as_tensor(inputs[0]) * self.engine.factor]
+        self.engine.clock.sleep(self.engine.seconds)
+        return [torch.as_tensor(inputs[0]) * 2]
 
     def close(self) -> None:
         self.engine.closed += 1
 
 
 @pytest.fixture
-def stand_ins(monkeypatch: pytest.MonkeyPatch) -> dict[str, Counting]:
-    made = {name: Counting(name, seconds) for name, seconds in (("tortoise", 0.01), ("hare", 0.001))}
+def stand_ins(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> dict[str, Counting]:
+    made = {name: Counting(name, seconds, clock) for name, seconds in (("tortoise", 0.01), ("hare", 0.001))}
     find = registry.find
     monkeypatch.setattr(auto, "find", lambda name: made.get(name) or find(name))
     return made
@@ -205,7 +217,7 @@ class TestCompiled:
             pytest.skip('pip install "sardonyx[openvino]"')
 
     def compiled(self, function: Any, **options: Any) -> Any:
-        chosen = {"engine": "auto", "engine_options": {"engines": ["onnxruntime", "openvino"], "seconds": 2}}
+        chosen = {"engine": "auto", "engine_options": {"engines": ["onnxruntime", "openvino"], "seconds": 600}}
         return torch.compile(function, backend="sardonyx", options={**chosen, "fallback": "error", **options})
 
     def test_the_choice_is_in_the_report(self) -> None:

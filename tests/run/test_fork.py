@@ -13,7 +13,7 @@ from sardonyx import fork
 from sardonyx.doors import kept
 from sardonyx.errors import EngineError
 
-_LIMIT = 120
+_LIMIT = 600
 """Seconds after which a child counts as hanging, so that a failure does not block the other tests."""
 
 _SCRIPT = """

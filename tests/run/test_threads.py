@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from sardonyx import threads
+from tests.clock import Clock
 
 
 @pytest.fixture
@@ -27,10 +27,10 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def test_long_calls_are_quiet_and_short_ones_are_left_alone(pauses: list[int]) -> None:
+def test_long_calls_are_quiet_and_short_ones_are_left_alone(pauses: list[int], clock: Clock) -> None:
     long, short = threads.Quiet(), threads.Quiet()
     for _ in range(6):
-        assert long(lambda x: time.sleep(2 * threads._LONG) or x, 3) == 3
+        assert long(lambda x: clock.sleep(2 * threads._LONG) or x, 3) == 3
     assert len(pauses) == 6
     for _ in range(6):
         assert short(lambda x: x, 4) == 4

@@ -28,19 +28,6 @@ def standin(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(script(tmp_path_factory.mktemp("bin") / "onnx-mlir", "standin.py"))
 
 
-def hanging(path: Path) -> Path:
-    """A compiler that never ends, and has a child; the file beside it tells the numbers of both processes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"""#!/bin/sh
-[ "$1" = --version ] && exit
-sleep 600 & echo "$$ $!" > {path}.numbers
-echo about to hang
-sleep 600
-""")
-    path.chmod(0o755)
-    return path
-
-
 @pytest.fixture(scope="session", params=["stand-in", "onnx-mlir"])
 def compiler(request: pytest.FixtureRequest) -> str:
     """Each compiler in turn: what is tested with this fixture holds for the real one too."""

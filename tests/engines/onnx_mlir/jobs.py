@@ -18,6 +18,11 @@ from sardonyx.translate.translator import WEIGHTS_LOCATION
 
 ADD = "(float[2,3] x, float[2,3] y) => (float[2,3] z) { z = Add(x, y) }"
 SCALE = "(float[N,3] x) => (float[N,3] y) { y = Mul(x, w) }"
+TO_FILE = "--store-constants-to-file --constants-to-file-total-threshold=0 --constants-to-file-single-threshold=0"
+"""Flags by which every weight goes into a file beside the library."""
+NASTY = ["--note=$(touch pwned)", "--and=a b; touch pwned", '--quote=it\'s "so"', "--back=`touch pwned`", "--all=*"]
+QUOTED = """'--note=$(touch pwned)' "--and=a b; touch pwned" --quote=it\\'s\\ '"so"' '--back=`touch pwned`' '--all=*'"""
+"""The same flags, as one writes them for a shell."""
 
 
 def job_of(text: str, weights: Mapping[str, torch.Tensor] | None = None, **options: Any) -> Job:

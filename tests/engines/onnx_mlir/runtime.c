@@ -122,9 +122,9 @@ static int map_constants(void **address, const char *name, int64_t size) {
   return 1;
 }
 
-/* Waits until another thread has written to standin_go; gives up after a while. */
+/* Waits until another thread has written to standin_go; gives up after some minutes. */
 static int wait_for_go(void) {
-  for (int i = 0; i < 2000 && !standin_go; i++) nanosleep(&(struct timespec){0, 5000000}, NULL);
+  for (int i = 0; i < 60000 && !standin_go; i++) nanosleep(&(struct timespec){0, 5000000}, NULL);
   return standin_go;
 }
 

@@ -13,9 +13,9 @@ from sardonyx.engines.onnx_mlir import OnnxMlir
 from sardonyx.errors import EngineError, MissingDependency, OptionError
 from sardonyx.options import Options
 
-from .conftest import hanging, script
-from .jobs import ADD, built, job_of
-from .test_failures import NASTY, QUOTED, ended
+from .conftest import script
+from .hanging import cut_off, ended, expire, hanging
+from .jobs import ADD, NASTY, QUOTED, built, job_of
 
 IMAGE = "ghcr.io/onnxmlir/onnx-mlir"
 
@@ -157,10 +157,13 @@ def test_an_image_is_no_flag(daemon: Daemon) -> None:
         OnnxMlir().identity(Options(compiler_image="--privileged"))
 
 
-def test_a_container_that_takes_too_long_is_killed_by_its_name(daemon: Daemon, tmp_path: Path) -> None:
+def test_a_container_that_takes_too_long_is_killed_by_its_name(
+    daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slow = hanging(daemon.root / "bin" / "onnx-mlir")
-    with pytest.raises(EngineError, match="did not finish in 2 s"):
-        built(job(engine_options={"timeout": 2}), tmp_path / "artifact")
+    cut_off(monkeypatch, slow, expire)
+    with pytest.raises(EngineError, match="did not finish in 100 s"):
+        built(job(engine_options={"timeout": 100}), tmp_path / "artifact")
     assert (daemon.root / "killed").read_text() == daemon.run[daemon.run.index("--name") + 1]
     assert ended(slow)
 

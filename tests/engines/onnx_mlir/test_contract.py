@@ -16,9 +16,7 @@ from sardonyx.engines.engine import Runner
 from sardonyx.engines.onnx_mlir import OnnxMlir
 from sardonyx.errors import EngineError
 
-from .jobs import ADD, SCALE, built, job_of
-
-TO_FILE = "--store-constants-to-file --constants-to-file-total-threshold=0 --constants-to-file-single-threshold=0"
+from .jobs import ADD, SCALE, TO_FILE, built, job_of
 
 
 @pytest.fixture(scope="module")

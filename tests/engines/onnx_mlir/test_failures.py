@@ -8,7 +8,6 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,8 @@ from sardonyx.errors import EngineError, MissingDependency, OptionError
 from sardonyx.options import Options
 from tests.memory import growth
 
-from .conftest import hanging
-from .jobs import ADD, SCALE, built, job_of
-from .test_contract import TO_FILE
+from .hanging import cut_off, ended, expire, hanging
+from .jobs import ADD, NASTY, QUOTED, SCALE, TO_FILE, built, job_of
 
 
 def failing(standin: str, how: str, folder: Path, **options: object) -> EngineError:
@@ -58,60 +56,31 @@ def test_a_compiler_that_crashes(standin: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_compiler_that_takes_too_long_is_killed_with_its_children(tmp_path: Path) -> None:
+def test_a_compiler_that_takes_too_long_is_killed_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slow, folder = hanging(tmp_path / "onnx-mlir"), tmp_path / "artifact"
+    cut_off(monkeypatch, slow, expire)
     with pytest.raises(EngineError) as caught:
-        built(job_of(ADD, compiler_path=str(slow), engine_options={"timeout": 1}), folder)
-    assert "did not finish in 1 s, and was stopped" in caught.value.what
+        built(job_of(ADD, compiler_path=str(slow), engine_options={"timeout": 100}), folder)
+    assert "did not finish in 100 s, and was stopped" in caught.value.what
     assert "about to hang" in caught.value.what
     assert caught.value.hint == 'engine_options={"timeout": seconds} gives it longer'
     assert ended(slow)
     assert list(folder.iterdir()) == []
 
 
-def test_an_interrupt_kills_the_compiler_with_its_children(tmp_path: Path) -> None:
+def test_an_interrupt_kills_the_compiler_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow, folder = hanging(tmp_path / "onnx-mlir"), tmp_path / "artifact"
-    main = threading.get_ident()
-
-    def interrupt() -> None:
-        wait_until(lambda: numbers(slow))
-        time.sleep(1)  # until the program that started it waits for it: before that, nobody knows what to kill
-        signal.pthread_kill(main, signal.SIGINT)
-
+    cut_off(monkeypatch, slow, lambda process, timeout: signal.raise_signal(signal.SIGINT))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what runs behind it ignore it
     try:
-        threading.Thread(target=interrupt).start()
         with pytest.raises(KeyboardInterrupt):
             built(job_of(ADD, compiler_path=str(slow)), folder)
     finally:
         signal.signal(signal.SIGINT, before)
     assert ended(slow)
     assert list(folder.iterdir()) == []
-
-
-def numbers(slow: Path) -> list[int]:
-    """The processes of a compiler that hangs."""
-    written = Path(f"{slow}.numbers")
-    return [int(word) for word in written.read_text().split()] if written.exists() else []
-
-
-def ended(slow: Path) -> bool:
-    """Whether its processes are gone, or wait to be forgotten."""
-    stats = [Path(f"/proc/{number}/stat") for number in numbers(slow)]
-
-    def over() -> bool:
-        return all(not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX" for stat in stats)
-
-    return bool(stats) and wait_until(over)
-
-
-def wait_until(holds: Callable[[], object], seconds: float = 20) -> bool:
-    end = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def test_a_program_that_cannot_be_started(tmp_path: Path) -> None:
@@ -233,10 +202,11 @@ def test_other_threads_run_during_a_call(standin: str, tmp_path: Path) -> None:
     library, x = opened(tmp_path), torch.ones(2, 3)
 
     def let_go() -> None:
-        wait_until(lambda: ctypes.c_int64.in_dll(library, "standin_runs").value)
+        while not ctypes.c_int64.in_dll(library, "standin_runs").value:
+            time.sleep(0.01)
         ctypes.c_int.in_dll(library, "standin_go").value = 1
 
-    threading.Thread(target=let_go).start()
+    threading.Thread(target=let_go, daemon=True).start()
     assert torch.equal(run([x, x])[0], x + x)  # with the GIL held it would wait in vain, and fail
 
 
@@ -257,9 +227,6 @@ def test_libraries_with_constants_are_loaded_by_several_threads(standin: str, tm
 
 
 # Options
-
-NASTY = ["--note=$(touch pwned)", "--and=a b; touch pwned", '--quote=it\'s "so"', "--back=`touch pwned`", "--all=*"]
-QUOTED = """'--note=$(touch pwned)' "--and=a b; touch pwned" --quote=it\\'s\\ '"so"' '--back=`touch pwned`' '--all=*'"""
 
 
 def test_flags_reach_the_compiler_as_they_are(standin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
