@@ -27,8 +27,8 @@ from sardonyx.options import Options
 from sardonyx.passes import Context, Pass
 from sardonyx.run.binding import Binding
 from sardonyx.run.builds import Assumptions, Built, Recipe
+from sardonyx.run.cpu_backed import DEVICES as hosted_devices
 from sardonyx.run.graph import CompiledGraph
-from sardonyx.run.hosted import DEVICES as hosted_devices
 from sardonyx.run.region import CompiledRegion
 from sardonyx.telemetry import dump
 from sardonyx.telemetry.page import page_of

@@ -24,7 +24,7 @@ def assert_same(got: torch.Tensor, want: torch.Tensor) -> None:
 
 
 def kinds(program: sardonyx.Program) -> dict[str, str]:
-    return {argument.path: argument.kind for argument in program.calling.arguments}
+    return {argument.path: argument.kind for argument in program.call_spec.arguments}
 
 
 # Numbers

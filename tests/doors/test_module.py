@@ -546,7 +546,7 @@ def test_threads_that_come_first_together_build_once_and_agree() -> None:
 
 
 def test_an_interrupted_build_leaves_a_module_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sardonyx.doors import signatures
+    from sardonyx.doors import session_cache
 
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
@@ -554,7 +554,7 @@ def test_an_interrupted_build_leaves_a_module_that_works(monkeypatch: pytest.Mon
     model = scaled()
     compiled = sardonyx.compile(model)
     with monkeypatch.context() as patched:
-        patched.setattr(signatures, "compile_graph", interrupted)
+        patched.setattr(session_cache, "compile_graph", interrupted)
         with pytest.raises(KeyboardInterrupt):
             compiled.twice(torch.ones(2, 4))
     assert "forward" not in vars(model)

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 import pytest
 
 from sardonyx import fork
-from sardonyx.doors import kept
+from sardonyx.doors import module_store
 from sardonyx.errors import EngineError
 
 _LIMIT = 600
@@ -93,8 +93,8 @@ def test_an_engine_that_cannot_make_its_threads_again_refuses_at_once() -> None:
 
 
 def test_a_comparison_that_the_fork_cut_off_makes_a_kept_model_stale() -> None:
-    restored = kept.Restored.__new__(kept.Restored)
+    restored = module_store.StoredModel.__new__(module_store.StoredModel)
     restored._verdict = Future()
     restored.forked()
-    with pytest.raises(kept.Stale):
+    with pytest.raises(module_store.StaleModel):
         restored([])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sardonyx.run.snapshot import Numbers, Snapshot
+from sardonyx.run.snapshot import NumberSnapshot, Snapshot
 
 
 def test_nothing_changed() -> None:
@@ -41,6 +41,6 @@ def test_empty_and_strided_tensors() -> None:
 
 def test_numbers_tell_which_changed() -> None:
     args = [torch.tensor(1.5), torch.tensor(2.5)]
-    numbers = Numbers([0, 1], args)
+    numbers = NumberSnapshot([0, 1], args)
     assert numbers.changed(args) == []
     assert numbers.changed([torch.tensor(1.5), torch.tensor(9.0)]) == [1]

@@ -14,8 +14,8 @@ from torch.fx.node import map_arg
 from torch.utils.checkpoint import CheckpointPolicy
 
 from sardonyx.capture import attention, strides
+from sardonyx.capture.composite_ops import preserve_composite_ops
 from sardonyx.capture.views import is_view
-from sardonyx.capture.whole import keeping_whole
 from sardonyx.translate import table
 
 GraphCompiler: TypeAlias = Callable[[torch.fx.GraphModule, Sequence[Any], str, frozenset[int]], Callable[..., Any]]
@@ -24,13 +24,13 @@ _KEPT = frozenset({"aten::lift_fresh", "aten::lift_fresh_copy"})
 """Decompositions that break tensor constants, or hide them."""
 
 
-def decompositions(training: bool = False, whole: frozenset[str] = frozenset()) -> dict[Any, Callable[..., Any]]:
-    """What torch takes apart before we see it: its core table, less all that our own table translates whole.
+def decompositions(training: bool = False, preserved: frozenset[str] = frozenset()) -> dict[Any, Callable[..., Any]]:
+    """The decompositions that torch applies: its core table, except those that our own table translates.
 
-    Operators named in `whole` stay as they are, too.
+    Operators named in `preserved` stay as they are, too.
     """
     found = _decompositions(training, table.edits())
-    return {target: rule for target, rule in found.items() if target.name() not in whole} if whole else found
+    return {target: rule for target, rule in found.items() if target.name() not in preserved} if preserved else found
 
 
 @lru_cache(2)
@@ -46,11 +46,11 @@ def lower(
     graph: torch.fx.GraphModule,
     inputs: Sequence[Any],
     compile_graph: GraphCompiler,
-    whole: frozenset[str] = frozenset(),
+    preserved: frozenset[str] = frozenset(),
 ) -> Callable[..., Any]:
     """Trace through AOTAutograd and hand each graph to `compile_graph` with its kind and its constant inputs.
 
-    Operators named in `whole` are not decomposed, beside those of our table.
+    Operators named in `preserved` are not decomposed, beside those of our table.
     """
 
     def compiler(kind: str) -> Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
@@ -65,11 +65,11 @@ def lower(
         fw_compiler=compiler("forward"),
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
-        decompositions=decompositions(_trains(inputs), whole),
+        decompositions=decompositions(_trains(inputs), preserved),
         partition_fn=_split,
     )
     clone_aliases_in_branches(graph)
-    with keeping_whole():
+    with preserve_composite_ops():
         return backend(graph, inputs)
 
 

@@ -242,7 +242,7 @@ def copy_of(given: Any, tensors: Sequence[Any], integers: Sequence[Any]) -> Copy
 
 
 @dataclass
-class Call:
+class ResultContext:
     """One call, as far as it is needed to put its results together."""
 
     outputs: Sequence[torch.Tensor]
@@ -252,7 +252,7 @@ class Call:
     made: dict[int, Any] = field(default_factory=dict)
 
 
-Maker: TypeAlias = Callable[[Call], Any]
+ResultBuilder: TypeAlias = Callable[[ResultContext], Any]
 
 
 class Results:
@@ -285,18 +285,18 @@ class Results:
         taken, self._new = tuple(self._new), []
         return taken
 
-    def put_together(self, call: Call) -> Any:
+    def put_together(self, call: ResultContext) -> Any:
         """The result of a call, whose arguments are changed as the module would."""
         new = [(index, _all(items, call), _all(attributes, call)) for index, items, attributes in self._changes]
         for index, items, attributes in new:
             fill(call.arguments.containers[index], items, attributes)
         return self._result(call)
 
-    def _makers(self, both: Sequence[Mapping[Any, Any]]) -> tuple[dict[Any, Maker], dict[Any, Maker]]:
+    def _makers(self, both: Sequence[Mapping[Any, Any]]) -> tuple[dict[Any, ResultBuilder], dict[Any, ResultBuilder]]:
         items, attributes = ({name: self._maker(child) for name, child in part.items()} for part in both)
         return items, attributes
 
-    def _maker(self, x: Any) -> Maker:
+    def _maker(self, x: Any) -> ResultBuilder:
         if isinstance(x, torch.Tensor):
             return self._tensor(x)
         if isinstance(x, torch.SymInt):
@@ -308,7 +308,7 @@ class Results:
             return lambda call: call.arguments.containers[at]
         return self._container(x)
 
-    def _tensor(self, x: torch.Tensor) -> Maker:
+    def _tensor(self, x: torch.Tensor) -> ResultBuilder:
         if id(x) in self._given:
             given = self._given[id(x)]
             if given in self._gaps:  # a copy without them was traced, which `contiguous()` gives back as it is
@@ -322,11 +322,11 @@ class Results:
             self._new.append(x)
         return lambda call: call.outputs[at]
 
-    def _container(self, x: Any) -> Maker:
+    def _container(self, x: Any) -> ResultBuilder:
         kind, name = type(x), id(x)
         items, attributes = self._makers(parts(x))
 
-        def maker(call: Call) -> Any:
+        def maker(call: ResultContext) -> Any:
             if name not in call.made:
                 call.made[name] = make(kind, _all(items, call), _all(attributes, call))
             return call.made[name]
@@ -334,7 +334,7 @@ class Results:
         return maker
 
 
-def _all(makers: Mapping[Any, Maker], call: Call) -> dict[Any, Any]:
+def _all(makers: Mapping[Any, ResultBuilder], call: ResultContext) -> dict[Any, Any]:
     return {name: maker(call) for name, maker in makers.items()}
 
 

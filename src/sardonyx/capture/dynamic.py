@@ -152,7 +152,7 @@ def _declared(
     """Every size and integer of which something is declared: what it is called, what it became, and the declaration."""
     values = [node.meta.get("val") for node in captured.graph.graph.find_nodes(op="placeholder")]
     paths, declared = [path for path, _ in call.leaves], leaf_specs(call, specs)
-    for index, place in captured.given.items():
+    for index, place in captured.inputs.items():
         value, path, spec = values[index], paths[place], declared[place]
         if not isinstance(value, torch.Tensor):
             if spec is not None and isinstance(value, (int, torch.SymInt)):

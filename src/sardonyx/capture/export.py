@@ -23,18 +23,18 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from sardonyx.capture.aot import decompositions
+from sardonyx.capture.composite_ops import preserve_composite_ops
 from sardonyx.capture.conditions import innermost_line, recording_constants
-from sardonyx.capture.faked import is_faked, trace_faked
+from sardonyx.capture.fake_graph import has_fake_arguments, trace_fake_graph
 from sardonyx.capture.surgery import (
+    decompose_composite,
     drop_idle_dropout,
     edits,
     inline_wrappers,
-    take_apart,
     transforms,
     without_simple_edits,
 )
 from sardonyx.capture.views import stride_bases
-from sardonyx.capture.whole import keeping_whole
 from sardonyx.errors import CaptureError
 from sardonyx.translate import table
 
@@ -44,9 +44,9 @@ class Captured:
     """A graph, what its placeholders are, and how the module is called."""
 
     graph: torch.fx.GraphModule
-    held: Mapping[int, tuple[str, torch.Tensor]]
+    weights: Mapping[int, tuple[str, torch.Tensor]]
     """Placeholders that are parameters, buffers or constants: each one's name in the module, and its tensor."""
-    given: Mapping[int, int]
+    inputs: Mapping[int, int]
     """Placeholders that the caller gives: each one's place among the flattened arguments."""
     returned: tuple[torch.fx.Node | Any, ...]
     """The flattened results: nodes, and values that are the same on every call."""
@@ -65,45 +65,45 @@ def capture(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     dynamic_shapes: Any = None,
-    whole: Collection[str] = (),
+    preserved: Collection[str] = (),
     *,
     empty: bool = False,
 ) -> Captured:
     """Trace the module with these arguments; what is dynamic is said as torch.export takes it.
 
-    Operators named in `whole` stay as they are, beside those of our table. `empty` says that the graph is to work for
-    dynamic sizes of zero too, where `Dim(..., min=1)` does not exclude them.
+    Operators named in `preserved` are not decomposed, nor are those of our table. `empty` asks for a graph that works
+    for dynamic sizes of zero too, unless `Dim(..., min=1)` excludes them.
     """
-    if is_faked(args, kwargs):
-        return _faked(model, args, kwargs, frozenset(whole))
+    if has_fake_arguments(args, kwargs):
+        return _faked(model, args, kwargs, frozenset(preserved))
     with recording_constants() as lines:
         program = _exported(model, tuple(args), dict(kwargs), dynamic_shapes, lines)
     drop_idle_dropout(program.graph_module)
     without_simple_edits(program.graph_module)
     if any(edits(node) or transforms(node) for node in program.graph.nodes):
-        program = _functional(program, whole)
+        program = _functional(program, preserved)
     graph = program.graph_module
     inline_wrappers(graph)
-    constants: dict[sympy.Symbol, torch.fx.Node | str] = {**lines, **take_apart(graph, whole)}
+    constants: dict[sympy.Symbol, torch.fx.Node | str] = {**lines, **decompose_composite(graph, preserved)}
     stride_bases(graph.graph)
     if empty:
         _allow_empty_sizes(program)
     return _described(program, graph, constants)
 
 
-def _faked(model: torch.nn.Module, args: Any, kwargs: Any, whole: frozenset[str]) -> Captured:
+def _faked(model: torch.nn.Module, args: Any, kwargs: Any, preserved: frozenset[str]) -> Captured:
     """A graph as a backend is handed it: its weights are arguments, and its sizes symbols already."""
     try:
-        graph, in_spec, out_spec = trace_faked(model, args, kwargs, whole)
+        graph, in_spec, out_spec = trace_fake_graph(model, args, kwargs, preserved)
     except Exception as error:
         raise CaptureError(
             f"a graph with fake arguments cannot be traced: {error}",
             hint="pass tensors, and integers in the place of SymInts; dynamic_shapes says which sizes may change",
         ) from error
-    specialized = take_apart(graph, whole)
-    given = {index: index for index, _ in enumerate(graph.graph.find_nodes(op="placeholder"))}
+    specialized = decompose_composite(graph, preserved)
+    inputs = {index: index for index, _ in enumerate(graph.graph.find_nodes(op="placeholder"))}
     returned: Any = graph.graph.output_node().args[0]
-    return Captured(graph, {}, given, tuple(returned), {}, (), specialized, in_spec, out_spec)
+    return Captured(graph, {}, inputs, tuple(returned), {}, (), specialized, in_spec, out_spec)
 
 
 def _allow_empty_sizes(program: ExportedProgram) -> None:
@@ -121,7 +121,7 @@ def _exported(
     model: torch.nn.Module, args: Any, kwargs: Any, dynamic_shapes: Any, lines: Mapping[sympy.Symbol, str]
 ) -> ExportedProgram:
     try:
-        with torch.no_grad(), keeping_whole(), _dynamic_marks_restored(args, kwargs):
+        with torch.no_grad(), preserve_composite_ops(), _dynamic_marks_restored(args, kwargs):
             return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as error:
         raise _capture_error(error, lines) from error
@@ -149,9 +149,9 @@ def _dynamic_marks(tensor: torch.Tensor) -> dict[str, Any]:
     return {name: copy(value) for name, value in vars(tensor).items() if "_dynamo_" in name or name == "_specialize_on"}
 
 
-def _functional(program: ExportedProgram, whole: Collection[str]) -> ExportedProgram:
+def _functional(program: ExportedProgram, preserved: Collection[str]) -> ExportedProgram:
     """The program without edits in place, by torch's own functionalization."""
-    rules = {target: rule for target, rule in decompositions().items() if table.name_of(target) not in whole}
+    rules = {target: rule for target, rule in decompositions().items() if table.name_of(target) not in preserved}
     try:
         functional: ExportedProgram = program.run_decompositions(rules)
     except Exception as error:
@@ -242,14 +242,14 @@ def _specializing_line(error: BaseException, lines: Mapping[sympy.Symbol, str]) 
 def _described(
     program: ExportedProgram, graph: torch.fx.GraphModule, specialized: Mapping[sympy.Symbol, torch.fx.Node | str]
 ) -> Captured:
-    held: dict[int, tuple[str, torch.Tensor]] = {}
-    given: dict[int, int] = {}
+    weights: dict[int, tuple[str, torch.Tensor]] = {}
+    inputs: dict[int, int] = {}
     for index, spec in enumerate(program.graph_signature.input_specs):
         if spec.kind == InputKind.USER_INPUT:
-            given[index] = len(given)
+            inputs[index] = len(inputs)
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
             assert spec.target is not None
-            held[index] = (spec.target, _tensor(program, spec.target))
+            weights[index] = (spec.target, _tensor(program, spec.target))
         else:
             raise CaptureError(f"the model holds {spec.target}, which is no tensor")
     in_spec, out_spec = program.call_spec.in_spec, program.call_spec.out_spec
@@ -257,10 +257,10 @@ def _described(
     assert out_spec is not None
     return Captured(
         graph=graph,
-        held=held,
-        given=given,
+        weights=weights,
+        inputs=inputs,
         returned=_returned(program, graph),
-        mutated=_mutated(program, graph, given),
+        mutated=_mutated(program, graph, inputs),
         buffers=[str(spec.target) for spec, _ in _outputs(program, graph, OutputKind.BUFFER_MUTATION)],
         specialized=specialized,
         in_spec=in_spec,
@@ -286,7 +286,7 @@ def _returned(program: ExportedProgram, graph: torch.fx.GraphModule) -> tuple[An
 
 
 def _mutated(
-    program: ExportedProgram, graph: torch.fx.GraphModule, given: Mapping[int, int]
+    program: ExportedProgram, graph: torch.fx.GraphModule, inputs: Mapping[int, int]
 ) -> dict[int, torch.fx.Node]:
-    names = {spec.arg.name: given[i] for i, spec in enumerate(program.graph_signature.input_specs) if i in given}
+    names = {spec.arg.name: inputs[i] for i, spec in enumerate(program.graph_signature.input_specs) if i in inputs}
     return {names[str(spec.target)]: node for spec, node in _outputs(program, graph, OutputKind.USER_INPUT_MUTATION)}

@@ -137,7 +137,7 @@ def _is_body(arg: Any) -> bool:
     return isinstance(arg, torch.fx.Node) and arg.op == "get_attr"
 
 
-def take_apart(graph: torch.fx.GraphModule, whole: Container[str]) -> dict[sympy.Symbol, torch.fx.Node]:
+def decompose_composite(graph: torch.fx.GraphModule, preserved: Container[str]) -> dict[sympy.Symbol, torch.fx.Node]:
     """Replace operators that only torch's decompositions can express by what those make of them.
 
     Returns the symbolic sizes that became constants meanwhile, each with the operator whose decomposition did it.
@@ -145,7 +145,7 @@ def take_apart(graph: torch.fx.GraphModule, whole: Container[str]) -> dict[sympy
     specialized: dict[sympy.Symbol, torch.fx.Node] = {}
     environment = environment_of(node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder"))
     for node in list(graph.graph.nodes):
-        if node.op == "call_function" and _is_composite(node.target) and table.name_of(node.target) not in whole:
+        if node.op == "call_function" and _is_composite(node.target) and table.name_of(node.target) not in preserved:
             inputs = node.all_input_nodes
             before = _constants_of(environment)
             _splice(graph, node, _decomposed(node, inputs), inputs)

@@ -171,11 +171,11 @@ class _InTorch(Source):
     def call(self, feeds: Mapping[str, Array]) -> Call:
         """The example's arguments, with these in the place of its tensors."""
         program = self._program or self.program(Options.of())
-        calling = program.calling
+        call_spec = program.call_spec
         leaves = pytree.tree_leaves(self.called_with())
-        for name, place in zip(program.inputs, calling.binding.inputs, strict=True):
+        for name, place in zip(program.inputs, call_spec.binding.inputs, strict=True):
             leaves[place] = _like(leaves[place], feeds[name])
-        args, kwargs = pytree.tree_unflatten(leaves, calling.in_spec)
+        args, kwargs = pytree.tree_unflatten(leaves, call_spec.in_spec)
         return tuple(args), dict(kwargs)
 
     def model(self, options: Options, **export_options: Any) -> ir.Model:
@@ -184,7 +184,7 @@ class _InTorch(Source):
 
     def _own(self, model: ir.Model) -> dict[str, Array] | None:
         program = self._program or self.program(Options.of())
-        leaves = program.calling.flatten(*self.called_with())
+        leaves = program.call_spec.flatten(*self.called_with())
         given = dict(zip(program.inputs, map(_array, leaves), strict=True))
         return {str(value.name): given[str(value.name)] for value in _feeds.inputs_of(model)}
 

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from sardonyx.capture.example import number_as_tensor
 
-Kind: TypeAlias = Literal["tensor", "number", "size", "constant"]
+ArgumentKind: TypeAlias = Literal["tensor", "number", "size", "constant"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Argument:
 
     path: str
     """Where it is: `scale`, `xs[1]`."""
-    kind: Kind
+    kind: ArgumentKind
     """A `number` is fed as a tensor without dimensions, a `size` as the integer that it is."""
     example: Any = None
     """What a number or a constant was in the call that the model was exported with."""

@@ -16,11 +16,11 @@ from torch.utils import _pytree as pytree
 from sardonyx.capture.dynamic import refuse_constants, shapes_of_examples, specs_by_name
 from sardonyx.capture.example import ExampleCall, fresh
 from sardonyx.capture.export import Captured
-from sardonyx.capture.numbers import TracedCall, refuse_constant_floats
+from sardonyx.capture.number_inputs import TracedCall, refuse_constant_floats
 from sardonyx.capture.partitioner import unsupported
 from sardonyx.capture.regions import Result, device_of
-from sardonyx.doors.call_arguments import Argument, Kind
-from sardonyx.doors.program import Calling, Program
+from sardonyx.doors.call_arguments import Argument, ArgumentKind
+from sardonyx.doors.program import CallSpec, Program
 from sardonyx.engines.registry import opset_of_files
 from sardonyx.errors import OptionError, VerificationError
 from sardonyx.optimize.legalize import lack
@@ -96,7 +96,7 @@ def export(
         with reproducible(chosen, captured.graph, door="export", kind="exported"):
             with graph_report.stage("translate"):
                 translation = translation or _translate(captured, chosen, own)
-                calling = _calling(translation, traced)
+                call_spec = _call_spec(translation, traced)
                 graph_report.note_own(translation.own)
                 onnx_functions.make_functions(translation.model, functions)
             device = device_of(captured.graph)
@@ -107,9 +107,9 @@ def export(
                 graph_report,
                 domains=domains,
                 empty_sizes=empty_sizes,
-                name=lambda graph: _name(graph, calling, input_names, output_names, traced.names_of_sizes()),
+                name=lambda graph: _name(graph, call_spec, input_names, output_names, traced.names_of_sizes()),
             )
-    program = Program(translation.model, calling, device, chosen, report, library, captured)
+    program = Program(translation.model, call_spec, device, chosen, report, library, captured)
     _warn(program, captured)
     if chosen.verify:
         _verify(program, model, args, kwargs)
@@ -189,7 +189,7 @@ def _translation(captured: Captured, options: Options, translations: Mapping[str
         opset=opset_of_files(options),
         outputs=list(outputs),
         orders=[None] * len(outputs),
-        weights=captured.held,
+        weights=captured.weights,
         lack=lambda node: lack(node, opset_of_files(options), None),
         noise="nodes",
         translations=translations,
@@ -197,12 +197,12 @@ def _translation(captured: Captured, options: Options, translations: Mapping[str
     )
 
 
-def _calling(translation: Translation, traced: TracedCall) -> Calling:
+def _call_spec(translation: Translation, traced: TracedCall) -> CallSpec:
     """Give the model its weights and inputs; how it is called."""
     captured = traced.captured
     _hold(translation, captured)
     outputs = _outputs(captured)
-    return Calling(
+    return CallSpec(
         in_spec=captured.in_spec,
         out_spec=captured.out_spec,
         names=list(traced.call.arguments),
@@ -218,7 +218,7 @@ def _calling(translation: Translation, traced: TracedCall) -> Calling:
 
 def _arguments(traced: TracedCall) -> list[Argument]:
     nodes = traced.captured.graph.graph.find_nodes(op="placeholder")
-    given = {place: nodes[index] for index, place in traced.captured.given.items()}
+    given = {place: nodes[index] for index, place in traced.captured.inputs.items()}
     return [
         Argument(path, "number", leaf)
         if at in traced.call.numbers
@@ -234,7 +234,7 @@ def _argument(path: str, leaf: Any, value: Any) -> Argument:
     return Argument(path, "tensor", None, value.dtype, sizes)
 
 
-def _kind(value: Any) -> Kind:
+def _kind(value: Any) -> ArgumentKind:
     return "size" if isinstance(value, torch.SymInt) and not isinstance(dim_of(value), int) else "constant"
 
 
@@ -260,11 +260,11 @@ def _hold(translation: Translation, captured: Captured) -> None:
     graph = translation.model.graph
     values = {index: graph.initializers[placeholder] for placeholder, index in translation.weights.items()}
     for i in reversed(range(len(translation.inputs))):  # complex and empty ones, which are no constants
-        if translation.inputs[i] in captured.held:
+        if translation.inputs[i] in captured.weights:
             values[translation.inputs.pop(i)] = graph.inputs.pop(i)
     first: dict[Any, ir.Value] = {}
     for index, value in values.items():
-        name, tensor = captured.held[index]
+        name, tensor = captured.weights[index]
         tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor.resolve_neg()
         same = first.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype), value)
         if same is value or not tensor.numel():
@@ -283,13 +283,13 @@ def _keep_inputs(translation: Translation, captured: Captured) -> list[int]:
     have = dict(zip(translation.inputs, graph.inputs, strict=True))
     wanted = []
     for index, placeholder in enumerate(captured.graph.graph.find_nodes(op="placeholder")):
-        if index in captured.given and isinstance(placeholder.meta.get("val"), torch.Tensor) and index not in have:
+        if index in captured.inputs and isinstance(placeholder.meta.get("val"), torch.Tensor) and index not in have:
             have[index] = described(placeholder.name, placeholder.meta["val"])
         if index in have:
             wanted.append(index)
     graph.inputs[:] = [have[index] for index in wanted]
     translation.inputs[:] = wanted
-    return [captured.given[index] for index in wanted]
+    return [captured.inputs[index] for index in wanted]
 
 
 # Names
@@ -297,7 +297,7 @@ def _keep_inputs(translation: Translation, captured: Captured) -> list[int]:
 
 def _name(
     graph: ir.Graph,
-    calling: Calling,
+    call_spec: CallSpec,
     input_names: Sequence[str],
     output_names: Sequence[str],
     sizes: Mapping[sympy.Symbol, str],
@@ -306,7 +306,7 @@ def _name(
     inner = (value for node in graph for value in node.outputs if id(value) not in ends)
     taken = {str(name) for name in graph.initializers} | {str(value.name) for value in inner}
     _rename(graph.inputs, input_names or [str(x.name) for x in graph.inputs], "input", taken)
-    _rename(graph.outputs, _output_names(calling, output_names, graph), "output", taken)
+    _rename(graph.outputs, _output_names(call_spec, output_names, graph), "output", taken)
     if sizes:
         _name_sizes(graph, sizes)
 
@@ -322,27 +322,27 @@ def _rename(values: Sequence[ir.Value], names: Sequence[str], what: str, taken: 
         value.name = unique
 
 
-def _output_names(calling: Calling, given: Sequence[str], graph: ir.Graph) -> list[str]:
+def _output_names(call_spec: CallSpec, given: Sequence[str], graph: ir.Graph) -> list[str]:
     """The names that are given to results, or follow from where they are; those of edited arguments follow them."""
-    names = _paths(calling, len(graph.outputs))
+    names = _paths(call_spec, len(graph.outputs))
     unnamed = {place for place, name in enumerate(names) if not name}
-    for place, output in _mutated_outputs(calling):
-        source = graph.inputs[calling.binding.inputs.index(place)]
+    for place, output in _mutated_outputs(call_spec):
+        source = graph.inputs[call_spec.binding.inputs.index(place)]
         names[output] = names[output] or f"{source.name}_mutated"
     if len(given) == len(names) - len(unnamed):
         return [*given, *names[len(given) :]]
     return list(given) or names
 
 
-def _mutated_outputs(calling: Calling) -> list[tuple[int, int]]:
+def _mutated_outputs(call_spec: CallSpec) -> list[tuple[int, int]]:
     """The place of each argument that the module edits, and the output that has the new value."""
-    return [(place, result.output) for place, result in calling.mutated.items() if result.output is not None]
+    return [(place, result.output) for place, result in call_spec.mutated.items() if result.output is not None]
 
 
-def _paths(calling: Calling, count: int) -> list[str]:
+def _paths(call_spec: CallSpec, count: int) -> list[str]:
     """Names of outputs from where they are in the results: "logits", "hidden_states_0", "output"."""
-    results = calling.binding.results
-    marks = pytree.tree_unflatten(list(range(len(results))), calling.out_spec)
+    results = call_spec.binding.results
+    marks = pytree.tree_unflatten(list(range(len(results))), call_spec.out_spec)
     names = [""] * count
     for path, place in pytree.tree_flatten_with_path(marks)[0]:
         output = results[place].output
@@ -386,15 +386,15 @@ def _results(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
 
 def _warn(program: Program, captured: Captured) -> None:
     """Tell what a file cannot do: edit what it is called with or what it holds, or check its sizes."""
-    for condition in program.calling.conditions:
+    for condition in program.call_spec.conditions:
         if condition.where:
             log.warning("the exported model is for calls with %s alone, decided at %s", condition.text, condition.where)
     for name in captured.buffers:
         log.warning("the exported model does not update the buffer %s", name)
-    for place, output in _mutated_outputs(program.calling):
+    for place, output in _mutated_outputs(program.call_spec):
         log.warning(
             "the model edits its argument %s in place, which a file cannot: its output %s is the new value. "
             "The program copies that into the argument",
-            program.calling.arguments[place].path,
+            program.call_spec.arguments[place].path,
             program.outputs[output],
         )

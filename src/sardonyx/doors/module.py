@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from sardonyx import fork
-from sardonyx.doors.signatures import Build, CacheInfo, Dynamic, Signatures
+from sardonyx.doors.session_cache import Build, CacheInfo, Dynamic, SessionCache
 from sardonyx.errors import OptionError
 from sardonyx.options import Options
 from sardonyx.telemetry.progress import showing
@@ -51,7 +51,7 @@ class CompiledModule(torch.nn.Module):
     """
 
     def __init__(self, original: torch.nn.Module, options: Options, dynamic: Dynamic) -> None:
-        sessions = Signatures(original, options, dynamic)
+        sessions = SessionCache(original, options, dynamic)
         sessions.bridge = _bridge(sessions)
         vars(self).update({name: vars(original)[name] for name in _SHARED})
         vars(self).update(forward=sessions.bridge, _sessions=sessions, _bridging=_Bridging(sessions))
@@ -72,8 +72,8 @@ class CompiledModule(torch.nn.Module):
         return tuple(self._core.builds)
 
     @property
-    def _core(self) -> Signatures:
-        core: Signatures = vars(self)["_sessions"]
+    def _core(self) -> SessionCache:
+        core: SessionCache = vars(self)["_sessions"]
         return core
 
     def cache_info(self) -> CacheInfo:
@@ -148,7 +148,7 @@ _SHARED = [name for name, value in vars(torch.nn.Module()).items() if isinstance
 """Where torch keeps parameters, buffers, modules and hooks: the same objects in both modules."""
 
 
-def _bridge(sessions: Signatures) -> Callable[..., Any]:
+def _bridge(sessions: SessionCache) -> Callable[..., Any]:
     """A function that looks like the module's forward, and runs through its sessions."""
 
     @functools.wraps(sessions.forward)
@@ -161,7 +161,7 @@ def _bridge(sessions: Signatures) -> Callable[..., Any]:
 class _Bridging:
     """Puts the compiled forward in the place of the original's while any thread needs it there."""
 
-    def __init__(self, sessions: Signatures) -> None:
+    def __init__(self, sessions: SessionCache) -> None:
         self._sessions, self._users, self._lock = sessions, 0, fork.Lock()
 
     @contextmanager

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from sardonyx import opsets
 from sardonyx.capture.regions import Result
 from sardonyx.doors.call_arguments import Argument
-from sardonyx.doors.program import Calling, Program, hold
+from sardonyx.doors.program import CallSpec, Program, hold
 from sardonyx.errors import SardonyxError
 from sardonyx.model_files import UserModel, blaming, load_model, quietly
 from sardonyx.options import Options
@@ -46,7 +46,7 @@ def optimize(model: UserModel, *, domains: Sequence[str] | None = None, **option
         graph_report.operators = sum(1 for _ in loaded.graph.all_nodes())
         device = torch.device("cpu")
         library = build_file(loaded, device, chosen, graph_report, domains=domains)
-    return Program(loaded, _calling(loaded), device, chosen, report, library)
+    return Program(loaded, _call_spec(loaded), device, chosen, report, library)
 
 
 def _modern(model: ir.Model, wanted: int | None) -> ir.Model:
@@ -83,7 +83,7 @@ def _dim(size: int | ir.SymbolicDim) -> int | sympy.Expr:
     return size if isinstance(size, int) else sympy.Symbol(str(size.value), integer=True, nonnegative=True)
 
 
-def _calling(model: ir.Model) -> Calling:
+def _call_spec(model: ir.Model) -> CallSpec:
     """Inputs by position, a tensor or a tuple of them as the result."""
     inputs, outputs = len(model.graph.inputs), len(model.graph.outputs)
     in_spec = pytree.tree_structure(((0,) * inputs, {}))
@@ -91,7 +91,7 @@ def _calling(model: ir.Model) -> Calling:
     arguments = [_argument(value) for value in model.graph.inputs]
     names = [argument.path for argument in arguments]
     binding = Binding(tuple(range(inputs)), tuple(map(Result, range(outputs))))
-    return Calling(in_spec, out_spec, names, arguments, binding)
+    return CallSpec(in_spec, out_spec, names, arguments, binding)
 
 
 def _argument(value: ir.Value) -> Argument:

@@ -37,7 +37,7 @@ _LARGEST_PROTOBUF = 2**31 - 2**24
 
 
 @dataclass(frozen=True)
-class Calling:
+class CallSpec:
     """How a module's arguments become the model's inputs, and the model's outputs the module's results."""
 
     in_spec: pytree.TreeSpec
@@ -92,7 +92,7 @@ class Program:
     def __init__(
         self,
         model: ir.Model,
-        calling: Calling,
+        call_spec: CallSpec,
         device: torch.device,
         options: Options,
         report: Report,
@@ -103,7 +103,7 @@ class Program:
         self.captured = captured
         """torch's graph that the model was made of, if it was."""
         self._library = library
-        self.calling = calling
+        self.call_spec = call_spec
         """How its arguments become the model's inputs, and the model's outputs its results."""
         self._device, self._options = device, options
         self._runners: dict[bool, Runner] = {}
@@ -126,13 +126,13 @@ class Program:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model in the engine, with arguments and results as the module has them."""
-        leaves = self.calling.leaves(args, kwargs)
-        inputs = self.calling.feeds(leaves)
+        leaves = self.call_spec.leaves(args, kwargs)
+        inputs = self.call_spec.feeds(leaves)
         outputs = self._runner(inputs)(inputs)
-        for place, output in self.calling.mutated.items():
+        for place, output in self.call_spec.mutated.items():
             with torch.no_grad():
                 leaves[place].copy_(restored(output, outputs))
-        return pytree.tree_unflatten(self.calling.binding.restore(outputs), self.calling.out_spec)
+        return pytree.tree_unflatten(self.call_spec.binding.restore(outputs), self.call_spec.out_spec)
 
     def proto(self) -> onnx.ModelProto:
         """The model as protobuf, weights inside."""

@@ -27,7 +27,7 @@ from sardonyx.eager.variants import COMPOSED, is_view, variant_of
 from sardonyx.engines.onnxruntime import checked_provider
 from sardonyx.engines.registry import register as register_engine
 from sardonyx.errors import SardonyxError
-from sardonyx.run import hosted
+from sardonyx.run import cpu_backed
 from sardonyx.translate import table
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ def enable(*, fallback: Fallback = "warn", executor: Executor = "auto") -> None:
         generate_methods_for_privateuse1_backend()
         torch._register_device_module(DEVICE, _module)  # type: ignore[no-untyped-call]
     State.fallback = fallback
-    hosted.DEVICES[DEVICE] = hosted.Hosted(on_host, on_device)
+    cpu_backed.DEVICES[DEVICE] = cpu_backed.CpuBackedDevice(on_host, on_device)
     _register(State.core)
     inductor.install(DEVICE, _module)
     onnx_ops.register()

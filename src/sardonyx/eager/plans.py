@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from sardonyx import fork
 from sardonyx.cache.lru import LRU
 from sardonyx.capture.aot import decompositions
-from sardonyx.capture.whole import keeping_whole
+from sardonyx.capture.composite_ops import preserve_composite_ops
 from sardonyx.eager.layout import IN_ORDER, Layout, layout_of
 from sardonyx.eager.memory import from_runtime, on_device, on_host, value_over
 from sardonyx.engines.onnxruntime import OnnxRuntimeRunner
@@ -211,7 +211,7 @@ def _tracing() -> Iterator[None]:
     noise = logging.getLogger("torch._subclasses.fake_tensor")
     was, noise.disabled = noise.disabled, True
     try:
-        with torch.no_grad(), keeping_whole(), collecting():
+        with torch.no_grad(), preserve_composite_ops(), collecting():
             yield
     finally:
         noise.disabled = was

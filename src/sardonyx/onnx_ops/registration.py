@@ -16,7 +16,7 @@ from sardonyx.onnx_ops.nodes import refused
 from sardonyx.onnx_ops.running import run
 from sardonyx.onnx_ops.schemas import NAMESPACE, Operator, operators
 from sardonyx.onnx_ops.translation import translation
-from sardonyx.run.hosted import DEVICES
+from sardonyx.run.cpu_backed import DEVICES
 from sardonyx.translate import table
 
 _registered: list[Any] = []

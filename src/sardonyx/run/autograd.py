@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Captured:
+class CapturedGraph:
     """A graph as dynamo traced it, for torch to run once more, and what hinders that, if anything."""
 
     graph: torch.fx.GraphModule
@@ -26,7 +26,7 @@ class Captured:
     quiet: bool
 
     @classmethod
-    def of(cls, graph: torch.fx.GraphModule, forward: torch.fx.GraphModule, fallback: str) -> Captured:
+    def of(cls, graph: torch.fx.GraphModule, forward: torch.fx.GraphModule, fallback: str) -> CapturedGraph:
         """The graph, of which AOTAutograd made `forward`, and the state of autocast that it was traced in."""
         states = ((d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in ("cpu", "cuda"))
         forbidden = 'fallback="error" leaves nothing to torch' if fallback == "error" else None
@@ -43,15 +43,15 @@ def _never_the_same(graph: torch.fx.GraphModule, forward: torch.fx.GraphModule) 
 
 
 @dataclass(frozen=True)
-class _Call:
+class _GraphCall:
     """One call of a graph; its node in autograd's graph keeps the arguments until its backward is done."""
 
-    captured: Captured
+    captured: CapturedGraph
     args: Sequence[Any]
     versions: list[int] | None
 
 
-def with_all_of_autograd(run: Callable[..., Any], captured: Captured) -> Callable[..., Any]:
+def with_all_of_autograd(run: Callable[..., Any], captured: CapturedGraph) -> Callable[..., Any]:
     """A graph that AOTAutograd compiled, as a callable whose results can be differentiated as eager's can.
 
     The backward of a backward is not ONNX: AOTAutograd has no graph of it. torch runs what dynamo traced once more. So
@@ -65,7 +65,7 @@ def with_all_of_autograd(run: Callable[..., Any], captured: Captured) -> Callabl
         node = _node(results)
         if node is not None:
             _extend(type(node)._forward_cls)
-            node.call = _Call(captured, kept, versions)
+            node.call = _GraphCall(captured, kept, versions)
         return results
 
     return call
@@ -162,7 +162,7 @@ def _hindrance(node: Any) -> str | None:
 
 
 def _replay(node: Any, grads: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
-    call: _Call = node.call
+    call: _GraphCall = node.call
     needed, again = node.needs_input_grad, torch.is_grad_enabled()
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from sardonyx.capture.regions import Region, Result
-from sardonyx.run.drawing import Drawer, drawer
 from sardonyx.run.layout import strides_of_results, with_strides
+from sardonyx.run.random_inputs import RandomSampler, random_sampler
 from sardonyx.sizes import SizesOfCall
 from sardonyx.translate.translator import Translation
 
@@ -28,7 +28,7 @@ class Binding:
     """Arguments that are parameters or buffers: the same tensors on nearly every call."""
     complex: frozenset[int] = frozenset()
     """Arguments that are complex: the engine is given their parts, as pairs."""
-    draws: tuple[Drawer, ...] = ()
+    draws: tuple[RandomSampler, ...] = ()
     """The random numbers that the inputs after those are."""
     reshaped: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Outputs that are to be seen with other sizes than the engine gives them."""
@@ -45,7 +45,7 @@ class Binding:
             weights=translation.weights,
             fixed=region.weights,
             complex=frozenset(i for i, x in enumerate(vals) if isinstance(x, torch.Tensor) and x.dtype.is_complex),
-            draws=tuple(drawer(draw, region.graph, region.device) for draw in translation.draws),
+            draws=tuple(random_sampler(draw, region.graph, region.device) for draw in translation.draws),
             strides=strides_of_results(region.results, region.graph),
         )
 

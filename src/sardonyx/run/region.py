@@ -21,8 +21,8 @@ from sardonyx.errors import MissingKernel
 from sardonyx.options import Options
 from sardonyx.run.binding import Binding
 from sardonyx.run.builds import Assumptions, Build, Built, Recipe
-from sardonyx.run.sessions import Held, open_session
-from sardonyx.run.snapshot import EDITS_BEFORE_THAW, Numbers
+from sardonyx.run.sessions import OpenSession, open_session
+from sardonyx.run.snapshot import EDITS_BEFORE_THAW, NumberSnapshot
 from sardonyx.telemetry import dump, repro
 from sardonyx.telemetry.page import Page, page_of
 from sardonyx.telemetry.report import Fallback, GraphReport, RegionReport, observed
@@ -34,10 +34,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Session:
-    held: Held
+    held: OpenSession
     runner: Runner
     binding: Binding
-    numbers: Numbers
+    numbers: NumberSnapshot
     stream: int | None
 
     def run(self, args: Sequence[Any]) -> Sequence[Any]:
@@ -85,7 +85,7 @@ class CompiledRegion(torch.nn.Module):
         self._engine = recipe.engine
         self._sessions = LRU[_Session](recipe.options.cache_size)
         self._current: _Session | None = None
-        self._built: tuple[Built, Numbers] | None = None
+        self._built: tuple[Built, NumberSnapshot] | None = None
         self._lock = fork.Lock()
         self._frozen = frozen
         self._fixed = frozenset(_numbers(recipe.region)) if recipe.options.freeze else frozenset()
@@ -236,7 +236,7 @@ class CompiledRegion(torch.nn.Module):
             page.study(self._report, job, session.runner, session.binding.feeds(args), why_not or errors)
         page.write(self._options)
 
-    def _model(self, args: Sequence[Any]) -> tuple[Built, Numbers]:
+    def _model(self, args: Sequence[Any]) -> tuple[Built, NumberSnapshot]:
         """What was built: kept while only weights are edited, built again when an assumption fails."""
         if self._built is not None:
             built, numbers = self._built
@@ -249,7 +249,7 @@ class CompiledRegion(torch.nn.Module):
                 self._frozen = frozenset()
             else:
                 return self._built
-        numbers = Numbers(sorted(self._fixed), args)
+        numbers = NumberSnapshot(sorted(self._fixed), args)
         recipe, self._recipe = self._recipe, replace(self._recipe, translation=None)  # which the build changes
         built = self._build(recipe, Assumptions(self._frozen, numbers.values))
         if self._options.dump:

@@ -19,14 +19,14 @@ from sardonyx.run.snapshot import Snapshot
 
 
 @dataclass(eq=False)
-class Held:
+class OpenSession:
     """A runner with what it was built from; alive as long as a compiled graph holds it."""
 
     runner: Runner
     snapshot: Snapshot
 
 
-_live: WeakValueDictionary[Any, Held] = WeakValueDictionary()
+_live: WeakValueDictionary[Any, OpenSession] = WeakValueDictionary()
 
 
 def open_session(
@@ -40,7 +40,7 @@ def open_session(
     device: torch.device | None = None,
     libraries: Sequence[str] = (),
     refit: Refit | None = None,
-) -> tuple[Job, Held]:
+) -> tuple[Job, OpenSession]:
     """A session for the weights among these arguments as they are now, and the job that it runs."""
     job = Job.of(
         model,
@@ -55,13 +55,13 @@ def open_session(
     return job, _shared_runner(engine, job, Snapshot(sorted(binding.weights.values()), args))
 
 
-def _shared_runner(engine: Engine, job: Job, snapshot: Snapshot) -> Held:
+def _shared_runner(engine: Engine, job: Job, snapshot: Snapshot) -> OpenSession:
     """A runner that is alive for the same model, options and weights, or a new one."""
     digest = hashlib.sha256(job.model).digest()
     key = (engine.name, digest, job.options.artifact_key(), str(job.device), job.stream, snapshot.identity())
     held = _live.get(key)
     if held is None or not snapshot.same_contents(held.snapshot):
-        held = _live[key] = Held(artifacts.load(engine, job), snapshot)
+        held = _live[key] = OpenSession(artifacts.load(engine, job), snapshot)
     return held
 
 

@@ -77,7 +77,7 @@ def _row(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-class Numbers:
+class NumberSnapshot:
     """Numbers, handed over as tensors without dimensions, that a session holds as constants."""
 
     def __init__(self, indices: Sequence[int], args: Sequence[Any]) -> None:

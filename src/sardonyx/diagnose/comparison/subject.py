@@ -88,7 +88,7 @@ def subject_of(
     calls: list[Call] = [(tuple(args), dict(kwargs)), *(_call(x, args, kwargs) for x in also)]
     program = export(model, args, kwargs, examples=also, opset=opset, optimize="none", translator=translator)
     module = as_module(model)
-    named = program.calling.flatten
+    named = program.call_spec.flatten
     feeds = [dict(zip(program.inputs, map(tensor_of, named(*call)), strict=True)) for call in calls]
     return Subject(program.model, feeds, program.captured, module, calls)
 
@@ -224,7 +224,7 @@ def leaves_of(captured: Captured, call: Call) -> list[Any]:
     named = captured.in_spec.children()[1].context
     leaves = pytree.tree_leaves((args, {name: kwargs[name] for name in named}))
     values = [node.meta.get("val") for node in captured.graph.graph.find_nodes(op="placeholder")]
-    for index, place in captured.given.items():
+    for index, place in captured.inputs.items():
         if isinstance(values[index], torch.Tensor) and is_number(leaves[place]):
             leaves[place] = number_as_tensor(leaves[place])
     return leaves

@@ -125,7 +125,7 @@ class TorchTrace(Trace):
 
     def _arguments(self, call: int) -> list[Any]:
         leaves = leaves_of(self._captured, self._subject.arguments[call])
-        held, given = self._captured.held, self._captured.given
+        held, given = self._captured.weights, self._captured.inputs
         found = [held[i][1] if i in held else leaves[given[i]] for i in range(len(self._placeholders))]
         return [in_precision(x, self.way.dtype) for x in found]
 

@@ -48,8 +48,8 @@ class TracedCase:
         captured = capture(module, *call)
         graph, leaves = captured.graph, leaves_of(captured, call)
         placeholders = graph.graph.find_nodes(op="placeholder")
-        held = {node: captured.held[i][1].detach() for i, node in enumerate(placeholders) if i in captured.held}
-        given = {node: leaves[captured.given[i]] for i, node in enumerate(placeholders) if i in captured.given}
+        held = {node: captured.weights[i][1].detach() for i, node in enumerate(placeholders) if i in captured.weights}
+        given = {node: leaves[captured.inputs[i]] for i, node in enumerate(placeholders) if i in captured.inputs}
         run = Interpreter(graph, None)
         run.env = {**held, **given}
         for node in graph.graph.nodes:
@@ -139,7 +139,7 @@ class TracedCase:
 
     def feeds(self) -> dict[str, Array]:
         """The values of the exported model's inputs."""
-        leaves = self._program.calling.flatten(tuple(self.given.values()), {})
+        leaves = self._program.call_spec.flatten(tuple(self.given.values()), {})
         return {name: dtypes.to_array(tensor_of(x)) for name, x in zip(self._program.inputs, leaves, strict=True)}
 
     def results(self) -> list[torch.Tensor]:
@@ -152,7 +152,7 @@ class TracedCase:
     def expected(self) -> list[Array]:
         """The same, as the outputs of the exported model: in its order, complex numbers as pairs."""
         found: dict[int, torch.Tensor] = {}
-        for result, right in zip(self._program.calling.binding.results, self.results(), strict=True):
+        for result, right in zip(self._program.call_spec.binding.results, self.results(), strict=True):
             if result.output is not None:
                 found[result.output] = torch.view_as_real(right.resolve_conj()) if right.is_complex() else right
         return [dtypes.to_array(found[index]) for index in range(len(found))]

@@ -31,7 +31,7 @@ def same(result: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def kept(folder: Path) -> Path:
-    (found,) = (path.parent for path in folder.rglob("calling.json"))
+    (found,) = (path.parent for path in folder.rglob("call_spec.json"))
     return found
 
 
@@ -125,7 +125,7 @@ def test_what_a_kept_model_says_of_itself_is_not_trusted(
 
     x = torch.randn(3, 4)
     sardonyx.compile(model(), cache_dir=str(tmp_path))(x)
-    file = kept(tmp_path) / "calling.json"
+    file = kept(tmp_path) / "call_spec.json"
     calling = json.loads(file.read_text())
     edit(calling)
     file.write_text(json.dumps(calling))
@@ -147,7 +147,7 @@ def test_nothing_is_kept_where_none_is_wanted_or_it_could_not_be_told_apart(tmp_
     assert compiled(torch.ones(2), torch.neg).tolist() == [-1, -1]
     assert compiled(torch.ones(2), torch.exp).tolist() == pytest.approx([2.71828, 2.71828])
     sardonyx.compile(model(), cache_dir="")(torch.ones(3, 4))
-    assert not list(tmp_path.rglob("calling.json"))
+    assert not list(tmp_path.rglob("call_spec.json"))
 
 
 PROGRAM = """

@@ -17,7 +17,7 @@ _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Hosted:
+class CpuBackedDevice:
     """How tensors change from such a device to the CPU and back, over the same memory."""
 
     on_host: Callable[[torch.Tensor], torch.Tensor]
@@ -55,5 +55,5 @@ def _on_cpu(value: FakeTensor) -> torch.Tensor:
         return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=_CPU)
 
 
-DEVICES: dict[str, Hosted] = {}
+DEVICES: dict[str, CpuBackedDevice] = {}
 """By their types."""

@@ -10,13 +10,13 @@ import torch
 from sardonyx.sizes import sizes_of_call
 from sardonyx.translate.noise import Draw
 
-Drawer: TypeAlias = Callable[[Sequence[Any]], torch.Tensor]
+RandomSampler: TypeAlias = Callable[[Sequence[Any]], torch.Tensor]
 """Draws what one input of a graph needs, given the arguments of the call."""
 
 _GENERATORS: dict[str, Callable[..., torch.Tensor]] = {"uniform": torch.rand, "normal": torch.randn}
 
 
-def drawer(draw: Draw, graph: torch.fx.GraphModule, device: torch.device) -> Drawer:
+def random_sampler(draw: Draw, graph: torch.fx.GraphModule, device: torch.device) -> RandomSampler:
     """How to draw for a call of `graph` on `device`; symbolic sizes are read off the arguments."""
     generate = _GENERATORS[draw.kind]
     if all(isinstance(dim, int) for dim in draw.dims):

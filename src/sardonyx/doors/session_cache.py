@@ -16,10 +16,10 @@ import torch
 
 from sardonyx import fork
 from sardonyx.cache.lru import LRU
-from sardonyx.capture.arguments import Arguments, Call, copy_of
+from sardonyx.capture.arguments import Arguments, ResultContext, copy_of
 from sardonyx.capture.attributes import Attributes, Mask, first_difference
-from sardonyx.capture.calls import Flat, Traced, tensor_of, trace
-from sardonyx.doors import kept
+from sardonyx.capture.module_trace import FlatModule, ModuleTrace, tensor_of, trace
+from sardonyx.doors import module_store
 from sardonyx.doors.dynamo import sardonyx as backend
 from sardonyx.errors import CaptureError
 from sardonyx.options import Options
@@ -30,9 +30,9 @@ from sardonyx.telemetry.report import Fallback, GraphReport, Report, collecting
 
 log = logging.getLogger(__name__)
 
-_REMEMBERED = 256
+_REMEMBERED_SIGNATURES = 256
 """Signatures whose sizes, or refusal, are remembered."""
-_ALONE: dict[str, Any] = {
+_ISOLATED: dict[str, Any] = {
     name: True for name in ("isolate_recompiles",) if name in inspect.signature(torch.compile).parameters
 }
 """Where torch can, it counts a module's recompilations apart: else by code, which all modules of a class share."""
@@ -73,7 +73,7 @@ class _State:
 class _Session:
     key: tuple[Any, ...]
     sizes: tuple[int, ...]
-    traced: Traced
+    traced: ModuleTrace
     run: Callable[[list[Any]], Sequence[Any]]
     random: bool
     state: _State | None = None
@@ -85,15 +85,15 @@ class _Session:
     """What is left to do after the first call."""
 
     @property
-    def worn(self) -> bool:
+    def should_rebuild(self) -> bool:
         """Whether another session should take its place."""
-        return isinstance(self.run, kept.Restored) and self.run.worn
+        return isinstance(self.run, module_store.StoredModel) and self.run.should_rebuild
 
     def bind(self, state: _State, module: torch.nn.Module) -> None:
         """Take the weights that the module has now."""
-        count = len(self.traced.held) + len(self.traced.given)
+        count = len(self.traced.weights) + len(self.traced.inputs)
         bound: list[Any] = [None] * count
-        for index, held in self.traced.held.items():
+        for index, held in self.traced.weights.items():
             bound[index] = tensor_of(module, held) if isinstance(held, str) else held
         self.bound, self.state = bound, state
 
@@ -104,7 +104,7 @@ class _Session:
             return first[1]
         flat: list[Any] = [*arguments.dense(), *(arguments.integers[i] for i in self.traced.dynamic)]
         args = list(self.bound)
-        for index, place in self.traced.given.items():
+        for index, place in self.traced.inputs.items():
             args[index] = flat[place]
         with torch.no_grad():
             outputs = list(self.run(args))
@@ -114,7 +114,7 @@ class _Session:
         return outputs
 
 
-class _Turn:
+class _BuildLock:
     """One thread at a time builds: torch.export changes things that all threads see, of modules and of torch."""
 
     def __init__(self) -> None:
@@ -141,20 +141,20 @@ class _Turn:
         return self._owner not in (0, threading.get_ident())
 
 
-_TURN = _Turn()
+_BUILD_LOCK = _BuildLock()
 
 
 def _is_traced() -> bool:
     """Whether this thread is tracing something; where another one is, wait until it has done so."""
     while torch.compiler.is_compiling():
-        if not _TURN.is_anothers():
+        if not _BUILD_LOCK.is_anothers():
             return torch.compiler.is_compiling()
-        with _TURN:
+        with _BUILD_LOCK:
             pass
     return False
 
 
-class Signatures:
+class SessionCache:
     """Calls a module through sessions, at most `cache_size` of them, the least recently used dropped first."""
 
     def __init__(self, module: torch.nn.Module, options: Options, dynamic: Dynamic) -> None:
@@ -164,9 +164,9 @@ class Signatures:
         self.bridge: Callable[..., Any] | None = None
         self._displaced: Any = None
         self._sessions = LRU[_Session](options.cache_size)
-        self._seen: LRU[tuple[tuple[int, ...], set[int]]] = LRU(_REMEMBERED)
-        self._refused: LRU[CaptureError] = LRU(_REMEMBERED)
-        self._distrusted: LRU[bool] = LRU(_REMEMBERED)
+        self._seen: LRU[tuple[tuple[int, ...], set[int]]] = LRU(_REMEMBERED_SIGNATURES)
+        self._refused: LRU[CaptureError] = LRU(_REMEMBERED_SIGNATURES)
+        self._distrusted: LRU[bool] = LRU(_REMEMBERED_SIGNATURES)
         self._state: _State | None = None
         self._hits = self._misses = self._built = 0
         self._lock = fork.Lock()
@@ -201,11 +201,11 @@ class Signatures:
                 if wants_grad
                 else session.outputs(arguments)
             )
-        except kept.Stale:
+        except module_store.StaleModel:
             self._drop(session)
             return self._called(args, kwargs)
         numbers = session.traced.numbers(arguments.sizes())
-        return session.traced.results.put_together(Call(outputs, arguments, numbers))
+        return session.traced.results.put_together(ResultContext(outputs, arguments, numbers))
 
     def _arguments_and_session(self, given: Any) -> tuple[Arguments, _State, _Session] | None:
         """What a call needs; None if it has to go through torch.compile."""
@@ -245,7 +245,7 @@ class Signatures:
     def _state_now(self) -> _State:
         state = self._state
         if state is None or not state.attributes.unchanged():
-            with _TURN:  # tracing puts other tensors in the place of weights for a while
+            with _BUILD_LOCK:  # tracing puts other tensors in the place of weights for a while
                 state = self._state = self._look()
         return state
 
@@ -266,21 +266,21 @@ class Signatures:
         sizes = arguments.sizes()
         found = self._find(_key(arguments, state), sizes)
         if found is None:
-            with _TURN:
+            with _BUILD_LOCK:
                 state = self._state_now()
                 found = self._find(_key(arguments, state), sizes)
                 if found is None:
                     found = self._build(sizes, arguments, state, given)
                     state = self._state_now()
         if found.state is not state:
-            with _TURN:
+            with _BUILD_LOCK:
                 found.bind(self._state_now(), self.module)
         return found
 
     def _find(self, key: tuple[Any, ...], sizes: tuple[int, ...]) -> _Session | None:
         with self._lock:
             for place, session in self._sessions.items():
-                if session.key == key and not session.worn and session.traced.accepts(sizes):
+                if session.key == key and not session.should_rebuild and session.traced.accepts(sizes):
                     self._hits += 1
                     return self._sessions.get(place)
         return None
@@ -307,7 +307,7 @@ class Signatures:
         with self._lock:
             self._keep(session)
             self._built += 1
-            from_disk = isinstance(session.run, kept.Restored)
+            from_disk = isinstance(session.run, module_store.StoredModel)
             seconds = time.perf_counter() - started
             self.builds.append(Build(reason, session.traced.is_dynamic, from_disk, seconds))
         log.info("built a session: %s", self.builds[-1])
@@ -315,11 +315,11 @@ class Signatures:
 
     def _make(self, sizes: tuple[int, ...], arguments: Arguments, varying: set[int], given: Any) -> _Session:
         key = _key(arguments, self._state_now())
-        worn = any(session.key == key and session.worn for _, session in self._sessions.items())
-        at = kept.key(self._bare(), self.options, arguments, sizes, varying)
-        if at is not None and not worn and not self._distrusted.get(key):
-            flat = Flat(self.module, self.forward, given)
-            found = kept.find(self.options, at, self.module, arguments, sizes, flat)
+        should_rebuild = any(session.key == key and session.should_rebuild for _, session in self._sessions.items())
+        at = module_store.store_key(self._bare(), self.options, arguments, sizes, varying)
+        if at is not None and not should_rebuild and not self._distrusted.get(key):
+            flat = FlatModule(self.module, self.forward, given)
+            found = module_store.load(self.options, at, self.module, arguments, sizes, flat)
             if found is not None:
                 traced, restored, outputs = found
                 self.report.graphs.append(GraphReport("module, from disk", 0, [restored.report]))
@@ -328,11 +328,11 @@ class Signatures:
         if traced.random and self._state_now().training:
             raise CaptureError("forward draws random numbers, as dropout does")
         with collecting() as report:
-            compiled = compile_graph(traced.graph, "module", frozenset(traced.held), self.options)
+            compiled = compile_graph(traced.graph, "module", frozenset(traced.weights), self.options)
         self.report.graphs += report.graphs
         session = _Session(_key(arguments, self._state_now()), sizes, traced, compiled.run, traced.random)
         if at is not None:
-            session.then = lambda: kept.keep(self.options, at, self.module, traced, compiled.region)
+            session.then = lambda: module_store.store(self.options, at, self.module, traced, compiled.region)
         return session
 
     def _bare(self) -> torch.nn.Module:
@@ -342,7 +342,7 @@ class Signatures:
         vars(bare).update(held if self._displaced is None else {**held, "forward": self._displaced})
         return bare
 
-    def _trace(self, given: Any, arguments: Arguments, varying: set[int]) -> Traced:
+    def _trace(self, given: Any, arguments: Arguments, varying: set[int]) -> ModuleTrace:
         def state() -> tuple[Any, ...]:
             return self._look().attributes.key
 
@@ -356,14 +356,14 @@ class Signatures:
 
     def _trace_once(
         self, given: Any, arguments: Arguments, varying: set[int], state: Callable[[], tuple[Any, ...]]
-    ) -> Traced:
-        whole = self.options.translations or ()
+    ) -> ModuleTrace:
+        preserved = self.options.translations or ()
         if varying:
             try:
-                return trace(self.module, self.forward, given, arguments, varying, state, whole)
+                return trace(self.module, self.forward, given, arguments, varying, state, preserved)
             except CaptureError as error:
                 log.info("sizes cannot be dynamic: %s", error.what)
-        return trace(self.module, self.forward, given, arguments, (), state, whole)
+        return trace(self.module, self.forward, given, arguments, (), state, preserved)
 
     def _reason(self, key: tuple[Any, ...], sizes: tuple[int, ...], arguments: Arguments) -> tuple[str, set[int]]:
         """Why a session is built, and which sizes are to be dynamic: those that were different before."""
@@ -417,7 +417,7 @@ class Signatures:
         if self._by_dynamo is None or self._by_dynamo[0] != forward:
             dynamic = None if self.dynamic == "auto" else self.dynamic
             options = Options.of(self.options, intercept=False)  # the call has been shown
-            compiled = torch.compile(forward, backend=partial(backend, options=options), dynamic=dynamic, **_ALONE)
+            compiled = torch.compile(forward, backend=partial(backend, options=options), dynamic=dynamic, **_ISOLATED)
             self._by_dynamo = (forward, compiled)
         with collecting() as report:
             result = self._by_dynamo[1](*args, **kwargs)
@@ -437,7 +437,7 @@ class Signatures:
         versions = _versions(self.module)
         others = [tensor for tensor in arguments.tensors if not tensor.requires_grad]  # autograd looks at those that do
         edits = _edits(others)
-        flat = Flat(self.module, self.forward, unchanged)
+        flat = FlatModule(self.module, self.forward, unchanged)
 
         def again(inputs: Sequence[torch.Tensor]) -> Sequence[Any]:
             tensors = list(arguments.tensors)
@@ -466,7 +466,7 @@ class Signatures:
 
     def release(self) -> None:
         """Drop every session."""
-        with _TURN, self._lock:
+        with _BUILD_LOCK, self._lock:
             self._sessions.clear()
             self._by_dynamo = self._state = None
         gc.collect()  # graphs refer to themselves
@@ -474,7 +474,7 @@ class Signatures:
     def forget(self) -> None:
         """Drop every session, and what was learnt of sizes and refusals."""
         self.release()
-        with _TURN, self._lock:
+        with _BUILD_LOCK, self._lock:
             self._seen.clear()
             self._refused.clear()
             self._distrusted.clear()

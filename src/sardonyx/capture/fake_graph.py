@@ -13,18 +13,18 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from sardonyx.capture.aot import decompositions
-from sardonyx.capture.whole import keeping_whole
+from sardonyx.capture.composite_ops import preserve_composite_ops
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def is_faked(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def has_fake_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether arguments have no values: torch.export takes no such."""
     return any(isinstance(x, (FakeTensor, *_SYMBOLS)) for x in pytree.tree_leaves((args, kwargs)))
 
 
-def trace_faked(
-    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], whole: frozenset[str]
+def trace_fake_graph(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], preserved: frozenset[str]
 ) -> tuple[torch.fx.GraphModule, pytree.TreeSpec, pytree.TreeSpec]:
     """The ATen operators of a graph, as a graph that edits nothing, with the arrangement of arguments and results."""
     leaves, in_spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
@@ -37,9 +37,9 @@ def trace_faked(
         out_spec.append(spec)
         return results
 
-    with torch.no_grad(), keeping_whole(), _beside_real_tensors(leaves):
+    with torch.no_grad(), preserve_composite_ops(), _allow_real_tensors(leaves):
         functional = torch.func.functionalize(call, remove="mutations")
-        graph = make_fx(functional, decompositions(whole=whole), _allow_non_fake_inputs=True)(*leaves)
+        graph = make_fx(functional, decompositions(preserved=preserved), _allow_non_fake_inputs=True)(*leaves)
     return graph, in_spec, out_spec[-1]
 
 
@@ -53,7 +53,7 @@ def _as_placeholders(model: torch.nn.Module, leaves: list[Any]) -> list[Any]:
 
 
 @contextmanager
-def _beside_real_tensors(args: Sequence[Any]) -> Iterator[None]:
+def _allow_real_tensors(args: Sequence[Any]) -> Iterator[None]:
     """Let constants of a graph, which are real, be used beside its fake arguments."""
     mode: Any = detect_fake_mode(args)
     if mode is None:

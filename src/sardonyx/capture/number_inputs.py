@@ -20,7 +20,7 @@ from sardonyx.capture.conditions import Condition, assumptions, function_of, siz
 from sardonyx.capture.dynamic import call_of, hints, leaf_specs, names_of_sizes, unify_sizes
 from sardonyx.capture.example import ExampleCall, is_number
 from sardonyx.capture.export import Captured, capture
-from sardonyx.capture.faked import is_faked
+from sardonyx.capture.fake_graph import has_fake_arguments
 from sardonyx.errors import CaptureError
 from sardonyx.sizes import dim_of, dims_of
 
@@ -28,13 +28,13 @@ _ONE_BY_ONE = 8
 """Numbers that are tried one after the other where not all of them can be inputs: each try is a trace."""
 
 
-def capture_call(call: ExampleCall, specs: Mapping[str, Any], whole: Collection[str] = ()) -> Captured:
+def capture_call(call: ExampleCall, specs: Mapping[str, Any], preserved: Collection[str] = ()) -> Captured:
     """Trace a call, of which this is declared dynamic."""
     args, kwargs = call.call
     shapes = None if all(spec is None for spec in specs.values()) else hints(dict(specs))
     # A graph that a backend is handed has no argument to name, and is called in other ways than by its forward.
-    with nullcontext() if is_faked(args, kwargs) else call.presented():
-        captured = capture(call.model, args, kwargs, shapes, whole, empty=True)
+    with nullcontext() if has_fake_arguments(args, kwargs) else call.presented():
+        captured = capture(call.model, args, kwargs, shapes, preserved, empty=True)
     unify_sizes(call, captured, specs)
     return captured
 
@@ -49,13 +49,13 @@ class TracedCall:
     """What is declared dynamic, by argument."""
     constant: Captured
     """The graph in which all numbers are constants."""
-    whole: Collection[str]
+    preserved: Collection[str]
 
     @classmethod
-    def of(cls, call: ExampleCall, specs: Mapping[str, Any], whole: Collection[str]) -> TracedCall:
-        """Trace a call; operators named in `whole` stay as they are."""
-        captured = capture_call(call, specs, whole)
-        return cls(call, captured, specs, captured, whole)
+    def of(cls, call: ExampleCall, specs: Mapping[str, Any], preserved: Collection[str]) -> TracedCall:
+        """Trace a call; operators named in `preserved` stay as they are."""
+        captured = capture_call(call, specs, preserved)
+        return cls(call, captured, specs, captured, preserved)
 
     def candidates(self) -> list[int]:
         """The flattened arguments that are numbers, and of which nothing is declared."""
@@ -84,7 +84,7 @@ class TracedCall:
         call = self.call.with_numbers(places)
         try:
             with redirect_stderr(StringIO()), _without_torch_logs():
-                found = capture_call(call, self.specs, self.whole)
+                found = capture_call(call, self.specs, self.preserved)
         except Exception:  # what fails with a symbol may do so anywhere in torch, and has been traced with the constant
             return None
         return replace(self, call=call, captured=found) if _is_same(found, self.constant) else None
@@ -102,7 +102,7 @@ class TracedCall:
     def symbols(self) -> dict[sympy.Symbol, int]:
         """The symbols of numbers that are inputs, and the places of those among the flattened arguments."""
         nodes = self.captured.graph.graph.find_nodes(op="placeholder")
-        places = {node: self.captured.given.get(index) for index, node in enumerate(nodes)}
+        places = {node: self.captured.inputs.get(index) for index, node in enumerate(nodes)}
         return {
             node.meta["val"].node.expr: place
             for node in self.captured.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.item.default)
@@ -143,7 +143,7 @@ class TracedCall:
         """The symbolic sizes of tensors that the graph reads, by their places among those of all arguments."""
         nodes = self.captured.graph.graph.find_nodes(op="placeholder")
         starts = list(itertools.accumulate((len(sizes_of(leaf)) for _, leaf in self.call.leaves), initial=0))
-        read = [(nodes[index], starts[place]) for index, place in self.captured.given.items() if nodes[index].users]
+        read = [(nodes[index], starts[place]) for index, place in self.captured.inputs.items() if nodes[index].users]
         tensors = [(node.meta["val"], start) for node, start in read if isinstance(node.meta.get("val"), torch.Tensor)]
         sizes = ((start + axis, dim) for value, start in tensors for axis, dim in enumerate(dims_of(value)))
         return {place: dim for place, dim in sizes if not isinstance(dim, int)}
@@ -153,7 +153,7 @@ class TracedCall:
         values = [node.meta.get("val") for node in self.captured.graph.graph.find_nodes(op="placeholder")]
         starts = list(itertools.accumulate((len(sizes_of(leaf)) for _, leaf in self.call.leaves), initial=0))
         read = {symbol: starts[place] for symbol, place in self.symbols().items()}
-        for index, place in self.captured.given.items():
+        for index, place in self.captured.inputs.items():
             if place not in self.call.numbers:
                 sizes = sizes_of(values[index])
                 found = {dim_of(x): starts[place] + i for i, x in enumerate(sizes) if isinstance(x, torch.SymInt)}

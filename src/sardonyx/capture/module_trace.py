@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sardonyx.capture.arguments import Arguments, Maker, Results, copy_of, held_by
+from sardonyx.capture.arguments import Arguments, ResultBuilder, Results, copy_of, held_by
 from sardonyx.capture.attributes import first_difference
 from sardonyx.capture.conditions import Sizes, environment_of, function_of_sizes
 from sardonyx.capture.export import Captured, capture
@@ -18,7 +18,7 @@ from sardonyx.sizes import Dim, dim_of, dims_of
 _INSIDE = "module"
 
 
-class Flat(torch.nn.Module):
+class FlatModule(torch.nn.Module):
     """A module that takes the tensors of a call one by one, and returns those that are new, one by one.
 
     What else the call has is held: it is part of the graph that is made of it.
@@ -63,20 +63,20 @@ class Flat(torch.nn.Module):
             changed = first_difference(before, after)
             raise CaptureError(f"forward changes the attribute {changed!r}, which a compiled module would not")
 
-    def _size(self, size: torch.SymInt) -> Maker:
+    def _size(self, size: torch.SymInt) -> ResultBuilder:
         index = len(self.symbolic)
         self.symbolic.append(size)
         return lambda call: call.sizes[index]
 
 
 @dataclass(frozen=True)
-class Traced:
+class ModuleTrace:
     """A graph of a call."""
 
     graph: torch.fx.GraphModule
-    held: Mapping[int, str | torch.Tensor]
+    weights: Mapping[int, str | torch.Tensor]
     """Placeholders that are weights, by their names in the module, or constants of its code."""
-    given: Mapping[int, int]
+    inputs: Mapping[int, int]
     """Placeholders that a call gives: the place of each among the call's tensors and then its dynamic integers."""
     dynamic: tuple[int, ...]
     """Which of a call's integers are inputs."""
@@ -103,16 +103,16 @@ def trace(
     arguments: Arguments,
     varying: Collection[int],
     state: Callable[[], tuple[Any, ...]],
-    whole: Collection[str] = (),
-) -> Traced:
+    preserved: Collection[str] = (),
+) -> ModuleTrace:
     """Trace a call. `varying` are the places, in `Arguments.sizes`, of what is to stay a symbol where it can.
 
     `state` tells all that the module's attributes are. Torch.export takes back what a forward does to them, and would
-    leave it out of the graph. Operators named in `whole` stay as they are.
+    leave it out of the graph. Operators named in `preserved` stay as they are.
     """
     first = sum(tensor.dim() for tensor in arguments.tensors)
     dynamic = tuple(place - first for place in sorted(varying) if place >= first)
-    flat = Flat(module, forward, given, dynamic, state)
+    flat = FlatModule(module, forward, given, dynamic, state)
     auto: Any = torch.export.Dim.AUTO
     specs: list[Any] = []
     at = 0
@@ -121,7 +121,7 @@ def trace(
         at += tensor.dim()
     inputs = (*arguments.dense(), *(arguments.integers[index] for index in dynamic))
     with torch.inference_mode(False):
-        captured = capture(flat, inputs, {}, ((*specs, *(auto for _ in dynamic)),), whole)
+        captured = capture(flat, inputs, {}, ((*specs, *(auto for _ in dynamic)),), preserved)
     _refuse_edits(captured)
     return _traced(captured, flat, arguments, dynamic)
 
@@ -135,9 +135,9 @@ def _refuse_edits(captured: Captured) -> None:
         )
 
 
-def _traced(captured: Captured, flat: Flat, arguments: Arguments, dynamic: tuple[int, ...]) -> Traced:
+def _traced(captured: Captured, flat: FlatModule, arguments: Arguments, dynamic: tuple[int, ...]) -> ModuleTrace:
     values = [node.meta.get("val") for node in captured.graph.graph.find_nodes(op="placeholder")]
-    by_place = {place: values[index] for index, place in captured.given.items()}
+    by_place = {place: values[index] for index, place in captured.inputs.items()}
     dims: list[Dim] = []
     for place, tensor in enumerate(arguments.tensors):
         value = by_place.get(place)
@@ -147,12 +147,12 @@ def _traced(captured: Captured, flat: Flat, arguments: Arguments, dynamic: tuple
         value = by_place.get(len(arguments.tensors) + at)
         integers[index] = dim_of(value) if isinstance(value, (int, torch.SymInt)) else integers[index]
     sizes = Sizes([*dims, *integers], environment_of(values))
-    held = {index: _weight(flat, name, tensor) for index, (name, tensor) in captured.held.items()}
+    weights = {index: _weight(flat, name, tensor) for index, (name, tensor) in captured.weights.items()}
     numbers = [dim_of(size) for size in flat.symbolic]
-    return Traced(
+    return ModuleTrace(
         graph=captured.graph,
-        held=held,
-        given=captured.given,
+        weights=weights,
+        inputs=captured.inputs,
         dynamic=dynamic,
         results=flat.results,
         accepts=_accepts(sizes),
@@ -171,7 +171,7 @@ def _accepts(sizes: Sizes) -> Callable[[Sequence[int]], Any]:
         raise CaptureError(f"the trace assumed more of sizes than integers can tell: {error}") from error
 
 
-def _weight(flat: Flat, name: str, tensor: torch.Tensor) -> str | torch.Tensor:
+def _weight(flat: FlatModule, name: str, tensor: torch.Tensor) -> str | torch.Tensor:
     """The name of a tensor that the module holds; other tensors are constants of its code."""
     inside = name.removeprefix(f"{_INSIDE}.")
     return tensor if inside == name or tensor_of(flat, name) is None else inside

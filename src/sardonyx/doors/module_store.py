@@ -26,8 +26,8 @@ from sardonyx.cache.fingerprint import fingerprint
 from sardonyx.cache.machine import key_of
 from sardonyx.cache.provenance import origin_of_module
 from sardonyx.capture.arguments import Arguments
-from sardonyx.capture.calls import Flat, Traced, tensor_of
 from sardonyx.capture.conditions import function_of_sizes
+from sardonyx.capture.module_trace import FlatModule, ModuleTrace, tensor_of
 from sardonyx.capture.regions import Result
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.options import Options
@@ -35,7 +35,7 @@ from sardonyx.pipeline import refit
 from sardonyx.run.binding import Binding
 from sardonyx.run.builds import Built
 from sardonyx.run.region import CompiledRegion
-from sardonyx.run.sessions import Held, open_session
+from sardonyx.run.sessions import OpenSession, open_session
 from sardonyx.run.snapshot import EDITS_BEFORE_THAW
 from sardonyx.telemetry.report import RegionReport
 from sardonyx.telemetry.verify import close
@@ -43,22 +43,22 @@ from sardonyx.translate import table
 
 log = logging.getLogger(__name__)
 
-_MODEL, _CALLING = "model.onnx", "calling.json"
+_MODEL, _CALL_SPEC = "model.onnx", "call_spec.json"
 
 
 # What a model is kept under
 
 
-def key(
+def store_key(
     module: torch.nn.Module, options: Options, arguments: Arguments, sizes: Sequence[int], varying: set[int]
 ) -> str | None:
     """What the model of a call is kept under; None if it cannot be kept."""
-    told = _told(arguments.key)
+    signature = _stable_text(arguments.key)
     plain = all(tensor.device.type == "cpu" and not tensor.is_complex() for tensor in arguments.tensors)
     single = all(tensor.dim() or tensor.dtype != torch.float64 for tensor in arguments.tensors)  # taken for numbers
     looked_at = options.transforms or options.dump or options.verify or options.report
     translated_otherwise = options.translations or not table.is_as_released()
-    if told is None or not plain or not single or looked_at or translated_otherwise:
+    if signature is None or not plain or not single or looked_at or translated_otherwise:
         return None
     found = fingerprint(module) if default_cache(options) else None
     if found is None:
@@ -67,17 +67,17 @@ def key(
     return key_of(
         what="a module's model",
         module=found,
-        arguments=told,
+        arguments=signature,
         sizes=repr([None if place in varying and size > 1 else size for place, size in enumerate(sizes)]),
         options=repr(options.artifact_key()),
         engine=repr((engine.name, engine.probe().version, engine.identity(options))),
     )
 
 
-def _told(token: Any) -> str | None:
+def _stable_text(token: Any) -> str | None:
     """A part of a signature as text that is the same in every process; None for what is known by identity alone."""
     if isinstance(token, tuple):
-        parts = [_told(part) for part in token]
+        parts = [_stable_text(part) for part in token]
         return None if None in parts else f"({', '.join(map(str, parts))})"
     if isinstance(token, type):
         origin = origin_of_module(token.__module__)
@@ -92,7 +92,7 @@ _PLAIN = (type(None), bool, int, float, str, bytes, complex, range, torch.dtype,
 
 
 @dataclass(frozen=True)
-class Calling:
+class StoredCallSpec:
     """How a kept model is called: plain data, as JSON has it."""
 
     inputs: list[int | str]
@@ -124,31 +124,33 @@ class Calling:
         )
 
 
-def keep(options: Options, at: str, module: torch.nn.Module, traced: Traced, compiled: CompiledRegion | None) -> None:
+def store(
+    options: Options, at: str, module: torch.nn.Module, traced: ModuleTrace, compiled: CompiledRegion | None
+) -> None:
     """Keep the model of a call, if it is one, and one that can be called without its graph."""
     built = None if compiled is None else compiled.built
-    calling = _calling(traced, built) if built is not None else None
+    call_spec = _call_spec(traced, built) if built is not None else None
     cache = default_cache(options)
-    if built is None or calling is None or cache is None:
+    if built is None or call_spec is None or cache is None:
         log.info("the model of %s is not kept", type(module).__name__)
         return
 
     def make(folder: Path) -> None:
         (folder / _MODEL).write_bytes(built.model)
-        (folder / _CALLING).write_text(json.dumps(vars(calling)), encoding="utf-8")
+        (folder / _CALL_SPEC).write_text(json.dumps(vars(call_spec)), encoding="utf-8")
 
     cache.keep(at, make, {"what": "module", "name": type(module).__name__, "engine": options.engine})
 
 
-def _calling(traced: Traced, built: Built) -> Calling | None:
+def _call_spec(traced: ModuleTrace, built: Built) -> StoredCallSpec | None:
     binding = built.binding
-    places: dict[int, int | str] = {**traced.given}
-    places |= {index: name for index, name in traced.held.items() if isinstance(name, str)}
+    places: dict[int, int | str] = {**traced.inputs}
+    places |= {index: name for index, name in traced.weights.items() if isinstance(name, str)}
     simple = all(r.output is not None and r == Result(r.output, order=r.order) for r in binding.results)
     known = {*binding.inputs, *binding.weights.values()} <= set(places)
     if not simple or not known or binding.draws or binding.complex or traced.has_numbers or built.libraries:
         return None
-    return Calling(
+    return StoredCallSpec(
         inputs=[places[index] for index in binding.inputs],
         weights={name: str(places[index]) for name, index in binding.weights.items()},
         results=[{"output": r.output, "order": r.order} for r in binding.results],
@@ -162,13 +164,13 @@ def _calling(traced: Traced, built: Built) -> Calling | None:
 # Back from disk
 
 
-class Stale(Exception):
+class StaleModel(Exception):
     """A kept model is not to be used: something else has to be built."""
 
 
-def find(
-    options: Options, at: str, module: torch.nn.Module, arguments: Arguments, sizes: Sequence[int], flat: Flat
-) -> tuple[Traced, Restored, list[torch.Tensor]] | None:
+def load(
+    options: Options, at: str, module: torch.nn.Module, arguments: Arguments, sizes: Sequence[int], flat: FlatModule
+) -> tuple[ModuleTrace, StoredModel, list[torch.Tensor]] | None:
     """The kept model of a call, and the tensors that the module itself computes in it."""
     cache = default_cache(options)
     folder = cache.get(at) if cache else None
@@ -180,21 +182,21 @@ def find(
         cache.drop(at)
 
     try:
-        calling = Calling(**json.loads((folder / _CALLING).read_text(encoding="utf-8")))
-        accepts = function_of_sizes(calling.condition)
+        call_spec = StoredCallSpec(**json.loads((folder / _CALL_SPEC).read_text(encoding="utf-8")))
+        accepts = function_of_sizes(call_spec.condition)
         if not accepts(sizes):
             log.info("the kept model of %s is for other sizes", type(module).__name__)
             return None
-        run = Restored((folder / _MODEL).read_bytes(), calling, options)
-        weights = [_weight(module, name) for name in calling.names()]
-        tensors = [*arguments.dense(), *(arguments.integers[i] for i in calling.dynamic)]
-        given = [tensors[place] for place in calling.inputs if isinstance(place, int)]
+        run = StoredModel((folder / _MODEL).read_bytes(), call_spec, options)
+        weights = [_weight(module, name) for name in call_spec.names()]
+        tensors = [*arguments.dense(), *(arguments.integers[i] for i in call_spec.dynamic)]
+        given = [tensors[place] for place in call_spec.inputs if isinstance(place, int)]
     except Exception as error:  # whatever is wrong with it
         reject(f"it cannot be used: {error}")
         return None
     with torch.no_grad():
         outputs = run.compared_with(lambda: flat(*arguments.dense()), weights, given, reject)
-    return _traced(calling, accepts, flat), run, outputs
+    return _traced(call_spec, accepts, flat), run, outputs
 
 
 def _weight(module: torch.nn.Module, name: str) -> torch.Tensor:
@@ -204,31 +206,31 @@ def _weight(module: torch.nn.Module, name: str) -> torch.Tensor:
     return found
 
 
-def _traced(calling: Calling, accepts: Callable[[Sequence[int]], bool], flat: Flat) -> Traced:
-    names = calling.names()
-    return Traced(
+def _traced(call_spec: StoredCallSpec, accepts: Callable[[Sequence[int]], bool], flat: FlatModule) -> ModuleTrace:
+    names = call_spec.names()
+    return ModuleTrace(
         graph=torch.fx.GraphModule({}, torch.fx.Graph()),
-        held=dict(enumerate(names)),
-        given={len(names) + i: x for i, x in enumerate(x for x in calling.inputs if isinstance(x, int))},
-        dynamic=tuple(calling.dynamic),
+        weights=dict(enumerate(names)),
+        inputs={len(names) + i: x for i, x in enumerate(x for x in call_spec.inputs if isinstance(x, int))},
+        dynamic=tuple(call_spec.dynamic),
         results=flat.results,
         accepts=accepts,
-        condition=calling.condition,
+        condition=call_spec.condition,
         numbers=lambda sizes: (),
-        is_dynamic=calling.is_dynamic,
+        is_dynamic=call_spec.is_dynamic,
     )
 
 
-class Restored:
+class StoredModel:
     """A kept model as a callable over weights and inputs; a weight that is edited is noticed."""
 
-    def __init__(self, model: bytes, calling: Calling, options: Options) -> None:
+    def __init__(self, model: bytes, call_spec: StoredCallSpec, options: Options) -> None:
         self._model, self._options = model, options
         self._graph = ir.from_proto(onnx.load_from_string(model)).graph
         operators = Counter(node.op_type for node in self._graph)
-        self.report = RegionReport(operators, operators.total(), weights=len(calling.weights), sessions=1)
-        self._binding = calling.binding()
-        self._current: Held | None = None
+        self.report = RegionReport(operators, operators.total(), weights=len(call_spec.weights), sessions=1)
+        self._binding = call_spec.binding()
+        self._current: OpenSession | None = None
         self._edits = -1
         self._lock = fork.Lock()
         self._verdict: Future[bool] | None = None
@@ -241,7 +243,7 @@ class Restored:
             self._verdict.set_result(False)
 
     @property
-    def worn(self) -> bool:
+    def should_rebuild(self) -> bool:
         """Whether weights keep changing: they had better be inputs, which those of a kept model are not."""
         return self._edits > EDITS_BEFORE_THAW
 
@@ -281,7 +283,7 @@ class Restored:
     def __call__(self, args: Sequence[Any]) -> Sequence[torch.Tensor]:
         """The results, from the weights by name and then the inputs."""
         if self._verdict is not None and not self._verdict.result():
-            raise Stale
+            raise StaleModel
         return self._run(args)
 
     def _run(self, args: Sequence[Any]) -> Sequence[torch.Tensor]:
@@ -290,7 +292,7 @@ class Restored:
             current = self._load(args)
         return self._binding.restore(current.runner(self._binding.feeds(args)), args)
 
-    def _load(self, args: Sequence[Any]) -> Held:
+    def _load(self, args: Sequence[Any]) -> OpenSession:
         """A session for the weights as they are now."""
         with self._lock:
             if self._current is None or not self._current.snapshot.holds(args):
