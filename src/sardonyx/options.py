@@ -53,7 +53,7 @@ _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false":
 
 @dataclass(frozen=True)
 class Options:
-    """What a user can choose. A dict with the same keys is accepted wherever an `Options` is.
+    """The options. A dict with the same keys is accepted wherever an `Options` is.
 
     >>> Options.of({"fallback": "error"}).fallback
     'error'
@@ -156,7 +156,7 @@ class Options:
 
     @classmethod
     def of(cls, given: Options | Mapping[str, Any] | None = None, **more: Any) -> Options:
-        """Options from an object or a mapping, with `defaults` and environment variables under what is given."""
+        """Options from an object or a mapping, completed by environment variables and `defaults`."""
         if given is not None and not isinstance(given, (Options, Mapping)):
             raise OptionError(f"options are {given!r}", hint="use a dict, or a sardonyx.Options")
         unnamed = [key for key in given if not isinstance(key, str)] if isinstance(given, Mapping) else []
@@ -176,7 +176,7 @@ class Options:
         return "\n".join(["| option | default | environment | meaning |", "|---|---|---|---|", *rows])
 
     def artifact_key(self) -> tuple[str, ...]:
-        """What identifies a compiled artifact, as far as options decide it."""
+        """The options that are part of the key of a compiled artifact."""
         return tuple(f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self) if f.metadata["artifact"])
 
 

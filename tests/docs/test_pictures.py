@@ -8,7 +8,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-
 from benchmarks import plot
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
