@@ -1,4 +1,4 @@
-"""sardonyx: run PyTorch through ONNX.
+"""Run PyTorch models through ONNX: compile, wrap, export, extend.
 
 >>> import torch
 >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU()).eval()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class SardonyxError(Exception):
-    """Base of everything this package raises on purpose.
+    """Base class of the exceptions of sardonyx.
 
     >>> raise SardonyxError("it broke", where="model.py:3", hint="do this instead")
     Traceback (most recent call last):
@@ -32,7 +32,7 @@ class UnsupportedOperator(SardonyxError, NotImplementedError):
 
 
 class CaptureError(SardonyxError, RuntimeError):
-    """torch.export cannot trace a model, or traced something that a file cannot hold."""
+    """torch.export cannot trace a model, or the trace cannot be expressed in an ONNX file."""
 
 
 class MissingDependency(SardonyxError, ImportError):
@@ -48,7 +48,7 @@ class MissingKernel(EngineError, UnsupportedOperator):
 
 
 class AutogradError(SardonyxError, RuntimeError):
-    """A compiled graph cannot be differentiated in the way asked for."""
+    """A compiled graph does not support the requested kind of differentiation."""
 
 
 class VerificationError(SardonyxError, AssertionError):

@@ -52,7 +52,7 @@ _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false":
 
 @dataclass(frozen=True)
 class Options:
-    """What a user can choose. A dict with the same keys is accepted wherever an `Options` is.
+    """The options. A dict with the same keys is accepted wherever an `Options` is.
 
     >>> Options.of({"fallback": "error"}).fallback
     'error'
@@ -64,7 +64,7 @@ class Options:
 
     engine: str = _option("onnxruntime", "name of the engine that runs the model", artifact=True)
     engine_options: Mapping[str, Any] | None = _option(
-        None, "a dict of settings of the engine's own, see docs/engines.md; in the environment as JSON", artifact=True
+        None, "dict of engine-specific settings, see docs/engines.md; JSON in the environment", artifact=True
     )
     compile_options: str = _option(
         "", "flags for an engine's compiler, as on a command line: '-O3 --mcpu=native'", artifact=True
@@ -73,42 +73,42 @@ class Options:
         None, "the onnx-mlir binary; by default the one on PATH", artifact=True, old={"ONNX_MLIR_PATH": str}
     )
     compiler_image: str | None = _option(
-        None, "a container image that has onnx-mlir, run by podman or docker; used instead of a binary", artifact=True
+        None, "container image with onnx-mlir, run by podman or docker; used instead of a binary", artifact=True
     )
     providers: Sequence[Provider] | None = _option(
         None, "ONNX Runtime execution providers; by default chosen from the tensors' device", artifact=True
     )
     session_options: Any = _option(
         None,
-        "a dict of onnxruntime.SessionOptions attributes (and 'config' entries), or such an object",
+        "dict of onnxruntime.SessionOptions attributes (and 'config' entries), or such an object",
         artifact=True,
     )
     fallback: Fallback = _option("warn", "what happens to an operator ONNX cannot express: 'warn', 'error' or 'quiet'")
     dump: str | None = _option(
         None,
-        "folder for numbered .onnx files, each with its FX graph beside it; or their path, with '{number}' in it",
+        "folder for numbered .onnx files and their FX graphs; or the path of these files, with '{number}' in it",
         old={"ONNXRT_DUMP_PATH": lambda prefix: prefix + NUMBER},
     )
     report: str | None = _option(
-        None, "an HTML file on everything compiled with it: graphs, rules, times, errors; needs the extra 'report'"
+        None, "HTML file about everything that is compiled: graphs, rules, times, errors; needs the extra 'report'"
     )
     repro: str | None = _option(
-        None, "folder for programs that reproduce failures, each in a folder of its own that the error names"
+        None, "folder for programs that reproduce failures, each in a subfolder that the error names"
     )
     verify: bool = _option(False, "compare each graph's first call with PyTorch")
     intercept: Intercept = _option(
-        False, "show the arguments of each call, then run it; or a function that is handed the call instead"
+        False, "print the arguments of each call, then run it; or a function to call with them instead"
     )
     transforms: Sequence[Callable[[Any], Any]] = _option(
-        (), "callables on the onnx.ModelProto before the session; each edits in place or returns a model"
+        (), "callables applied to the onnx.ModelProto before the session; each edits in place or returns a model"
     )
     translations: Mapping[Any, Callable[..., Any]] | None = _option(
         None,
-        "functions, by operator (torch.ops.mylib.op, or 'mylib::op'), that translate it in place of the table's",
+        "functions by operator (torch.ops.mylib.op, or 'mylib::op') that replace the table's translations",
     )
     translator: Translator = _option(
         "sardonyx",
-        "whose translation of an operator comes first: 'sardonyx', or 'torchlib' to tell whether ours is at fault",
+        "whose translations come first: 'sardonyx', or 'torchlib' to find out whether ours is wrong",
         artifact=True,
         old={"ONNXRT_CHANGE_REWRITER": lambda text: "sardonyx" if _yes_or_no(text) else "torchlib"},
     )
@@ -117,20 +117,20 @@ class Options:
     )
     native: Native = _option(
         "auto",
-        "compile groups of operators to kernels of their own: True, False, or 'auto' for large ones in training",
+        "compile groups of operators to native kernels: True, False, or 'auto' for large ones in training",
         artifact=True,
     )
     freeze: bool = _option(
-        True, "make weights constants of the session for inference; an edited weight is noticed", artifact=True
+        True, "make weights constants of the session for inference; an edited weight is detected", artifact=True
     )
     preallocate_outputs: bool | None = _option(
         None, "let torch allocate the outputs; by default only on an accelerator"
     )
-    cache_size: int = _option(3, "sessions kept for each compiled graph, least recently used out first")
+    cache_size: int = _option(3, "size of the LRU cache of sessions of each compiled graph")
     cache_dir: str | None = _option(
-        None, "folder of what was compiled, for the next process; by default the user's cache folder; '' for none"
+        None, "folder of the disk cache; by default in the user's cache folder; '' disables the cache"
     )
-    cache_bytes: int = _option(8 * 2**30, "how large that folder may grow before what was used longest ago is dropped")
+    cache_bytes: int = _option(8 * 2**30, "size limit of the disk cache; the least recently used entries are dropped")
     opset: int | None = _option(None, "ONNX opset; by default the newest the engine runs well", artifact=True)
 
     def __post_init__(self) -> None:
@@ -155,7 +155,7 @@ class Options:
 
     @classmethod
     def of(cls, given: Options | Mapping[str, Any] | None = None, **more: Any) -> Options:
-        """Options from an object or a mapping, with `defaults` and environment variables under what is given."""
+        """Options from an object or a mapping, completed by environment variables and `defaults`."""
         if given is not None and not isinstance(given, (Options, Mapping)):
             raise OptionError(f"options are {given!r}", hint="use a dict, or a sardonyx.Options")
         unnamed = [key for key in given if not isinstance(key, str)] if isinstance(given, Mapping) else []
@@ -175,7 +175,7 @@ class Options:
         return "\n".join(["| option | default | environment | meaning |", "|---|---|---|---|", *rows])
 
     def artifact_key(self) -> tuple[str, ...]:
-        """What identifies a compiled artifact, as far as options decide it."""
+        """The options that are part of the key of a compiled artifact."""
         return tuple(f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self) if f.metadata["artifact"])
 
 

@@ -13,6 +13,7 @@ import pytest
 from _site.pages import Cell, blocks, cells
 
 import sardonyx
+from sardonyx import pipeline
 from tests.docs.running import printed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,6 +108,22 @@ def test_every_decision_is_in_the_index_and_says_what_follows_from_it() -> None:
         text = path.read_text()
         assert re.findall(r"^## (.+)$", text, re.MULTILINE) == ["Context", "Decision", "Consequences"], path.name
         assert len(text.splitlines()) <= 40, path.name
+
+
+def test_the_architecture_page_and_its_pictures_name_files_that_exist() -> None:
+    pages = [DOCS / "architecture.md", *sorted((DOCS / "images").glob("*.svg"))]
+    mentioned = {name for page in pages for name in re.findall(r"[\w/]+\.py\b", page.read_text())}
+    package = ROOT / "src" / "sardonyx"
+    assert [name for name in mentioned if not (package / name).is_file() and not (ROOT / name).is_file()] == []
+    assert {"pipeline.py", "run/region.py"} <= mentioned
+
+
+def test_the_architecture_page_lists_the_passes_with_their_functions() -> None:
+    text = (DOCS / "architecture.md").read_text()
+    rows = re.findall(r"^\| (\w+) \| `(\w+)` \| (.+?) \| (.+?) \| .+ \|$", text, re.MULTILINE)
+    for column, passes in ((2, pipeline.SESSION_PASSES), (3, pipeline.FILE_PASSES)):
+        listed = [(row[0], row[1]) for row in rows if row[column] not in ("no", "when loaded")]
+        assert listed == [(each.name, each.run.__name__) for each in passes]
 
 
 WALK = """

@@ -40,28 +40,27 @@ def custom_op(
     flags: Sequence[str] = (),
     inline: bool = True,
 ) -> CustomOp:
-    """Declare an operator once: it is `torch.ops.<domain>.<name>`, an operator of ONNX, and one of ONNX Runtime.
+    """Declare an operator once for torch (`torch.ops.<domain>.<name>`), ONNX and ONNX Runtime.
 
-    `signature` is a schema as torch writes it, in which a tensor may have a type and a rank: `Tensor<int64>`,
-    `Tensor<T, 4>`. Types that are not dtypes are variables, and `dtypes` says what they stand for: a list for all, a
-    dict with a list for each, or a list of dicts with a dtype for each; without a type a tensor has the type T. In
-    place of a signature, an operator that torch has already, `torch.ops.mylib.op`, is given its sides in ONNX and in
-    ONNX Runtime, and `shape` as its fake kernel if it has none. Functions take parameters without names (`_0`), which
-    torch has for C++ functions, in their order and under any name.
+    `signature` is a torch schema in which a tensor may have a type and a rank: `Tensor<int64>`, `Tensor<T, 4>`. Types
+    that are not dtypes are type variables; `dtypes` gives their dtypes: a list for all, a dict with a list for each, or
+    a list of dicts with a dtype for each; a tensor without a type has the type T. Pass an existing operator,
+    `torch.ops.mylib.op`, instead of a signature to add its ONNX and ONNX Runtime parts, and `shape` as its fake kernel
+    if it has none. Unnamed parameters (`_0`), which torch has for C++ functions, are matched by position.
 
-    It is computed by one of: `cpp`, the source of a C++ function of the operator's name, or the file it is in;
-    `python`, a function of tensors; `onnx`, a function that composes operators of ONNX, of which a model has the parts,
-    or with `inline=False` an ONNX function. Beside `cpp`, `cuda` is CUDA C++ for the GPU: the same, with a
-    `cudaStream_t` in place of the last parameter; it is built where there is an nvcc. `flags` are for the C++ compiler,
-    as to say where headers are.
+    The kernel is one of: `cpp`, the source of a C++ function with the operator's name, or the path of its file;
+    `python`, a function of tensors; `onnx`, a function that composes ONNX operators, which are inlined into a model, or
+    with `inline=False` become an ONNX function. In addition to `cpp`, `cuda` is CUDA C++ for the GPU: the same function
+    with a `cudaStream_t` as the last parameter; it is built if nvcc is installed. `flags` are passed to the C++
+    compiler, for example include paths.
 
-    `shape` is a function of sizes, and of attributes, by their names, that gives the sizes of the results; None stands
-    for one that only the kernel will know. Without it the result is like the first tensor. `backward` is a function, or
-    another declaration, of what it names: `grad`, tensors, results and attributes; it gives a gradient for each tensor.
-    Without one, a backward through the operator is an `AutogradError`.
+    `shape` is a function of sizes and attributes, by parameter name, that returns the sizes of the results; None is a
+    size that only the kernel knows. Without it the result has the sizes of the first tensor. `backward` is a function,
+    or another declaration, of `grad`, tensors, results and attributes, by parameter name; it returns a gradient for
+    each tensor. Without one, a backward through the operator is an `AutogradError`.
 
-    In ONNX it has the domain and the name that it has in torch, unless `domain` and `name` say otherwise, and is there
-    from `version` of its domain on, which models import.
+    The ONNX domain and name are those in torch, unless `domain` and `name` say otherwise. `version` is the version of
+    the domain that introduced the operator, and that models import.
 
     >>> double = custom_op("example::Double(Tensor x) -> Tensor", python=lambda x: x * 2)
     >>> double(torch.ones(2))
@@ -175,7 +174,7 @@ class _Given:
 
 
 class CustomOp:
-    """An operator that was declared by `sardonyx.custom_op`; called, it is torch's."""
+    """An operator declared by `sardonyx.custom_op`. Calling it calls the torch operator."""
 
     def __init__(self, given: _Given, existing: Any = None, *, fake: bool = False) -> None:
         self._given = given
@@ -195,7 +194,7 @@ class CustomOp:
 
     @property
     def signature(self) -> Signature:
-        """What it takes and gives."""
+        """Its parameters and results."""
         return self._given.signature
 
     @property
@@ -210,7 +209,7 @@ class CustomOp:
 
     @property
     def version(self) -> int:
-        """The version of its domain from which on it is there."""
+        """The version of its domain that introduced it."""
         return self._given.identity.version
 
     @property
@@ -220,7 +219,7 @@ class CustomOp:
 
     @property
     def part(self) -> Part:
-        """What a library needs of it."""
+        """What a library needs to know about it."""
         given = self._given
         return Part(given.signature, given.identity, given.shapes, given.kernel, given.cuda)
 
@@ -231,12 +230,12 @@ class CustomOp:
 
     @property
     def has_kernels(self) -> bool:
-        """Whether models with it need a library."""
+        """Whether models that use it need a library."""
         return self._given.composition is None
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What the compiler is told beside what it is always told."""
+        """Compiler flags in addition to the usual ones."""
         return self._given.flags
 
     @cached_property
@@ -258,20 +257,20 @@ class CustomOp:
         return self.operator(*args, **kwargs)
 
     def library_with(self, others: Sequence[CustomOp]) -> Path:
-        """One library with its kernels and those of others of its domain."""
+        """One library with its kernels and those of other operators of its domain."""
         return registry.joined([self, *others])
 
     def serve(self, library: Path) -> None:
-        """Be at the service of its library, if its kernel is a Python function."""
+        """Let its library call back into this process, if its kernel is a Python function."""
         if self._python is not None:
             self._python.serve(library)
 
     def close(self) -> None:
-        """Take it out of torch and onnx again."""
+        """Unregister it from torch and onnx."""
         registry.remove(self)
 
     def withdraw(self) -> None:
-        """Take away what it registered."""
+        """Remove its registrations."""
         self._registered.close()
 
     def _translation(self) -> Callable[..., Any]:

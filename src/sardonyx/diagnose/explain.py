@@ -21,9 +21,9 @@ def explain(
     dynamic: bool | None = None,
     **kwargs: Any,
 ) -> Report:
-    """Compile a model for these arguments, run it once beside eager, and report on it.
+    """Compile a model for these arguments, run it once and compare it with eager, and report.
 
-    Runs without gradients. The model itself stays as it is.
+    Runs without gradients. The model is not changed.
 
     >>> report = explain(torch.nn.Linear(4, 2).eval(), torch.ones(3, 4))
     >>> report.operators["Gemm"], report.fallbacks

@@ -59,19 +59,18 @@ def export(
 ) -> Program:
     """Export a module, or a function of tensors, called with these arguments, as an ONNX model.
 
-    `dynamic_shapes` says which sizes may change, as `torch.export.export` takes it; a name may stand for a `Dim`.
-    `examples` are further calls of the module: what differs between them is dynamic. Each is a tuple of arguments, a
-    dict of keywords, or a pair of both.
+    `dynamic_shapes` declares the dynamic sizes as for `torch.export.export`; a string may replace a `Dim`. `examples`
+    are further calls of the module: sizes that differ between them are dynamic. Each is a tuple of arguments, a dict of
+    keywords, or a pair of both.
 
-    `domains` are the operator domains beside ONNX's own that the model may use: by default those of the engine, which
-    is "com.microsoft" for onnxruntime; with none of them, `()`, the model runs anywhere. `translations` are functions,
-    by operator (`torch.ops.mylib.op`), that are used in place of the table's. `functions` are classes of modules, or
-    their names, whose calls become calls of ONNX functions. Everything else is an option, see `Options`. With
-    `native=True` groups of operators become kernels of a library, without which the model does not run: see
-    `Program.library`. Functions stay as they are.
+    `domains` are the operator domains, in addition to ONNX's own, that the model may use: by default those of the
+    engine ("com.microsoft" for onnxruntime); with `()` the model runs anywhere. `translations` are functions, by
+    operator (`torch.ops.mylib.op`), that replace those of the table. `functions` are module classes, or their names,
+    whose calls become calls of ONNX functions. Other keywords are options, see `Options`. With `native=True` groups of
+    operators become kernels of a library that the model needs to run: see `Program.library`.
 
     A dynamic size may be zero. Some kernels of ONNX Runtime fail or crash on tensors without elements; the program
-    avoids them by itself, and with `empty_sizes=True` the model does so in any session, by an `If` around each.
+    avoids them, and with `empty_sizes=True` the model does so in any session, by an `If` around each.
 
     >>> program = export(torch.nn.Linear(4, 2).eval(), (torch.ones(3, 4),), dynamic_shapes=({0: "batch"},))
     >>> program.model.graph.inputs[0].shape

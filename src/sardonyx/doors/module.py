@@ -22,10 +22,10 @@ from sardonyx.telemetry.report import Report
 def compile(module: torch.nn.Module, *, dynamic: Dynamic = "auto", **options: Any) -> CompiledModule:
     """Wrap a module so that its forward runs through ONNX.
 
-    A session is built for each new signature of a call: shapes, dtypes, devices, arguments that are no tensors. With
-    `dynamic="auto"` a size that changes becomes dynamic at its second value, so that one session serves all others;
-    with True every size is dynamic from the start, with False none ever is. The rest are options, see `Options`:
-    `cache_size` sessions are kept.
+    A session is built for each new call signature: shapes, dtypes, devices, and the values of non-tensor arguments.
+    With `dynamic="auto"` a size becomes dynamic when it first changes, so that one session serves all others; with
+    True every size is dynamic from the start, with False none is. Other keywords are options, see `Options`; at most
+    `cache_size` sessions are kept, the least recently used is dropped first.
 
     >>> model = compile(torch.nn.Linear(4, 2).eval(), cache_dir="")
     >>> with torch.no_grad():
@@ -44,10 +44,10 @@ def compile(module: torch.nn.Module, *, dynamic: Dynamic = "auto", **options: An
 
 
 class CompiledModule(torch.nn.Module):
-    """What `sardonyx.compile` returns: the original module in everything but how its forward runs.
+    """The result of `sardonyx.compile`: behaves like the original module, but its forward runs through ONNX.
 
-    Parameters, state, mode, attributes and methods are the original's, under the same names. A method of the original
-    runs with the original's `forward` replaced, so what it calls is compiled too.
+    Parameters, state, mode, attributes and methods are the original's, under the same names. A method of the original,
+    such as `generate`, calls the compiled forward.
     """
 
     def __init__(self, original: torch.nn.Module, options: Options, dynamic: Dynamic) -> None:
@@ -58,7 +58,7 @@ class CompiledModule(torch.nn.Module):
 
     @property
     def original(self) -> torch.nn.Module:
-        """The module that was given, which shares everything with this one."""
+        """The wrapped module; both share parameters, buffers and attributes."""
         return self._core.module
 
     @property
@@ -68,7 +68,7 @@ class CompiledModule(torch.nn.Module):
 
     @property
     def builds(self) -> Sequence[Build]:
-        """Every session that was built: why, whether for many sizes, and in how many seconds."""
+        """Every session that was built: the reason, whether its sizes are dynamic, and the seconds it took."""
         return tuple(self._core.builds)
 
     @property
@@ -77,11 +77,11 @@ class CompiledModule(torch.nn.Module):
         return core
 
     def cache_info(self) -> CacheInfo:
-        """How often a call found a session, and how many there are."""
+        """Hits, misses, the number of sessions in the LRU cache and its limit, and how many were built."""
         return self._core.info()
 
     def cache_clear(self) -> None:
-        """Drop every session, and all that was learnt from the calls so far."""
+        """Drop every session, and the record of which sizes are dynamic."""
         self._core.forget()
 
     def release(self) -> None:
@@ -89,10 +89,10 @@ class CompiledModule(torch.nn.Module):
         self._core.release()
 
     def warm_up(self, *calls: Any, dtype: torch.dtype | None = None) -> CompiledModule:
-        """Build the sessions for these calls ahead, and run each once.
+        """Build the sessions for these calls in advance, and run each once.
 
-        Each is a tuple of arguments, a dict of keywords, a pair of both, or one argument. Sizes stand for a tensor of
-        ones: `(8, 128)`, of `dtype`, which is that of the parameters if none is given.
+        Each is a tuple of arguments, a dict of keywords, a pair of both, or one argument. Sizes such
+        as `(8, 128)` stand for a tensor of ones of `dtype`, by default the dtype of the parameters.
         """
         for number, call in enumerate(calls, 1):
             args, kwargs = self._example(call, dtype)

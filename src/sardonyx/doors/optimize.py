@@ -26,12 +26,12 @@ from sardonyx.translate import inference
 
 
 def optimize(model: UserModel, *, domains: Sequence[str] | None = None, **options: Any) -> Program:
-    """Rewrite an ONNX model, given as a file or in memory, by the same rules that compiled models pass through.
+    """Apply the rewrite rules of compiled models to an ONNX model, given as a file or in memory.
 
-    What is given stays as it is. With `opset` it is converted to a later one first: attention, RMS norm and rotary
-    embedding, which the rules find in older graphs too, are operators since 23. `domains` are operator domains beside
-    ONNX's own that the result may use, by default those of the engine. It is called with the model's inputs in order.
-    With `native=True` groups of operators become kernels, as `sardonyx.export` makes them.
+    The given model is not changed. `opset` converts it to a later opset first: attention, RMS norm and rotary
+    embedding, which the rules find in older graphs too, are operators since 23. `domains` are the operator domains,
+    in addition to ONNX's own, that the result may use, by default those of the engine. Call the result with the model's
+    inputs in order. With `native=True` groups of operators become kernels, as in `sardonyx.export`.
 
     >>> from sardonyx import export
     >>> model = export(torch.nn.SiLU(), (torch.ones(2),), optimize="none").proto()

@@ -81,7 +81,7 @@ class CallSpec:
 
 
 class Program:
-    """What `sardonyx.export` returns.
+    """An ONNX model that can be called and saved: the result of `sardonyx.export` and `sardonyx.optimize`.
 
     >>> import sardonyx
     >>> program = sardonyx.export(torch.nn.Linear(4, 2).eval(), (torch.ones(3, 4),))
@@ -121,7 +121,7 @@ class Program:
 
     @property
     def library(self) -> Path | None:
-        """The library that a session needs to register where the model has kernels of its own, as by `native=True`."""
+        """The library that a session must register if the model has native kernels (`native=True`)."""
         return self._library
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -144,11 +144,11 @@ class Program:
         return ir.to_proto(self.model)
 
     def save(self, path: str | os.PathLike[str], *, external_data: bool | None = None) -> Path:
-        """Write the model; over 2 GB, or if asked, its weights into `<path>.data` beside it.
+        """Write the model; over 2 GB, or with `external_data=True`, its weights to `<path>.data`.
 
-        Weights are written from torch's memory, one after the other. A file that exists is replaced once the new one
-        is complete. The library of a model with kernels of its own is copied beside it, for `model.onnx` as
-        `model.kernels.so`. Then these lines load it:
+        Weights are written from torch's memory, one after the other. An existing file is replaced when the new one is
+        complete. The library of a model with native kernels is copied next to it, for `model.onnx` as
+        `model.kernels.so`. These lines load it:
 
             options = onnxruntime.SessionOptions()
             options.register_custom_ops_library("model.kernels.so")

@@ -31,12 +31,12 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def intercept(model: M, hook: Hook | None = None, *, results: bool = False, submodules: str | Sequence[str] = ()) -> M:
-    """Show the arguments of every call of `model.forward`, or hand them to a hook; then the call goes on as ever.
+    """Show the arguments of every call of `model.forward`, or pass them to a hook; then run the call as usual.
 
-    Returns the model itself. `model.restore()` undoes it, and `model.record(path)` saves the arguments of calls too.
-    `submodules` are patterns of names, as in `named_modules()`, of modules inside that are to be seen as well. With
-    `results=True` results are shown too: a hook is then called twice, before `forward` and after it. What a hook
-    returns is ignored; what it raises is raised.
+    Returns the model itself. `model.restore()` removes the interception, and `model.record(path)` also saves the
+    arguments. `submodules` are patterns of names in `named_modules()` of submodules to intercept as well. With
+    `results=True` results are shown too: a hook is then called twice, before and after `forward`. The return value of
+    a hook is ignored; its exceptions are raised.
 
     >>> model = intercept(nn.Linear(2, 1))
     >>> _ = model(torch.tensor([[0.0, 1.0]]))

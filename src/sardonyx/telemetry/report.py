@@ -130,7 +130,7 @@ class GraphReport:
 
 @dataclass
 class Report:
-    """What `sardonyx.explain` returns: everything that was compiled, and how."""
+    """The result of `sardonyx.explain`: what was compiled, and how."""
 
     graphs: list[GraphReport] = field(default_factory=list)
     max_error: float | None = None
