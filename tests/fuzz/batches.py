@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
-from tests.ops.workers import END, READY
+from tests.ops.workers import READY
 
 from .check import Outcome, check, reduced
 from .doors import DOOR_WEIGHTS, TRAINING_DOORS
@@ -33,7 +33,6 @@ class Batch:
 
     seed: int
     doors: tuple[str, ...] = ()
-    samples: int = PROGRAMS_OF_A_BATCH
 
     @property
     def words(self) -> tuple[Any, ...]:
@@ -95,10 +94,11 @@ def serve(pipe: Connection) -> None:
     pipe.send(READY)
     while True:
         seed, doors, first, _ = pipe.recv()
-        for at, (program, door) in enumerate(drawn(seed, doors)):
+        programs = drawn(seed, doors)
+        pipe.send(len(programs))
+        for at, (program, door) in enumerate(programs):
             if at >= first:
                 pipe.send(_outcome(program, door, f"batch {seed}, program {at}"))
-        pipe.send(END)
 
 
 def _outcome(program: Program, door: str, name: str) -> Outcome:

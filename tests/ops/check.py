@@ -89,6 +89,10 @@ class Outcome:
             return "partly" if self.passed else "in torch"
         return "passes" if self.passed else "only empty" if self.empty else "no samples"
 
+    @property
+    def has_samples(self) -> bool:
+        return any((self.passed, self.empty, self.refused, self.rejected, self.wrong, self.crashed))
+
     def refuse(self, reason: str) -> None:
         """Count a sample that was not run through ONNX."""
         self.refused += 1

@@ -1,4 +1,4 @@
-"""A process that never answers; in a file of its own, so that it starts without importing torch."""
+"""A process that gives no outcome; in a file of its own, so that it starts without importing torch."""
 
 from __future__ import annotations
 
@@ -11,4 +11,6 @@ from .workers import READY
 def silent(pipe: Connection) -> None:
     """The life of such a process."""
     pipe.send(READY)
+    pipe.recv()
+    pipe.send(1)
     signal.pause()

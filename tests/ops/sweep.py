@@ -123,8 +123,8 @@ def _parsed(line: str) -> dict[str, Any] | None:
 class Progress:
     """One moving line on a terminal; elsewhere a line every half minute."""
 
-    def __init__(self, operators: int, samples: int) -> None:
-        self._total, self._samples = operators, samples
+    def __init__(self, operators: int) -> None:
+        self._total = operators
         self._done = self._settled = 0
         self._began = self._shown = time.monotonic()
         self._moving = sys.stdout.isatty()
@@ -145,8 +145,8 @@ class Progress:
     def _show(self) -> None:
         self._shown = time.monotonic()
         seconds = self._shown - self._began
-        left = seconds / max(self._settled, 1) * (self._samples - self._settled)
-        line = f"{self._settled}/{self._samples} samples, {self._done}/{self._total} operators, {_minutes(left)} left"
+        left = seconds / max(self._done, 1) * (self._total - self._done)
+        line = f"{self._done}/{self._total} operators, {self._settled} samples, at most {_minutes(left)} left"
         print(f"\r\033[K{line}" if self._moving else line, end="" if self._moving else "\n", flush=True)
 
 
@@ -155,20 +155,33 @@ def _minutes(seconds: float) -> str:
 
 
 def _tasks(given: argparse.Namespace, count: int | None, done: set[tuple[str, str, str]]) -> list[Any]:
-    """What is left to do, the operators with most samples first, so that the last ones end together."""
-    from .database import in_own_table, operators
+    """What is left to do, the operators that take longest first, so that the last ones end together."""
+    from .database import operators
     from .workers import Task
 
-    tasks = []
-    for dtype in given.dtypes.split(","):
-        for name, op in operators().items():
-            ways = [way for way in _ways(given) if (name, dtype, way) not in done]
-            if ways and _matches(name, given.only) and (not given.own or in_own_table(op)):
-                counts = _sample_counts(op, dtype, {_database_samples(way, count) for way in ways})
-                for way in ways:
-                    many = _database_samples(way, count)
-                    tasks.append(Task(name, dtype, counts[many], way, given.executor, many))
-    return sorted(tasks, key=lambda task: -task.samples)
+    chosen = [name for name, op in operators().items() if _matches(name, given.only) and _is_wanted(op, given.own)]
+    tasks = [
+        Task(name, dtype, way, given.executor, _database_samples(way, count))
+        for dtype in given.dtypes.split(",")
+        for name in chosen
+        for way in _ways(given)
+        if (name, dtype, way) not in done
+    ]
+    seconds = _seconds_before()
+    return sorted(tasks, key=lambda task: -seconds.get(task.operator, 0.0))
+
+
+def _is_wanted(op: Any, own: bool) -> bool:
+    from .database import in_own_table
+
+    return not own or in_own_table(op)
+
+
+def _seconds_before() -> dict[str, float]:
+    """How long each operator took in the committed results, if there are any."""
+    path = Path(__file__).parents[2] / "docs" / "operators.json"
+    outcomes = json.loads(path.read_text())["outcomes"] if path.exists() else []
+    return {o["operator"]: o.get("seconds", 0.0) for o in outcomes}
 
 
 def _database_samples(way: str, count: int | None) -> int | None:
@@ -176,17 +189,6 @@ def _database_samples(way: str, count: int | None) -> int | None:
     from .ways import EXPORTED
 
     return 0 if way == EXPORTED else count
-
-
-def _sample_counts(op: Any, dtype: str, limits: set[int | None]) -> dict[int | None, int]:
-    """How many samples there are by limit of the database's; making them takes time, so each is made once."""
-    import torch
-
-    from .database import database_samples
-    from .edges import edge_samples
-
-    edges = len(edge_samples(op, getattr(torch, dtype)))
-    return {many: edges + len(database_samples(op, getattr(torch, dtype), many)) for many in limits}
 
 
 def _ways(given: argparse.Namespace) -> tuple[str, ...]:
@@ -220,12 +222,12 @@ def _run(tasks: list[Any], given: argparse.Namespace, results: Results) -> None:
     from .check import Outcome
     from .workers import sweep
 
-    tasks = [task for task in tasks if task.samples]
-    progress = Progress(len(tasks), sum(task.samples for task in tasks))
+    progress = Progress(len(tasks))
     for settled in sweep(tasks, given.seconds, given.processes):
         if isinstance(settled, Outcome):
-            results.add(settled.as_json())
-            progress.operator(results.outcomes[-1])
+            if settled.has_samples:
+                results.add(settled.as_json())
+            progress.operator(settled.as_json())
         else:
             progress.samples(settled)
 

@@ -25,7 +25,7 @@ def reloaded(path: Path, samples: int | None = None) -> list[object]:
 
 def test_a_sweep_on_the_device_goes_both_ways_in_a_process_of_its_own() -> None:
     names, ways = ("add", "arange", "igamma"), (STRICT, FALLBACK)
-    tasks = [Task(name, "float32", 2, way, count=1) for name in names for way in ways]
+    tasks = [Task(name, "float32", way, count=1) for name in names for way in ways]
     outcomes = [o for o in sweep(tasks, seconds=600, processes=1) if isinstance(o, Outcome)]
     assert [(o.operator, o.way, o.verdict) for o in outcomes] == [
         *(("add", STRICT, "passes"), ("add", FALLBACK, "passes")),
@@ -74,7 +74,7 @@ def test_results_of_another_executor_are_not_mixed_in(tmp_path: Path) -> None:
 
 def test_a_process_that_dies_is_replaced_and_no_sample_is_lost() -> None:
     outcomes, killed = [], False
-    for settled in sweep([Task("sum", "float32", 3, count=1)], seconds=600, processes=1):
+    for settled in sweep([Task("sum", "float32", count=1)], seconds=600, processes=1):
         if isinstance(settled, Outcome):
             outcomes.append(settled)
         elif settled and not killed:
@@ -93,7 +93,7 @@ def _kill_children() -> None:
 
 
 def test_a_sample_that_takes_too_long_is_named_and_the_others_go_on() -> None:
-    tasks = [Task("neg", "float32", 1), Task("add", "float32", 1)]
+    tasks = [Task("neg", "float32"), Task("add", "float32")]
     outcomes = [o for o in sweep(tasks, 0.0, 1, silent) if isinstance(o, Outcome)]
     assert [(o.operator, o.crashed) for o in outcomes] == [
         ("neg", ["sample 0: no answer within 0 seconds"]),

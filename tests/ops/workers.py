@@ -22,21 +22,17 @@ SAMPLES_TOGETHER = 16
 """So many are compiled as one function."""
 MOST_CRASHES = 5
 """After so many the rest of an operator is not looked at."""
-READY, END = "ready", "end"
-"""What a process says beside outcomes: that it can take an operator, and that there are no more samples of one."""
+READY = "ready"
+"""What a process says when it can take a task."""
 
 
 Serve: TypeAlias = Callable[[Connection], None]
 """The life of a process: says READY, takes a task's `words`, a first sample, and whether samples are run one by one
-(after a process died), gives an outcome for each sample, says END."""
+(after a process died), says how many samples the task has, and gives an outcome for each from the first on."""
 
 
 class Work(Protocol):
     """What a process is given to do."""
-
-    @property
-    def samples(self) -> int:
-        """How many outcomes it has."""
 
     @property
     def words(self) -> tuple[Any, ...]:
@@ -48,11 +44,10 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """An operator in one dtype, how many samples it has, and the way they take."""
+    """An operator in one dtype, and the way that its samples take."""
 
     operator: str
     dtype: str
-    samples: int
     way: str = ""
     """How it is run; see `ways`."""
     executor: str | None = None
@@ -84,7 +79,9 @@ def _serve(pipe: Connection) -> None:
     while True:
         name, dtype, way, executor, count, first, alone = pipe.recv()
         op = operators()[name]
-        numbered = list(enumerate(samples(op, getattr(torch, dtype), count)))[first:]
+        numbered = list(enumerate(samples(op, getattr(torch, dtype), count)))
+        pipe.send(len(numbered))
+        numbered = numbered[first:]
         at_once = 1 if alone else SAMPLES_TOGETHER
         for some in (numbered[i : i + at_once] for i in range(0, len(numbered), at_once)):
             started = time.perf_counter()
@@ -92,7 +89,6 @@ def _serve(pipe: Connection) -> None:
             for outcome in outcomes:
                 outcome.seconds = round((time.perf_counter() - started) / len(some), 4)
                 pipe.send(outcome)
-        pipe.send(END)
 
 
 class Worker:
@@ -106,6 +102,7 @@ class Worker:
         """Take on an operator."""
         self._task, self._outcome, self._ended = task, task.outcome(), False
         self._next, self._lost = 0, -1
+        self._count: int | None = None
         if self._process is None or self._served > SAMPLES_OF_A_PROCESS:
             self._start()
         else:
@@ -131,10 +128,11 @@ class Worker:
             self._process.join(5)
             return self._lose(f"the process died with exit code {self._process.exitcode}")
         if answer == READY:
-            self._ready = True
             self._send()
-        elif answer == END:
-            self._ended = True
+        elif isinstance(answer, int):
+            self._count = answer
+            self._deadline = time.monotonic() + self._seconds
+            self._ended = self._next >= answer
         else:
             self._outcome.add(answer)
             self._settle()
@@ -149,6 +147,7 @@ class Worker:
         self._next += 1
         self._served += 1
         self._deadline = time.monotonic() + self._seconds
+        self._ended = self._next == self._count
 
     def _lose(self, problem: str) -> int:
         """Go on in a new process: with the sample at hand again, and after it when it is lost a second time."""
@@ -157,8 +156,8 @@ class Worker:
         if not again:
             self._outcome.crashed.append(f"sample {self._next}: {problem}")
             self._next += 1
-            hopeless = not self._ready or len(self._outcome.crashed) >= MOST_CRASHES
-            self._ended = hopeless or self._next >= self._task.samples
+            hopeless = self._count is None or len(self._outcome.crashed) >= MOST_CRASHES
+            self._ended = hopeless or self._next == self._count
         if not self._ended:
             self._start()
         return int(not again)
@@ -170,16 +169,16 @@ class Worker:
         self._process = context.Process(target=self._serve, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()
-        self._ready, self._served = False, 0
+        self._served = 0
         self._deadline = time.monotonic() + SECONDS_FOR_START
 
     def _send(self) -> None:
-        self._deadline = time.monotonic() + self._seconds
+        self._deadline = time.monotonic() + SECONDS_FOR_START  # samples take time to make
         with suppress(ConnectionError):  # where the process is gone, reading from it tells
             self._pipe.send((*self._task.words, self._next, self._lost >= 0))
 
     def _limit(self) -> float:
-        return self._seconds if self._ready else SECONDS_FOR_START
+        return SECONDS_FOR_START if self._count is None else self._seconds
 
     def stop(self) -> None:
         """End the process."""
@@ -192,7 +191,7 @@ class Worker:
 
 def sweep(tasks: Iterable[Work], seconds: float, processes: int, serve: Serve = _serve) -> Iterator[Any]:
     """Check every task in several processes: gives a number of samples as they are settled, and each outcome."""
-    waiting = (task for task in tasks if task.samples)  # lazily: there may be as many as time allows
+    waiting = iter(tasks)  # lazily: there may be as many as time allows
     workers: list[Worker] = []
     busy: list[Worker] = []
     try:

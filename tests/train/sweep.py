@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from tests.ops.sweep import INTERRUPTED, versions
-from tests.ops.workers import END, READY, sweep
+from tests.ops.workers import READY, sweep
 
 from .check import Mismatch, check
 from .modules import CASES as MODULES
@@ -82,10 +82,6 @@ class Task:
     case: Case
 
     @property
-    def samples(self) -> int:
-        return len(ways(self.case))
-
-    @property
     def words(self) -> tuple[str]:
         return (self.case.name,)
 
@@ -116,9 +112,9 @@ def _serve(pipe: Connection) -> None:
     pipe.send(READY)
     while True:
         name, first, _ = pipe.recv()
+        pipe.send(len(ways(known[name])))
         for way in ways(known[name])[first:]:
             pipe.send(attempt(known[name], way))
-        pipe.send(END)
 
 
 def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
