@@ -54,7 +54,7 @@ def is_integer(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point and not dtype.is_complex and dtype != torch.bool
 
 
-def summing(dtype: torch.dtype) -> torch.dtype:
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """What torch sums and squares a dtype in: half precision is too narrow for it."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 

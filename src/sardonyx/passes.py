@@ -61,14 +61,14 @@ class Pass:
 
 def apply(passes: Sequence[Pass], model: ir.Model, context: Context) -> ir.Model:
     """Send a model through the passes that apply, each timed under its name."""
-    _draw("translated", model, context)
+    _record_graph("translated", model, context)
     for step in passes:
         if step.run is compile_natively:
-            _draw("rewritten", model, context)
+            _record_graph("rewritten", model, context)
         if step.when(context):
             with context.graph_report.stage(step.name):
                 model = step.run(model, context)
-    _draw("runs", model, context)
+    _record_graph("runs", model, context)
     context.report.operators = Counter(node.op_type for graph in _graphs(model) for node in graph.all_nodes())
     return model
 
@@ -77,7 +77,7 @@ def _graphs(model: ir.Model) -> list[ir.Graph]:
     return [model.graph, *(function.graph for function in model.functions.values())]
 
 
-def _draw(stage: str, model: ir.Model, context: Context) -> None:
+def _record_graph(stage: str, model: ir.Model, context: Context) -> None:
     if context.options.report:
         context.report.pictures[stage] = Picture.of(model)
 

@@ -19,7 +19,7 @@ from sardonyx import passes
 from sardonyx.capture.partitioner import Partitioner
 from sardonyx.capture.regions import Region, device_of
 from sardonyx.capture.strides import correct_strides
-from sardonyx.capture.views import stride_bases
+from sardonyx.capture.views import rebase_as_strided
 from sardonyx.engines import Engine, Job
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.optimize.legalize import lack
@@ -53,13 +53,13 @@ def compile_graph(graph: torch.fx.GraphModule, kind: str, weights: frozenset[int
     with _disable_current_modes():
         correct_strides(graph.graph)
     for inner in _graphs(graph):
-        stride_bases(inner)
+        rebase_as_strided(inner)
     calls = sum(node.op == "call_function" for inner in _graphs(graph) for node in inner.nodes)
     report, engine = new_graph_report(kind, calls), find_engine(options.engine)
     page = page_of(options)
     if page is not None:
         page.follow(options, report)
-    compile_region = partial(_compiled_region, kind=kind, engine=engine, options=options, report=report)
+    compile_region = partial(_compile_region, kind=kind, engine=engine, options=options, report=report)
     find_refusals = partial(_translate, engine=engine, device=device, options=options, outputs=())
     partitioner = Partitioner(kind, weights, options, report, compile_region, find_refusals)
     recorded = reproducible(options, graph, kind=kind, weights=weights)
@@ -71,14 +71,12 @@ def compile_graph(graph: torch.fx.GraphModule, kind: str, weights: frozenset[int
     return CompiledGraph.of(compiled)
 
 
-def _compiled_region(
-    region: Region, kind: str, engine: Engine, options: Options, report: GraphReport
-) -> CompiledRegion:
+def _compile_region(region: Region, kind: str, engine: Engine, options: Options, report: GraphReport) -> CompiledRegion:
     """A region whose translation shows that ONNX can express it; the first build takes it over."""
     freezes = options.freeze and engine.freezes(region.device)
     assumed = Assumptions(region.weights if freezes else frozenset())
     recipe = Recipe(region, kind, engine, options, report, RegionReport())
-    translation = _translated(recipe, assumed)
+    translation = _translate_region(recipe, assumed)
     recipe.report.operators = Counter(node.op_type for node in translation.model.graph.all_nodes())
     report.regions.append(recipe.report)
     return CompiledRegion(replace(recipe, translation=translation), build, assumed.weights)
@@ -118,7 +116,7 @@ def build(recipe: Recipe, assumptions: Assumptions) -> Built:
     translation = None if assumptions.numbers else recipe.translation
     if translation is None:
         with recipe.graph_report.stage("translate"):
-            translation = _translated(recipe, assumptions)
+            translation = _translate_region(recipe, assumptions)
     context = Context(
         kind=recipe.kind,
         engine=recipe.engine,
@@ -130,7 +128,7 @@ def build(recipe: Recipe, assumptions: Assumptions) -> Built:
     )
     model = passes.apply(SESSION_PASSES, translation.model, context)
     log.info("%s graph: %d → %d nodes", recipe.kind, recipe.report.nodes_translated, recipe.report.nodes)
-    proto = _serialized(model, recipe)
+    proto = _serialize(model, recipe)
     assert context.binding is not None
     return Built(proto, proto.SerializeToString(), model.graph, context.binding, context.libraries, recipe.report)
 
@@ -180,7 +178,7 @@ def refit(job: Job, engine: Engine, options: Options) -> Job:
     return replace(job, model=ir.to_proto(model).SerializeToString(), outputs=outputs, options=options)
 
 
-def _translated(recipe: Recipe, assumptions: Assumptions) -> Translation:
+def _translate_region(recipe: Recipe, assumptions: Assumptions) -> Translation:
     region = recipe.region
     translation = _translate(
         region.graph,
@@ -214,7 +212,7 @@ def _translate(
         graph,
         opset=opset,
         stays=stays,
-        lack=lambda node: _lack(node, engine, opset, kernels),
+        lack=lambda node: _missing_kernel(node, engine, opset, kernels),
         translations=options.translations,
         translator=options.translator,
         **rest,
@@ -226,7 +224,7 @@ def _graphs(graph: torch.fx.GraphModule) -> list[torch.fx.Graph]:
     return [module.graph for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]
 
 
-def _serialized(model: ir.Model, recipe: Recipe) -> onnx.ModelProto:
+def _serialize(model: ir.Model, recipe: Recipe) -> onnx.ModelProto:
     if recipe.options.dump or recipe.options.transforms or is_observed():
         dump.add_metadata(model)
     with recipe.graph_report.stage("serialize"):
@@ -236,7 +234,7 @@ def _serialized(model: ir.Model, recipe: Recipe) -> onnx.ModelProto:
     return proto
 
 
-def _lack(node: ir.Node, engine: Engine, opset: int, kernels: Any) -> str | None:
+def _missing_kernel(node: ir.Node, engine: Engine, opset: int, kernels: Any) -> str | None:
     if is_declared(node.domain, node.op_type) and not engine.custom_operators:
         return f"the engine {engine.name!r} does not load custom operators"
     return lack(node, opset, kernels)

@@ -380,7 +380,7 @@ def test_a_size_that_is_left_to_torch_and_became_a_constant_is_told(caplog: pyte
 def test_a_size_that_a_decomposition_makes_constant_names_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     from sardonyx.capture import surgery
 
-    own = surgery._decomposed
+    own = surgery._trace_decomposition
 
     def specializing(node: torch.fx.Node, inputs: Any) -> Any:
         int(inputs[0].meta["val"].shape[0])

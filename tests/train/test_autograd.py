@@ -247,7 +247,7 @@ def penalty(model: Model, x: torch.Tensor) -> torch.Tensor:
 
 
 def test_second_derivatives_run_in_torch_and_the_user_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    autograd._tell_once.cache_clear()
+    autograd._warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, "sardonyx"):
         both(Net(), lambda model: [penalty(model, x) for x in torch.randn(2, 5, 4)], options={"fallback": "warn"})
     assert sum("create_graph" in record.message for record in caplog.records) == 1

@@ -20,7 +20,7 @@ from sardonyx.translate import table
 
 GraphCompiler: TypeAlias = Callable[[torch.fx.GraphModule, Sequence[Any], str, frozenset[int]], Callable[..., Any]]
 
-_KEPT = frozenset({"aten::lift_fresh", "aten::lift_fresh_copy"})
+_EXCLUDED = frozenset({"aten::lift_fresh", "aten::lift_fresh_copy"})
 """Decompositions that break tensor constants, or hide them."""
 
 
@@ -35,10 +35,10 @@ def decompositions(training: bool = False, preserved: frozenset[str] = frozenset
 
 @lru_cache(2)
 def _decompositions(training: bool, edits: int) -> dict[Any, Callable[..., Any]]:
-    kept = table.names() | _KEPT
+    kept = table.names() | _EXCLUDED
     rules: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions())
     made = {target: rule for target, rule in rules.items() if target.name() not in kept}
-    made |= {target: strides.laid_out(made[target]) for target in strides.DECOMPOSED if target in made}
+    made |= {target: strides.with_eager_layout(made[target]) for target in strides.DECOMPOSED if target in made}
     return {**made, **attention.DECOMPOSITIONS} if training else made
 
 
@@ -65,8 +65,8 @@ def lower(
         fw_compiler=compiler("forward"),
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
-        decompositions=decompositions(_trains(inputs), preserved),
-        partition_fn=_split,
+        decompositions=decompositions(_needs_backward(inputs), preserved),
+        partition_fn=_partition_joint_graph,
     )
     clone_aliases_in_branches(graph)
     with preserve_composite_ops():
@@ -110,12 +110,14 @@ def _storage(node: torch.fx.Node) -> int | None:
     return example.untyped_storage()._cdata if isinstance(example, torch.Tensor) else None
 
 
-def _trains(inputs: Sequence[Any]) -> bool:
+def _needs_backward(inputs: Sequence[Any]) -> bool:
     """Whether a backward graph will be wanted."""
     return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
 
 
-def _split(joint: torch.fx.GraphModule, inputs: Any, **how: Any) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+def _partition_joint_graph(
+    joint: torch.fx.GraphModule, inputs: Any, **how: Any
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Forward and backward graph by the minimum cut, where nothing but views and constants is computed twice.
 
     The cut is made for a compiler that fuses, to which computing pointwise operators again costs nothing; here each
@@ -125,18 +127,18 @@ def _split(joint: torch.fx.GraphModule, inputs: Any, **how: Any) -> tuple[torch.
 
     constant: set[torch.fx.Node] = set()
     for node in (node for node in joint.graph.nodes if node.op == "call_function"):
-        if _draws(node) or (node.target is operator.getitem and _draws(node.args[0])):
+        if _is_random(node) or (node.target is operator.getitem and _is_random(node.args[0])):
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
         elif is_view(node):
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
         elif not all(source in constant for source in node.all_input_nodes):
             node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
-        if not _draws(node) and all(source in constant for source in node.all_input_nodes):
+        if not _is_random(node) and all(source in constant for source in node.all_input_nodes):
             constant.add(node)
     return min_cut_rematerialization_partition(joint, inputs, **how)
 
 
-def _draws(node: torch.fx.Node) -> bool:
+def _is_random(node: torch.fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 

@@ -24,8 +24,8 @@ _BY_VALUE: tuple[type, ...] = (
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
 _BY_IDENTITY = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, enum.Enum)
-_PAYLOADS = (tuple, list, OrderedDict, dict)
-_MADE_IN_C = 1 << 9
+_BUILTIN_CONTAINERS = (tuple, list, OrderedDict, dict)
+_HEAP_TYPE = 1 << 9
 """CPython's flag of classes that Python code defines; what lacks it has state that attributes do not show."""
 
 
@@ -86,7 +86,7 @@ class _Walk:
 
     def _tensor(self, x: torch.Tensor) -> None:
         if x.layout != torch.strided:
-            raise refused(f"an argument is a tensor of layout {x.layout}")
+            raise unsupported_argument(f"an argument is a tensor of layout {x.layout}")
         at = self._met.setdefault(id(x), len(self._found.tensors))
         if at < len(self._found.tensors):
             self._tokens.append(("tensor", at))
@@ -105,19 +105,19 @@ class _Walk:
             self._tokens.append(at)
             return
         self._found.containers.append(x)
-        for part in parts(x):
-            self._tokens += (len(part), *map(_named, part))
+        for part in items_and_attributes(x):
+            self._tokens += (len(part), *map(_item_key, part))
             for child in part.values():
                 self.visit(child)
 
 
-def _named(key: Any) -> Hashable:
+def _item_key(key: Any) -> Hashable:
     """The key of an item, told from others that are equal to it, as 1 is to True."""
     if type(key) in (str, int, float) or is_constant(key):
         return key if type(key) is str else (type(key), key)
     if type(key) is tuple:
-        return tuple(map(_named, key))
-    raise refused(f"a dict among the arguments has a {type(key).__name__} for a key")
+        return tuple(map(_item_key, key))
+    raise unsupported_argument(f"a dict among the arguments has a {type(key).__name__} for a key")
 
 
 def is_constant(x: Any) -> bool:
@@ -125,7 +125,7 @@ def is_constant(x: Any) -> bool:
     return isinstance(x, (*_BY_VALUE, *_BY_IDENTITY)) and not isinstance(x, torch.nn.Module)
 
 
-def refused(what: str) -> CaptureError:
+def unsupported_argument(what: str) -> CaptureError:
     """The error for what cannot be handed to a compiled module."""
     return CaptureError(what, hint='give tensors, or tuples, dicts and data classes of them; fallback="warn" allows it')
 
@@ -133,29 +133,29 @@ def refused(what: str) -> CaptureError:
 # Containers: what they hold, as one mapping for their items and one for their attributes
 
 
-def parts(x: Any) -> tuple[Mapping[Any, Any], Mapping[str, Any]]:
+def items_and_attributes(x: Any) -> tuple[Mapping[Any, Any], Mapping[str, Any]]:
     """What an object holds: items by key or place, and attributes by name."""
     base = layout_class(type(x))
     if base is None:
-        raise refused(f"an argument or a result has a {type(x).__module__}.{type(x).__qualname__} in it")
+        raise unsupported_argument(f"an argument or a result has a {type(x).__module__}.{type(x).__qualname__} in it")
     items: Mapping[Any, Any] = {}
     if issubclass(base, dict):
-        items = dict(x.items()) if type(x) in _PAYLOADS else dict(base.items(x))
+        items = dict(x.items()) if type(x) in _BUILTIN_CONTAINERS else dict(base.items(x))
     elif base is not object:
         items = dict(enumerate(base.__iter__(x)))
-    return items, {} if type(x) in _PAYLOADS else {**slots(x), **getattr(x, "__dict__", {})}
+    return items, {} if type(x) in _BUILTIN_CONTAINERS else {**slots(x), **getattr(x, "__dict__", {})}
 
 
 def layout_class(kind: type) -> Any:
     """The class that an object's memory is laid out by, if attributes and items show all of it."""
-    if kind in _PAYLOADS:
+    if kind in _BUILTIN_CONTAINERS:
         return kind
     if issubclass(kind, (torch.Tensor, torch.nn.Module)):
         return None
-    base = next(parent for parent in kind.__mro__ if not parent.__flags__ & _MADE_IN_C)
+    base = next(parent for parent in kind.__mro__ if not parent.__flags__ & _HEAP_TYPE)
     if kind is torch.Size:
         return tuple
-    return base if kind is not base and base in (*_PAYLOADS, object) else None
+    return base if kind is not base and base in (*_BUILTIN_CONTAINERS, object) else None
 
 
 def slots(x: Any) -> dict[str, Any]:
@@ -168,16 +168,16 @@ def _names(slots: Any) -> Sequence[str]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
-def make(kind: type, items: Mapping[Any, Any], attributes: Mapping[str, Any]) -> Any:
-    """A new object of a class, holding what `parts` told of another."""
+def new_container(kind: type, items: Mapping[Any, Any], attributes: Mapping[str, Any]) -> Any:
+    """A new object of a class, holding what `items_and_attributes` told of another."""
     base: Any = layout_class(kind)
     new = torch.Size.__new__ if kind is torch.Size else base.__new__
     made = new(kind, tuple(items.values())) if base is tuple else new(kind)
-    fill(made, items, attributes)
+    set_contents(made, items, attributes)
     return made
 
 
-def fill(x: Any, items: Mapping[Any, Any], attributes: Mapping[str, Any]) -> None:
+def set_contents(x: Any, items: Mapping[Any, Any], attributes: Mapping[str, Any]) -> None:
     """Let an object hold exactly this, past its own ways of setting things."""
     base = layout_class(type(x))
     if base is list:
@@ -186,7 +186,7 @@ def fill(x: Any, items: Mapping[Any, Any], attributes: Mapping[str, Any]) -> Non
         base.clear(x)
         for key, value in items.items():
             base.__setitem__(x, key, value)
-    if type(x) in _PAYLOADS:
+    if type(x) in _BUILTIN_CONTAINERS:
         return
     held = getattr(x, "__dict__", {})
     for name in [name for name in held if name not in attributes]:
@@ -196,7 +196,7 @@ def fill(x: Any, items: Mapping[Any, Any], attributes: Mapping[str, Any]) -> Non
 
 
 @dataclass
-class Copy:
+class ArgumentsCopy:
     """A copy of arguments that shares nothing with them but constants, and holds other tensors and integers."""
 
     value: Any
@@ -204,7 +204,7 @@ class Copy:
     """The copies of `Arguments.containers`, in that order."""
 
 
-def copy_of(given: Any, tensors: Sequence[Any], integers: Sequence[Any]) -> Copy:
+def copy_arguments(given: Any, tensors: Sequence[Any], integers: Sequence[Any]) -> ArgumentsCopy:
     """The same arrangement around other tensors and integers, which are in the order of `Arguments`."""
     made: dict[int, Any] = {}
     containers: list[Any] = []
@@ -227,15 +227,15 @@ def copy_of(given: Any, tensors: Sequence[Any], integers: Sequence[Any]) -> Copy
         containers.append(None)
         base = layout_class(type(x))
         if base is not tuple:  # known before its parts are, which may lead back to it
-            made[id(x)] = make(type(x), {}, {})
-        items, attributes = ({name: copied(child) for name, child in part.items()} for part in parts(x))
+            made[id(x)] = new_container(type(x), {}, {})
+        items, attributes = ({name: copied(child) for name, child in part.items()} for part in items_and_attributes(x))
         if base is tuple:
-            made[id(x)] = make(type(x), items, attributes)
+            made[id(x)] = new_container(type(x), items, attributes)
         else:
-            fill(made[id(x)], items, attributes)
+            set_contents(made[id(x)], items, attributes)
         containers[place] = made[id(x)]
 
-    return Copy(copied(given), containers)
+    return ArgumentsCopy(copied(given), containers)
 
 
 # Results
@@ -263,7 +263,13 @@ class Results:
     """
 
     def __init__(
-        self, result: Any, copy: Copy, before: Sequence[Any], tensors: Sequence[Any], gaps: Sequence[int], size: Any
+        self,
+        result: Any,
+        copy: ArgumentsCopy,
+        before: Sequence[Any],
+        tensors: Sequence[Any],
+        gaps: Sequence[int],
+        size: Any,
     ) -> None:
         self._new: list[torch.Tensor] = []
         self._gaps = gaps
@@ -273,9 +279,9 @@ class Results:
         self._size = size
         self._alive = (result, copy, tensors)
         self._changes = [
-            (index, *self._makers(parts(container)))
+            (index, *self._makers(items_and_attributes(container)))
             for index, (container, held) in enumerate(zip(copy.containers, before, strict=True))
-            if not _alike(_held(container), held)
+            if not _same_contents(_contents(container), held)
         ]
         self._result = self._maker(result)
         del self._given, self._alive, self._containers, self._size, self._places, self._gaps
@@ -287,9 +293,11 @@ class Results:
 
     def put_together(self, call: ResultContext) -> Any:
         """The result of a call, whose arguments are changed as the module would."""
-        new = [(index, _all(items, call), _all(attributes, call)) for index, items, attributes in self._changes]
+        new = [
+            (index, _build_all(items, call), _build_all(attributes, call)) for index, items, attributes in self._changes
+        ]
         for index, items, attributes in new:
-            fill(call.arguments.containers[index], items, attributes)
+            set_contents(call.arguments.containers[index], items, attributes)
         return self._result(call)
 
     def _makers(self, both: Sequence[Mapping[Any, Any]]) -> tuple[dict[Any, ResultBuilder], dict[Any, ResultBuilder]]:
@@ -324,30 +332,30 @@ class Results:
 
     def _container(self, x: Any) -> ResultBuilder:
         kind, name = type(x), id(x)
-        items, attributes = self._makers(parts(x))
+        items, attributes = self._makers(items_and_attributes(x))
 
         def maker(call: ResultContext) -> Any:
             if name not in call.made:
-                call.made[name] = make(kind, _all(items, call), _all(attributes, call))
+                call.made[name] = new_container(kind, _build_all(items, call), _build_all(attributes, call))
             return call.made[name]
 
         return maker
 
 
-def _all(makers: Mapping[Any, ResultBuilder], call: ResultContext) -> dict[Any, Any]:
+def _build_all(makers: Mapping[Any, ResultBuilder], call: ResultContext) -> dict[Any, Any]:
     return {name: maker(call) for name, maker in makers.items()}
 
 
-def held_by(copy: Copy) -> list[list[tuple[Any, Any]]]:
+def contents_of_containers(copy: ArgumentsCopy) -> list[list[tuple[Any, Any]]]:
     """What each container of a copy holds now, to be compared with later."""
-    return [_held(container) for container in copy.containers]
+    return [_contents(container) for container in copy.containers]
 
 
-def _held(container: Any) -> list[tuple[Any, Any]]:
-    return [item for part in parts(container) for item in part.items()]
+def _contents(container: Any) -> list[tuple[Any, Any]]:
+    return [item for part in items_and_attributes(container) for item in part.items()]
 
 
-def _alike(now: Sequence[tuple[Any, Any]], before: Sequence[tuple[Any, Any]]) -> bool:
+def _same_contents(now: Sequence[tuple[Any, Any]], before: Sequence[tuple[Any, Any]]) -> bool:
     """Whether a container holds the same objects under the same names."""
     return len(now) == len(before) and all(
         name == other and (child is old or (is_constant(child) and type(child) is type(old) and child == old))

@@ -29,11 +29,11 @@ def _forward(
 ) -> Any:
     if dropout_p:
         return NotImplemented
-    rows = _Rows(query, key, attn_mask, is_causal, scale)
+    rows = _GroupedScores(query, key, attn_mask, is_causal, scale)
     scores = rows.scores()
     out = rows.kept(torch.matmul(torch.softmax(scores, -1), value.to(scores.dtype)))
     sums = rows.split(torch.logsumexp(scores, -1, keepdim=True)).squeeze(-1)
-    return _laid_out(rows.split(out).to(query.dtype), layout_of(query)), _laid_out(sums, (0, 2, 1))
+    return _with_layout(rows.split(out).to(query.dtype), layout_of(query)), _with_layout(sums, (0, 2, 1))
 
 
 def _backward(
@@ -52,7 +52,7 @@ def _backward(
     """Of a softmax p over rows, gradients are p * (g - sum(g * p)); here the sum is that of the output's gradients."""
     if dropout_p:
         return NotImplemented
-    rows = _Rows(query, key, attn_mask, is_causal, scale)
+    rows = _GroupedScores(query, key, attn_mask, is_causal, scale)
     scores = rows.scores()
     p = torch.softmax(scores, -1)
     grad, made = rows.joined(grad_out), rows.joined(out)
@@ -63,13 +63,13 @@ def _backward(
     towards_query = torch.matmul(towards_scores, rows.key) * rows.scale
     towards_key = torch.matmul(towards_scores.transpose(-1, -2), rows.query) * rows.scale
     return (
-        _laid_out(rows.split(towards_query).to(query.dtype), _HEADS_INSIDE),
-        _laid_out(towards_key.to(key.dtype), _HEADS_INSIDE),
-        _laid_out(towards_value.to(value.dtype), _HEADS_INSIDE),
+        _with_layout(rows.split(towards_query).to(query.dtype), _HEADS_INSIDE),
+        _with_layout(towards_key.to(key.dtype), _HEADS_INSIDE),
+        _with_layout(towards_value.to(value.dtype), _HEADS_INSIDE),
     )
 
 
-class _Rows:
+class _GroupedScores:
     """The rows of scores of each key head: those of all query heads that share it, one below the other.
 
     A row that the mask forbids wholly attends to nothing, and its result is zero: it is computed as if unmasked, and
@@ -115,7 +115,7 @@ class _Rows:
         return made.reshape(x.shape)
 
 
-def _laid_out(x: Tensor, order: tuple[int, ...] | None) -> Tensor:
+def _with_layout(x: Tensor, order: tuple[int, ...] | None) -> Tensor:
     """With its axes in this order in memory, which is how torch's kernel leaves its results."""
     if order is None:
         return x.contiguous()

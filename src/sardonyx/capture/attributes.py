@@ -17,7 +17,7 @@ from sardonyx.capture.arguments import is_constant, layout_class, slots
 
 log = logging.getLogger(__name__)
 
-_MOST = 100_000
+_MAX_VALUES = 100_000
 """Values looked at for a module. More than that is data, which a model does not read attribute by attribute."""
 _dtype, _shape, _device = attrgetter("dtype"), attrgetter("shape"), attrgetter("device")
 _strides = torch.Tensor.stride
@@ -42,7 +42,7 @@ class Attributes:
         self._met: dict[int, int] = {}
         self._tensors: list[torch.Tensor] = []
         self._arrays: list[tuple[np.ndarray, bytes]] = []
-        self._left = _MOST
+        self._left = _MAX_VALUES
         self._globals: dict[int, tuple[dict[str, Any], set[str]]] = {}
         self._walk(module)
         for held, names in self._globals.values():
@@ -88,31 +88,31 @@ class Attributes:
             self._walk_object(x)
 
     def _walk_object(self, x: Any) -> None:
-        if _is_plain(x):
+        if _is_strided_tensor(x):
             self._tensors.append(x)
             self._tokens.append((type(x), x.dtype, x.shape, x.device, x.stride()))
         elif isinstance(x, np.ndarray):
             self._arrays.append((x, x.tobytes()))
             self._tokens.append((np.ndarray, x.dtype, x.shape, self._arrays[-1][1]))
-        elif self._left < 0 or _is_torchs(x):
-            self._tokens.append(_Same(x))
+        elif self._left < 0 or _is_compared_by_identity(x):
+            self._tokens.append(_Identity(x))
         else:
             self._walk_into(x)
 
     def _walk_into(self, x: Any) -> None:
         is_module = isinstance(x, torch.nn.Module)
         if not is_module and layout_class(type(x)) is None:
-            self._tokens.append(_Same(x))  # what it is made of shows only in part
+            self._tokens.append(_Identity(x))  # what it is made of shows only in part
         masked = self._mask is not None and x is self._mask.owner
         views, mappings = (
-            ([self._mask], [self._mask.items()]) if self._mask and masked else (list(_live(x)), _mappings(x))
+            ([self._mask], [self._mask.items()]) if self._mask and masked else (list(_live_views(x)), _mappings(x))
         )
         self._views += views
         self._mappings += [] if masked else mappings
         self._left -= sum(map(len, views))
         self._tokens += (type(x), *map(len, views))
         for key, child in chain.from_iterable(mapping.items() for mapping in mappings):
-            self._tokens.append(_name(key))
+            self._tokens.append(_key_token(key))
             self._walk(child)
         for child in x if isinstance(x, (tuple, list, set)) else slots(x).values() if not mappings else ():
             self._walk(child)
@@ -122,10 +122,10 @@ class Attributes:
     def _walk_class(self, kind: type) -> None:
         """Methods and constants of the classes that modules are of; torch's own are taken for granted."""
         for parent in kind.__mro__:
-            if parent.__module__.partition(".")[0] not in _TRUSTED and id(parent) not in self._met:
+            if parent.__module__.partition(".")[0] not in _UNCHECKED_PACKAGES and id(parent) not in self._met:
                 self._met[id(parent)] = len(self._met)
                 self._views.append(vars(parent).values())
-                self._tokens += map(_Same, vars(parent).values())
+                self._tokens += map(_Identity, vars(parent).values())
                 for function in vars(parent).values():
                     if isinstance(function, FunctionType):
                         held, names = self._globals.setdefault(id(function.__globals__), (function.__globals__, set()))
@@ -134,28 +134,28 @@ class Attributes:
     def _walk_globals(self, held: dict[str, Any], names: list[str]) -> None:
         """Global variables that methods name: numbers, lists and dicts by value, all else by identity."""
         if names:
-            self._views.append(_Named(held, names))
+            self._views.append(_NamedValues(held, names))
         for name in names:
             self._tokens.append((str, name))
             is_data = type(held[name]) in (list, dict, set, tuple, int, float) or is_constant(held[name])
-            self._walk(held[name]) if is_data else self._tokens.append(_Same(held[name]))
+            self._walk(held[name]) if is_data else self._tokens.append(_Identity(held[name]))
 
 
-_TRUSTED = ("torch", "builtins", "typing", "abc")
+_UNCHECKED_PACKAGES = ("torch", "builtins", "typing", "abc")
 
 
-def _is_plain(x: Any) -> bool:
+def _is_strided_tensor(x: Any) -> bool:
     """Whether it is a tensor that has sizes and strides."""
     return isinstance(x, torch.Tensor) and not is_lazy(x) and x.layout == torch.strided
 
 
-def _is_torchs(x: Any) -> bool:
+def _is_compared_by_identity(x: Any) -> bool:
     """Whether it is an object of torch's, a graph or a generator say, that is no module and holds no settings."""
     return type(x).__module__.partition(".")[0] == "torch" and not isinstance(x, torch.nn.Module)
 
 
-def _name(key: Hashable) -> Hashable:
-    return (type(key), key) if type(key) is int or is_constant(key) else _Same(key)
+def _key_token(key: Hashable) -> Hashable:
+    return (type(key), key) if type(key) is int or is_constant(key) else _Identity(key)
 
 
 def _mappings(x: Any) -> list[dict[Any, Any]]:
@@ -164,7 +164,7 @@ def _mappings(x: Any) -> list[dict[Any, Any]]:
     return [mapping for mapping in held if isinstance(mapping, dict) and mapping]
 
 
-def _live(x: Any) -> Iterator[Collection[Any]]:
+def _live_views(x: Any) -> Iterator[Collection[Any]]:
     """The values that an object holds, as collections that always have what it holds now."""
     if isinstance(x, (list, set)):
         yield x
@@ -174,7 +174,7 @@ def _live(x: Any) -> Iterator[Collection[Any]]:
     if isinstance(held, dict):
         yield held.values() if held else held
     elif slots(x):
-        yield _Slots(x)
+        yield _SlotValues(x)
 
 
 def _names_in(code: CodeType) -> set[str]:
@@ -183,7 +183,7 @@ def _names_in(code: CodeType) -> set[str]:
     return set(code.co_names).union(*inside)
 
 
-class _Named(Collection[Any]):
+class _NamedValues(Collection[Any]):
     """A live view of some values of a dict; raises if one is gone."""
 
     def __init__(self, held: dict[str, Any], names: list[str]) -> None:
@@ -200,7 +200,7 @@ class _Named(Collection[Any]):
         return x in list(self)
 
 
-class _Slots(Collection[Any]):
+class _SlotValues(Collection[Any]):
     """A live view of an object that has slots in place of a dict."""
 
     def __init__(self, x: Any) -> None:
@@ -245,14 +245,14 @@ class Mask(Collection[Any]):
         return x in list(self)
 
 
-class _Same:
+class _Identity:
     """An object that is compared by identity, and kept alive so that no other takes its address."""
 
     def __init__(self, x: Any) -> None:
         self._x = x
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self._x is other._x
+        return isinstance(other, _Identity) and self._x is other._x
 
     def __hash__(self) -> int:
         return id(self._x)
@@ -264,11 +264,11 @@ class _Same:
 def first_difference(before: tuple[Hashable, ...], after: tuple[Hashable, ...]) -> str:
     """The name of the attribute that two keys first differ in, as far as it can be told."""
     at = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after)))
-    known = set(_texts(before))
-    added = [name for name in _texts(after) if name not in known]
-    last = list(_texts(after[: at + 1]))[-1:]
+    known = set(_attribute_names(before))
+    added = [name for name in _attribute_names(after) if name not in known]
+    last = list(_attribute_names(after[: at + 1]))[-1:]
     return str((added or last or ["?"])[0])
 
 
-def _texts(key: tuple[Hashable, ...]) -> Iterator[str]:
+def _attribute_names(key: tuple[Hashable, ...]) -> Iterator[str]:
     return (token[1] for token in key if isinstance(token, tuple) and token[0] is str)

@@ -29,7 +29,7 @@ def environment_of(values: Iterable[Any]) -> Any:
 
 
 @contextmanager
-def recording_constants() -> Iterator[dict[sympy.Symbol, str]]:
+def record_specializations() -> Iterator[dict[sympy.Symbol, str]]:
     """While active, the user's line is recorded for each symbolic size that becomes a constant.
 
     torch remembers the innermost line alone, which often is its own.
@@ -41,20 +41,20 @@ def recording_constants() -> Iterator[dict[sympy.Symbol, str]]:
 
     def record(self: ShapeEnv, symbol: sympy.Symbol, value: sympy.Expr, message: str) -> None:
         if value.is_number:
-            lines.setdefault(symbol, innermost_line(traceback.extract_stack()) or "")
+            lines.setdefault(symbol, innermost_user_line(traceback.extract_stack()) or "")
         own(self, symbol, value, message)
 
     with mock.patch.object(ShapeEnv, "_set_replacement", record):
         yield lines
 
 
-_NOT_THE_USERS = tuple(str(Path(module).parent) for module in (torch.__file__, __file__))
+_LIBRARY_FOLDERS = tuple(str(Path(module).parent) for module in (torch.__file__, __file__))
 
 
-def innermost_line(frames: Sequence[traceback.FrameSummary]) -> str | None:
+def innermost_user_line(frames: Sequence[traceback.FrameSummary]) -> str | None:
     """The innermost line that is neither torch's nor ours."""
     for frame in reversed(frames):
-        if not frame.filename.startswith((*_NOT_THE_USERS, "<")):
+        if not frame.filename.startswith((*_LIBRARY_FOLDERS, "<")):
             return frame_text(frame)
     return None
 
@@ -100,7 +100,7 @@ def assumptions(graph: torch.fx.GraphModule) -> Iterator[tuple[sympy.Expr, str]]
             yield value.node.expr, ""
 
 
-def function_of(expr: sympy.Expr, places: Mapping[sympy.Symbol, int]) -> Callable[[Sequence[int]], bool] | None:
+def condition_function(expr: sympy.Expr, places: Mapping[sympy.Symbol, int]) -> Callable[[Sequence[int]], bool] | None:
     """A condition as a function of the sizes at these places; None if it is none of them alone, or always holds."""
     if expr in (sympy.true, sympy.false) or not expr.free_symbols or expr.free_symbols - set(places):
         return None
@@ -111,12 +111,12 @@ def function_of(expr: sympy.Expr, places: Mapping[sympy.Symbol, int]) -> Callabl
         return None
 
 
-def sizes_of(value: Any) -> Sequence[Any]:
+def sizes_or_number(value: Any) -> Sequence[Any]:
     """What of an argument conditions may speak of."""
     return value.shape if isinstance(value, torch.Tensor) else (value,)
 
 
-class Sizes:
+class SizeExpressions:
     """The sizes of a trace as Python functions of a call's sizes."""
 
     def __init__(self, dims: Sequence[Dim], environment: Any) -> None:

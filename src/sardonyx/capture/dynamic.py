@@ -11,14 +11,16 @@ import torch
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
-from sardonyx.capture.example import Call, ExampleCall
+from sardonyx.capture.example import ArgsKwargs, ExampleCall
 from sardonyx.capture.export import Captured
 from sardonyx.errors import CaptureError
 from sardonyx.sizes import dim_of
 
 log = logging.getLogger(__name__)
 
-_FORM = "dynamic_shapes says of every argument, by position or by name, which sizes may change; None for no size"
+_DYNAMIC_SHAPES_HINT = (
+    "dynamic_shapes says of every argument, by position or by name, which sizes may change; None for no size"
+)
 
 
 # What is declared
@@ -30,7 +32,7 @@ def shapes_of_examples(
     """What is dynamic: every size and integer that differs between the example calls."""
     calls: Any = torch.export.AdditionalInputs()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     for example in examples:
-        calls.add(*_without_floats(call_of(example, args, kwargs)))
+        calls.add(*_without_floats(parse_example(example, args, kwargs)))
     try:
         return calls.dynamic_shapes(model, *_without_floats((tuple(args), dict(kwargs))))
     except Exception as error:
@@ -40,13 +42,13 @@ def shapes_of_examples(
         ) from error
 
 
-def _without_floats(call: Call) -> Call:
+def _without_floats(call: ArgsKwargs) -> ArgsKwargs:
     """The call with one value for all floats, which torch wants to be equal."""
-    replaced: Call = pytree.tree_map_only(float, lambda _: 0.0, call)
+    replaced: ArgsKwargs = pytree.tree_map_only(float, lambda _: 0.0, call)
     return replaced
 
 
-def call_of(example: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+def parse_example(example: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ArgsKwargs:
     """A call, from a tuple of arguments, a dict of keywords, a pair of both, or a tensor."""
     if isinstance(example, Mapping):
         return tuple(args), {**kwargs, **example}
@@ -61,28 +63,28 @@ def specs_by_name(call: ExampleCall, dynamic_shapes: Any) -> dict[str, Any]:
     """What is declared of each argument: in the order of the call, None where nothing is."""
     if dynamic_shapes is None:
         return dict.fromkeys(call.arguments)
-    declared = dynamic_shapes if isinstance(dynamic_shapes, Mapping) else _by_position(call, list(dynamic_shapes))
+    declared = dynamic_shapes if isinstance(dynamic_shapes, Mapping) else _specs_by_position(call, list(dynamic_shapes))
     specs: dict[str, Any] = dict.fromkeys(call.arguments)
     for name, spec in declared.items():
-        specs |= _by_argument(call, name, spec)
+        specs |= _specs_by_argument(call, name, spec)
     return specs
 
 
-def _by_position(call: ExampleCall, specs: list[Any]) -> Mapping[str, Any]:
+def _specs_by_position(call: ExampleCall, specs: list[Any]) -> Mapping[str, Any]:
     """Declared for each parameter of `forward`, as torch.export takes it, or for each argument."""
-    if len(specs) == len(call.grouped) and all(map(_fits, call.grouped.items(), specs)):
+    if len(specs) == len(call.grouped) and all(map(_matches_parameter, call.grouped.items(), specs)):
         return dict(zip(call.grouped, specs, strict=True))
     if len(specs) == len(call.arguments):
         return dict(zip(call.arguments, specs, strict=True))
     given = f"{len(call.arguments)} arguments: {', '.join(call.arguments)}"
-    raise _misdeclared(f"dynamic_shapes has {len(specs)} elements, and the call {given}")
+    raise _declaration_error(f"dynamic_shapes has {len(specs)} elements, and the call {given}")
 
 
-def _misdeclared(what: str) -> CaptureError:
-    return CaptureError(f"torch.export cannot capture the model: {what}", hint=_FORM)
+def _declaration_error(what: str) -> CaptureError:
+    return CaptureError(f"torch.export cannot capture the model: {what}", hint=_DYNAMIC_SHAPES_HINT)
 
 
-def _fits(group: tuple[str, Sequence[str]], spec: Any) -> bool:
+def _matches_parameter(group: tuple[str, Sequence[str]], spec: Any) -> bool:
     name, names = group
     return list(names) == [name] or spec is None or _is_grouped(names, spec)
 
@@ -94,28 +96,28 @@ def _is_grouped(names: Sequence[str], spec: Any) -> bool:
     return isinstance(spec, (tuple, list)) and len(spec) == len(names)
 
 
-def _by_argument(call: ExampleCall, name: str, spec: Any) -> dict[str, Any]:
+def _specs_by_argument(call: ExampleCall, name: str, spec: Any) -> dict[str, Any]:
     names = call.grouped.get(name, [name] if name in call.arguments else None)
     if names is None:
         given = ", ".join(call.arguments)
-        raise _misdeclared(f"dynamic_shapes names {name!r}, which the call does not have: it has {given}")
+        raise _declaration_error(f"dynamic_shapes names {name!r}, which the call does not have: it has {given}")
     if list(names) == [name]:
         return {name: spec}
     if spec is None:
         return {}
     if not _is_grouped(names, spec):
-        raise _misdeclared(f"dynamic_shapes has {spec!r} for the {len(names)} arguments of {name!r}")
+        raise _declaration_error(f"dynamic_shapes has {spec!r} for the {len(names)} arguments of {name!r}")
     return dict(spec) if isinstance(spec, Mapping) else dict(zip(names, spec, strict=True))
 
 
-def hints(specs: Any) -> Any:
+def names_to_dim_hints(specs: Any) -> Any:
     """Names written as text, which torch.export does not take, as the hint that a size is dynamic."""
     if isinstance(specs, str):
         return Dim.DYNAMIC
     if isinstance(specs, Mapping):
-        return {key: hints(value) for key, value in specs.items()}
+        return {key: names_to_dim_hints(value) for key, value in specs.items()}
     if isinstance(specs, (tuple, list)):
-        return type(specs)(map(hints, specs))
+        return type(specs)(map(names_to_dim_hints, specs))
     return specs
 
 
@@ -125,7 +127,7 @@ def leaf_specs(call: ExampleCall, specs: Mapping[str, Any]) -> list[Any]:
 
 
 def _leaves(value: Any, spec: Any) -> Iterator[Any]:
-    parts = _parts(value)
+    parts = _children(value)
     if parts is None:
         yield spec
         return
@@ -137,7 +139,7 @@ def _leaves(value: Any, spec: Any) -> Iterator[Any]:
         yield from _leaves(part, inner)
 
 
-def _parts(value: Any) -> list[Any] | None:
+def _children(value: Any) -> list[Any] | None:
     """What a container of the arguments holds; None for a leaf."""
     parts, spec = pytree.tree_flatten(value, is_leaf=lambda x: x is not value)
     return None if spec.is_leaf() else parts
@@ -146,7 +148,7 @@ def _parts(value: Any) -> list[Any] | None:
 # What became of it
 
 
-def _declared(
+def _declared_sizes(
     call: ExampleCall, captured: Captured, specs: Mapping[str, Any]
 ) -> Iterator[tuple[str, torch.SymInt | int, Any]]:
     """Every size and integer of which something is declared: what it is called, what it became, and the declaration."""
@@ -165,7 +167,7 @@ def _declared(
 def names_of_sizes(call: ExampleCall, captured: Captured, specs: Mapping[str, Any]) -> dict[sympy.Symbol, str]:
     """The user's names of symbolic sizes: that of `Dim("batch")`, or a text, at an axis names the size found there."""
     names: dict[sympy.Symbol, str] = {}
-    for name, size in _named(call, captured, specs):
+    for name, size in _named_sizes(call, captured, specs):
         symbol = dim_of(size)
         if isinstance(symbol, sympy.Symbol):
             names.setdefault(symbol, name)
@@ -176,8 +178,10 @@ def _name_of(dim: Any) -> str:
     return dim if isinstance(dim, str) else getattr(dim, "__name__", None) or ""
 
 
-def _named(call: ExampleCall, captured: Captured, specs: Mapping[str, Any]) -> list[tuple[str, torch.SymInt | int]]:
-    return [(_name_of(dim), size) for _, size, dim in _declared(call, captured, specs) if _name_of(dim)]
+def _named_sizes(
+    call: ExampleCall, captured: Captured, specs: Mapping[str, Any]
+) -> list[tuple[str, torch.SymInt | int]]:
+    return [(_name_of(dim), size) for _, size, dim in _declared_sizes(call, captured, specs) if _name_of(dim)]
 
 
 def unify_sizes(call: ExampleCall, captured: Captured, specs: Mapping[str, Any]) -> None:
@@ -186,7 +190,7 @@ def unify_sizes(call: ExampleCall, captured: Captured, specs: Mapping[str, Any])
     They are equal in the example, so it is enough to ask torch whether they are.
     """
     first: dict[str, torch.SymInt | int] = {}
-    for name, size in _named(call, captured, specs):
+    for name, size in _named_sizes(call, captured, specs):
         bool(first.setdefault(name, size) == size)
 
 
@@ -194,10 +198,10 @@ def refuse_constants(
     call: ExampleCall, captured: Captured, specs: Mapping[str, Any], line_of: Callable[[torch.fx.Node], str]
 ) -> None:
     """Raise for a size that was declared dynamic and became a constant; warn of one that is left to torch."""
-    for path, size, dim in _declared(call, captured, specs):
+    for path, size, dim in _declared_sizes(call, captured, specs):
         if dim is None or isinstance(dim, int) or _hint(dim) == "STATIC" or not isinstance(dim_of(size), int):
             continue
-        where = _where(captured, size, line_of)
+        where = _specializing_line(captured, size, line_of)
         if _hint(dim) == "AUTO":
             log.warning("%s is a constant of the exported model, %d%s", path, size, f", at {where}" if where else "")
             continue
@@ -213,7 +217,9 @@ def _hint(dim: Any) -> str:
     return str(getattr(getattr(dim, "type", None), "name", ""))
 
 
-def _where(captured: Captured, size: torch.SymInt | int, line_of: Callable[[torch.fx.Node], str]) -> str | None:
+def _specializing_line(
+    captured: Captured, size: torch.SymInt | int, line_of: Callable[[torch.fx.Node], str]
+) -> str | None:
     """The line that made a constant of a size."""
     if not isinstance(size, torch.SymInt):
         return None

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from sardonyx.errors import CaptureError
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]
+ArgsKwargs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class ExampleCall:
             grouped[name] = list(group)
             arguments |= group
         order = [*list(arguments)[: len(args)], *(name for name in arguments if name in kwargs)]
-        separate = _separate(model, [arguments[name] for name in order])
+        separate = _copy_shared_memory(model, [arguments[name] for name in order])
         return cls(model, dict(zip(order, separate, strict=True)), len(args), grouped)
 
     @property
-    def call(self) -> Call:
+    def call(self) -> ArgsKwargs:
         """The arguments as `forward` is called with them here: numbers that are inputs are tensors."""
         leaves, spec = pytree.tree_flatten(dict(self.arguments))
         for place in self.numbers:
@@ -68,7 +68,7 @@ class ExampleCall:
     @property
     def leaves(self) -> list[tuple[str, Any]]:
         """Every flattened argument, with the path to it: `scale`, `xs[1]`, `options['factor']`."""
-        return [(path_to(path), leaf) for path, leaf in pytree.tree_flatten_with_path(dict(self.arguments))[0]]
+        return [(format_path(path), leaf) for path, leaf in pytree.tree_flatten_with_path(dict(self.arguments))[0]]
 
     def with_numbers(self, places: Collection[int]) -> ExampleCall:
         """The same call, with these numbers as inputs."""
@@ -111,7 +111,7 @@ def _group(name: str, value: Any, kind: Any) -> dict[str, Any]:
     return dict(value) if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
 
 
-def path_to(path: Sequence[Any]) -> str:
+def format_path(path: Sequence[Any]) -> str:
     """The way to a leaf of the arguments, whose first step is an argument's name."""
     return str(path[0].key) + pytree.keystr(tuple(path[1:]))
 
@@ -140,7 +140,7 @@ def _read_numbers(values: Sequence[Any], places: Collection[int]) -> list[Any]:
 # Memory
 
 
-def _separate(model: torch.nn.Module, values: list[Any]) -> list[Any]:
+def _copy_shared_memory(model: torch.nn.Module, values: list[Any]) -> list[Any]:
     """The values, with a copy of every tensor that shares memory with another one or with a weight."""
     leaves, spec = pytree.tree_flatten(values)
     taken = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
@@ -148,7 +148,7 @@ def _separate(model: torch.nn.Module, values: list[Any]) -> list[Any]:
     for place, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             if _storage(leaf) in taken:
-                leaves[place], copied = _copy(leaf), True
+                leaves[place], copied = _clone(leaf), True
             taken.add(_storage(leaf))
     return pytree.tree_unflatten(leaves, spec) if copied else values
 
@@ -161,12 +161,12 @@ def _storage(tensor: torch.Tensor) -> int:
         return id(tensor)
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
+def _clone(tensor: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
-def fresh(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+def clone_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ArgsKwargs:
     """The arguments with copies of their tensors, which a call may edit in place."""
-    copied: Call = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.clone(), (tuple(args), dict(kwargs)))
+    copied: ArgsKwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.clone(), (tuple(args), dict(kwargs)))
     return copied

@@ -24,17 +24,17 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from sardonyx.capture.aot import decompositions
 from sardonyx.capture.composite_ops import preserve_composite_ops
-from sardonyx.capture.conditions import innermost_line, recording_constants
+from sardonyx.capture.conditions import innermost_user_line, record_specializations
 from sardonyx.capture.fake_graph import has_fake_arguments, trace_fake_graph
 from sardonyx.capture.surgery import (
     decompose_composite,
-    drop_idle_dropout,
-    edits,
+    drop_inactive_dropout,
+    functionalize_simple_edits,
     inline_wrappers,
-    transforms,
-    without_simple_edits,
+    is_functorch_transform,
+    mutates,
 )
-from sardonyx.capture.views import stride_bases
+from sardonyx.capture.views import rebase_as_strided
 from sardonyx.errors import CaptureError
 from sardonyx.translate import table
 
@@ -75,23 +75,23 @@ def capture(
     for dynamic sizes of zero too, unless `Dim(..., min=1)` excludes them.
     """
     if has_fake_arguments(args, kwargs):
-        return _faked(model, args, kwargs, frozenset(preserved))
-    with recording_constants() as lines:
-        program = _exported(model, tuple(args), dict(kwargs), dynamic_shapes, lines)
-    drop_idle_dropout(program.graph_module)
-    without_simple_edits(program.graph_module)
-    if any(edits(node) or transforms(node) for node in program.graph.nodes):
-        program = _functional(program, preserved)
+        return _capture_fake_graph(model, args, kwargs, frozenset(preserved))
+    with record_specializations() as lines:
+        program = _run_torch_export(model, tuple(args), dict(kwargs), dynamic_shapes, lines)
+    drop_inactive_dropout(program.graph_module)
+    functionalize_simple_edits(program.graph_module)
+    if any(mutates(node) or is_functorch_transform(node) for node in program.graph.nodes):
+        program = _functionalize(program, preserved)
     graph = program.graph_module
     inline_wrappers(graph)
     constants: dict[sympy.Symbol, torch.fx.Node | str] = {**lines, **decompose_composite(graph, preserved)}
-    stride_bases(graph.graph)
+    rebase_as_strided(graph.graph)
     if empty:
         _allow_empty_sizes(program)
-    return _described(program, graph, constants)
+    return _describe(program, graph, constants)
 
 
-def _faked(model: torch.nn.Module, args: Any, kwargs: Any, preserved: frozenset[str]) -> Captured:
+def _capture_fake_graph(model: torch.nn.Module, args: Any, kwargs: Any, preserved: frozenset[str]) -> Captured:
     """A graph as a backend is handed it: its weights are arguments, and its sizes symbols already."""
     try:
         graph, in_spec, out_spec = trace_fake_graph(model, args, kwargs, preserved)
@@ -117,18 +117,18 @@ def _allow_empty_sizes(program: ExportedProgram) -> None:
                 ranges[symbol] = ValueRanges(lower, declared.upper)
 
 
-def _exported(
+def _run_torch_export(
     model: torch.nn.Module, args: Any, kwargs: Any, dynamic_shapes: Any, lines: Mapping[sympy.Symbol, str]
 ) -> ExportedProgram:
     try:
-        with torch.no_grad(), preserve_composite_ops(), _dynamic_marks_restored(args, kwargs):
+        with torch.no_grad(), preserve_composite_ops(), _restore_dynamic_marks(args, kwargs):
             return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as error:
         raise _capture_error(error, lines) from error
 
 
 @contextmanager
-def _dynamic_marks_restored(args: Any, kwargs: Any) -> Iterator[None]:
+def _restore_dynamic_marks(args: Any, kwargs: Any) -> Iterator[None]:
     """Restore the marks of dynamic sizes on the example tensors.
 
     torch.export sets them there, deletes those of the caller, and leaves its own behind when it fails.
@@ -149,7 +149,7 @@ def _dynamic_marks(tensor: torch.Tensor) -> dict[str, Any]:
     return {name: copy(value) for name, value in vars(tensor).items() if "_dynamo_" in name or name == "_specialize_on"}
 
 
-def _functional(program: ExportedProgram, preserved: Collection[str]) -> ExportedProgram:
+def _functionalize(program: ExportedProgram, preserved: Collection[str]) -> ExportedProgram:
     """The program without edits in place, by torch's own functionalization."""
     rules = {target: rule for target, rule in decompositions().items() if table.name_of(target) not in preserved}
     try:
@@ -165,14 +165,16 @@ def _functional(program: ExportedProgram, preserved: Collection[str]) -> Exporte
 def _capture_error(error: Exception, constants: Mapping[sympy.Symbol, str]) -> CaptureError:
     text = str(error).strip()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    what = next((line for line in lines if line.startswith(_TELLING)), lines[0] if lines else type(error).__name__)
+    what = next(
+        (line for line in lines if line.startswith(_DYNAMIC_SIZE_ERROR)), lines[0] if lines else type(error).__name__
+    )
     if _CHANGES_SHAPE in text:
         what = "it changes the sizes of an argument in place, as t_() and squeeze_() do"
-    where = _specializing_line(error, constants) or _user_line(error) or _told_line(text)
-    return CaptureError(f"torch.export cannot capture the model: {what}", where=where, hint=_fix(text, error))
+    where = _specializing_line(error, constants) or _user_line(error) or _user_line_in_message(text)
+    return CaptureError(f"torch.export cannot capture the model: {what}", where=where, hint=_suggest_fix(text, error))
 
 
-_TELLING = "- You marked"
+_DYNAMIC_SIZE_ERROR = "- You marked"
 """How torch begins the line that says which size cannot be dynamic, and why."""
 
 
@@ -180,8 +182,8 @@ _CHANGES_SHAPE = "num_mutated_inp_runtime_indices"
 """What torch's assertion names where an argument gets other sizes."""
 
 
-def _fix(text: str, error: Exception) -> str:
-    if _TELLING in text:
+def _suggest_fix(text: str, error: Exception) -> str:
+    if _DYNAMIC_SIZE_ERROR in text:
         return "that size cannot change in this model: leave it out of dynamic_shapes"
     if "Suggested fixes" in text:
         suggested = text.split("Suggested fixes", 1)[1].lstrip(":\n ").splitlines()
@@ -212,13 +214,15 @@ def _operator_without_fake(text: str, error: Exception) -> str | None:
 
 
 def _user_line(error: BaseException) -> str | None:
-    return innermost_line(traceback.extract_tb(error.__traceback__))
+    return innermost_user_line(traceback.extract_tb(error.__traceback__))
 
 
-def _told_line(text: str) -> str | None:
+def _user_line_in_message(text: str) -> str | None:
     """The user's line that torch tells in an error about a node."""
     told = re.findall(r'File "(.+?)", line (\d+), in (\S+)\n\s*(.*)', text)
-    return innermost_line([traceback.FrameSummary(file, int(at), name, line=line) for file, at, name, line in told])
+    return innermost_user_line(
+        [traceback.FrameSummary(file, int(at), name, line=line) for file, at, name, line in told]
+    )
 
 
 def _specializing_line(error: BaseException, lines: Mapping[sympy.Symbol, str]) -> str | None:
@@ -239,7 +243,7 @@ def _specializing_line(error: BaseException, lines: Mapping[sympy.Symbol, str]) 
 # What the graph's inputs and outputs are
 
 
-def _described(
+def _describe(
     program: ExportedProgram, graph: torch.fx.GraphModule, specialized: Mapping[sympy.Symbol, torch.fx.Node | str]
 ) -> Captured:
     weights: dict[int, tuple[str, torch.Tensor]] = {}
@@ -249,7 +253,7 @@ def _described(
             inputs[index] = len(inputs)
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
             assert spec.target is not None
-            weights[index] = (spec.target, _tensor(program, spec.target))
+            weights[index] = (spec.target, _weight_tensor(program, spec.target))
         else:
             raise CaptureError(f"the model holds {spec.target}, which is no tensor")
     in_spec, out_spec = program.call_spec.in_spec, program.call_spec.out_spec
@@ -259,8 +263,8 @@ def _described(
         graph=graph,
         weights=weights,
         inputs=inputs,
-        returned=_returned(program, graph),
-        mutated=_mutated(program, graph, inputs),
+        returned=_returned_values(program, graph),
+        mutated=_mutated_inputs(program, graph, inputs),
         buffers=[str(spec.target) for spec, _ in _outputs(program, graph, OutputKind.BUFFER_MUTATION)],
         specialized=specialized,
         in_spec=in_spec,
@@ -268,7 +272,7 @@ def _described(
     )
 
 
-def _tensor(program: ExportedProgram, name: str) -> torch.Tensor:
+def _weight_tensor(program: ExportedProgram, name: str) -> torch.Tensor:
     found = program.state_dict[name] if name in program.state_dict else program.constants[name]
     assert isinstance(found, torch.Tensor)
     return found
@@ -280,12 +284,12 @@ def _outputs(program: ExportedProgram, graph: torch.fx.GraphModule, kind: Output
     return [(spec, node) for spec, node in zip(specs, nodes, strict=True) if spec.kind == kind]
 
 
-def _returned(program: ExportedProgram, graph: torch.fx.GraphModule) -> tuple[Any, ...]:
+def _returned_values(program: ExportedProgram, graph: torch.fx.GraphModule) -> tuple[Any, ...]:
     found = _outputs(program, graph, OutputKind.USER_OUTPUT)
     return tuple(spec.arg.value if isinstance(spec.arg, ConstantArgument) else node for spec, node in found)
 
 
-def _mutated(
+def _mutated_inputs(
     program: ExportedProgram, graph: torch.fx.GraphModule, inputs: Mapping[int, int]
 ) -> dict[int, torch.fx.Node]:
     names = {spec.arg.name: inputs[i] for i, spec in enumerate(program.graph_signature.input_specs) if i in inputs}

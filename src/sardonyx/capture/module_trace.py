@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from sardonyx.capture.arguments import Arguments, ResultBuilder, Results, copy_of, held_by
+from sardonyx.capture.arguments import Arguments, ResultBuilder, Results, contents_of_containers, copy_arguments
 from sardonyx.capture.attributes import first_difference
-from sardonyx.capture.conditions import Sizes, environment_of, function_of_sizes
+from sardonyx.capture.conditions import SizeExpressions, environment_of, function_of_sizes
 from sardonyx.capture.export import Captured, capture
 from sardonyx.errors import CaptureError
 from sardonyx.sizes import Dim, dim_of, dims_of
 
-_INSIDE = "module"
+_MODULE_NAME = "module"
 
 
 class FlatModule(torch.nn.Module):
@@ -37,7 +37,7 @@ class FlatModule(torch.nn.Module):
     ) -> None:
         super().__init__()
         self._state = state
-        self.add_module(_INSIDE, module)
+        self.add_module(_MODULE_NAME, module)
         arguments = Arguments.of(given)
         self._forward, self._given = forward, given
         self._integers, self._count, self._dynamic = arguments.integers, len(arguments.tensors), sorted(dynamic)
@@ -48,8 +48,8 @@ class FlatModule(torch.nn.Module):
         tensors, integers = flat[: self._count], list(self._integers)
         for index, integer in zip(self._dynamic, flat[self._count :], strict=True):
             integers[index] = integer
-        copy = copy_of(self._given, tensors, integers)
-        before = held_by(copy)
+        copy = copy_arguments(self._given, tensors, integers)
+        before = contents_of_containers(copy)
         args, kwargs = copy.value
         state = self._state()
         result = self._forward(*args, **kwargs)
@@ -123,7 +123,7 @@ def trace(
     with torch.inference_mode(False):
         captured = capture(flat, inputs, {}, ((*specs, *(auto for _ in dynamic)),), preserved)
     _refuse_edits(captured)
-    return _traced(captured, flat, arguments, dynamic)
+    return _describe_trace(captured, flat, arguments, dynamic)
 
 
 def _refuse_edits(captured: Captured) -> None:
@@ -135,7 +135,9 @@ def _refuse_edits(captured: Captured) -> None:
         )
 
 
-def _traced(captured: Captured, flat: FlatModule, arguments: Arguments, dynamic: tuple[int, ...]) -> ModuleTrace:
+def _describe_trace(
+    captured: Captured, flat: FlatModule, arguments: Arguments, dynamic: tuple[int, ...]
+) -> ModuleTrace:
     values = [node.meta.get("val") for node in captured.graph.graph.find_nodes(op="placeholder")]
     by_place = {place: values[index] for index, place in captured.inputs.items()}
     dims: list[Dim] = []
@@ -146,7 +148,7 @@ def _traced(captured: Captured, flat: FlatModule, arguments: Arguments, dynamic:
     for at, index in enumerate(dynamic):
         value = by_place.get(len(arguments.tensors) + at)
         integers[index] = dim_of(value) if isinstance(value, (int, torch.SymInt)) else integers[index]
-    sizes = Sizes([*dims, *integers], environment_of(values))
+    sizes = SizeExpressions([*dims, *integers], environment_of(values))
     weights = {index: _weight(flat, name, tensor) for index, (name, tensor) in captured.weights.items()}
     numbers = [dim_of(size) for size in flat.symbolic]
     return ModuleTrace(
@@ -155,7 +157,7 @@ def _traced(captured: Captured, flat: FlatModule, arguments: Arguments, dynamic:
         inputs=captured.inputs,
         dynamic=dynamic,
         results=flat.results,
-        accepts=_accepts(sizes),
+        accepts=_guard_function(sizes),
         condition=sizes.condition(),
         numbers=function_of_sizes(sizes.tuple_of(numbers)),
         is_dynamic=sizes.is_dynamic,
@@ -163,7 +165,7 @@ def _traced(captured: Captured, flat: FlatModule, arguments: Arguments, dynamic:
     )
 
 
-def _accepts(sizes: Sizes) -> Callable[[Sequence[int]], Any]:
+def _guard_function(sizes: SizeExpressions) -> Callable[[Sequence[int]], Any]:
     """Whether the trace stands for a call of other sizes."""
     try:
         return function_of_sizes(sizes.condition())
@@ -173,11 +175,11 @@ def _accepts(sizes: Sizes) -> Callable[[Sequence[int]], Any]:
 
 def _weight(flat: FlatModule, name: str, tensor: torch.Tensor) -> str | torch.Tensor:
     """The name of a tensor that the module holds; other tensors are constants of its code."""
-    inside = name.removeprefix(f"{_INSIDE}.")
-    return tensor if inside == name or tensor_of(flat, name) is None else inside
+    inside = name.removeprefix(f"{_MODULE_NAME}.")
+    return tensor if inside == name or find_tensor(flat, name) is None else inside
 
 
-def tensor_of(module: torch.nn.Module, name: str) -> torch.Tensor | None:
+def find_tensor(module: torch.nn.Module, name: str) -> torch.Tensor | None:
     """The tensor of this name in a module."""
     found: Any = module
     for part in name.split("."):

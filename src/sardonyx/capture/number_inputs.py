@@ -16,22 +16,22 @@ import torch
 from torch.fx.experimental.proxy_tensor import py_sym_types
 from torch.utils import _pytree as pytree
 
-from sardonyx.capture.conditions import Condition, assumptions, function_of, sizes_of
-from sardonyx.capture.dynamic import call_of, hints, leaf_specs, names_of_sizes, unify_sizes
+from sardonyx.capture.conditions import Condition, assumptions, condition_function, sizes_or_number
+from sardonyx.capture.dynamic import leaf_specs, names_of_sizes, names_to_dim_hints, parse_example, unify_sizes
 from sardonyx.capture.example import ExampleCall, is_number
 from sardonyx.capture.export import Captured, capture
 from sardonyx.capture.fake_graph import has_fake_arguments
 from sardonyx.errors import CaptureError
 from sardonyx.sizes import dim_of, dims_of
 
-_ONE_BY_ONE = 8
+_MAX_SINGLE_ATTEMPTS = 8
 """Numbers that are tried one after the other where not all of them can be inputs: each try is a trace."""
 
 
 def capture_call(call: ExampleCall, specs: Mapping[str, Any], preserved: Collection[str] = ()) -> Captured:
     """Trace a call, of which this is declared dynamic."""
     args, kwargs = call.call
-    shapes = None if all(spec is None for spec in specs.values()) else hints(dict(specs))
+    shapes = None if all(spec is None for spec in specs.values()) else names_to_dim_hints(dict(specs))
     # A graph that a backend is handed has no argument to name, and is called in other ways than by its forward.
     with nullcontext() if has_fake_arguments(args, kwargs) else call.presented():
         captured = capture(call.model, args, kwargs, shapes, preserved, empty=True)
@@ -74,7 +74,7 @@ class TracedCall:
         if found is not None:
             return found
         best = replace(self, call=self.call.with_numbers(()), captured=self.constant)
-        for place in places if 1 < len(places) <= _ONE_BY_ONE else ():
+        for place in places if 1 < len(places) <= _MAX_SINGLE_ATTEMPTS else ():
             best = self._attempt([*best.call.numbers, place]) or best
         return best
 
@@ -87,7 +87,7 @@ class TracedCall:
                 found = capture_call(call, self.specs, self.preserved)
         except Exception:  # what fails with a symbol may do so anywhere in torch, and has been traced with the constant
             return None
-        return replace(self, call=call, captured=found) if _is_same(found, self.constant) else None
+        return replace(self, call=call, captured=found) if _same_graph(found, self.constant) else None
 
     def numbers_of(self, nodes: Iterable[torch.fx.Node]) -> frozenset[int]:
         """The numbers that any of these nodes reads."""
@@ -122,7 +122,7 @@ class TracedCall:
         assumed = [
             Condition(str(expr.xreplace(names)), holds, where)
             for expr, where in assumptions(self.captured.graph)
-            if (holds := function_of(expr, read)) is not None
+            if (holds := condition_function(expr, read)) is not None
         ]
         return assumed + self._equalities(read, names)
 
@@ -134,7 +134,7 @@ class TracedCall:
         for place, dim in self._dims_at().items():
             if read.get(dim) != place:
                 size = sympy.Symbol(f"sizes[{place}]", integer=True)
-                holds = function_of(sympy.Eq(size, dim), {**read, size: place})
+                holds = condition_function(sympy.Eq(size, dim), {**read, size: place})
                 text = f"{self._names()[place]} == {dim.xreplace(names)}"
                 found += [Condition(text, holds)] if holds is not None else []
         return found
@@ -142,7 +142,7 @@ class TracedCall:
     def _dims_at(self) -> dict[int, sympy.Expr]:
         """The symbolic sizes of tensors that the graph reads, by their places among those of all arguments."""
         nodes = self.captured.graph.graph.find_nodes(op="placeholder")
-        starts = list(itertools.accumulate((len(sizes_of(leaf)) for _, leaf in self.call.leaves), initial=0))
+        starts = list(itertools.accumulate((len(sizes_or_number(leaf)) for _, leaf in self.call.leaves), initial=0))
         read = [(nodes[index], starts[place]) for index, place in self.captured.inputs.items() if nodes[index].users]
         tensors = [(node.meta["val"], start) for node, start in read if isinstance(node.meta.get("val"), torch.Tensor)]
         sizes = ((start + axis, dim) for value, start in tensors for axis, dim in enumerate(dims_of(value)))
@@ -151,11 +151,11 @@ class TracedCall:
     def _read_at(self) -> dict[sympy.Symbol, int]:
         """Where each symbol is found among the sizes and numbers of all arguments."""
         values = [node.meta.get("val") for node in self.captured.graph.graph.find_nodes(op="placeholder")]
-        starts = list(itertools.accumulate((len(sizes_of(leaf)) for _, leaf in self.call.leaves), initial=0))
+        starts = list(itertools.accumulate((len(sizes_or_number(leaf)) for _, leaf in self.call.leaves), initial=0))
         read = {symbol: starts[place] for symbol, place in self.symbols().items()}
         for index, place in self.captured.inputs.items():
             if place not in self.call.numbers:
-                sizes = sizes_of(values[index])
+                sizes = sizes_or_number(values[index])
                 found = {dim_of(x): starts[place] + i for i, x in enumerate(sizes) if isinstance(x, torch.SymInt)}
                 read |= {symbol: at for symbol, at in found.items() if symbol not in read}
         return {symbol: at for symbol, at in read.items() if isinstance(symbol, sympy.Symbol)}
@@ -173,7 +173,7 @@ def refuse_constant_floats(traced: TracedCall, examples: Sequence[Any]) -> None:
     """Raise for a float that differs between the example calls, and could not become an input."""
     first = traced.call.leaves
     for example in examples:
-        call = ExampleCall.of(traced.call.model, *call_of(example, *traced.call.call))
+        call = ExampleCall.of(traced.call.model, *parse_example(example, *traced.call.call))
         for place, ((path, one), (_, other)) in enumerate(zip(first, call.leaves, strict=True)):
             if isinstance(one, float) and one != other and place not in traced.call.numbers:
                 raise CaptureError(
@@ -185,7 +185,7 @@ def refuse_constant_floats(traced: TracedCall, examples: Sequence[Any]) -> None:
 @contextmanager
 def _without_torch_logs() -> Iterator[None]:
     """While active, torch does not tell of a trace that fails."""
-    loggers = [logging.getLogger(name) for name in _TELLING]
+    loggers = [logging.getLogger(name) for name in _TORCH_LOGGERS]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:
         logger.disabled = True
@@ -196,13 +196,13 @@ def _without_torch_logs() -> Iterator[None]:
             logger.disabled = disabled
 
 
-_TELLING = ("torch.fx.experimental.symbolic_shapes", "torch.export._trace")
+_TORCH_LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch.export._trace")
 
 
 # The same graph but for numbers
 
 
-def _is_same(found: Captured, constant: Captured) -> bool:
+def _same_graph(found: Captured, constant: Captured) -> bool:
     """Whether two graphs call the same operators with the same operands, where one may have a symbol for a number."""
     ours, theirs = _calls(found.graph), _calls(constant.graph)
     inputs, others = _placeholders(found), _placeholders(constant)
@@ -212,10 +212,10 @@ def _is_same(found: Captured, constant: Captured) -> bool:
         return False
     same = dict(zip(inputs, others, strict=True))
     for node, other in zip(ours, theirs, strict=True):
-        if node.target != other.target or not _alike(_operands(node), _operands(other), same):
+        if node.target != other.target or not _same_operands(_operands(node), _operands(other), same):
             return False
         same[node] = other
-    return _alike(found.returned, constant.returned, same) and found.mutated.keys() == constant.mutated.keys()
+    return _same_operands(found.returned, constant.returned, same) and found.mutated.keys() == constant.mutated.keys()
 
 
 def _placeholders(captured: Captured) -> list[torch.fx.Node]:
@@ -246,7 +246,7 @@ def _is_symbolic(x: Any) -> bool:
     return isinstance(x, torch.fx.Node) and isinstance(x.meta.get("val"), (*py_sym_types, int, float))
 
 
-def _alike(ours: Any, theirs: Any, same: Mapping[Any, Any]) -> bool:
+def _same_operands(ours: Any, theirs: Any, same: Mapping[Any, Any]) -> bool:
     leaves, others = pytree.tree_leaves(ours), pytree.tree_leaves(theirs)
     return len(leaves) == len(others) and all(
         _is_symbolic(x) or (same.get(x) is y if isinstance(x, torch.fx.Node) else type(x) is type(y) and x == y)

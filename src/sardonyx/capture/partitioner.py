@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from sardonyx.capture.regions import Region, copied, partition, region_of, torchs_own
+from sardonyx.capture.regions import Region, copy_graph, partition, region_of, torch_only_nodes
 from sardonyx.capture.views import views_of_inputs, views_shared_by_outputs
 from sardonyx.errors import UnsupportedOperator
 from sardonyx.options import Options
@@ -37,7 +37,7 @@ class Partitioner(Generic[R]):
 
     def compile(self, graph: torch.fx.GraphModule) -> R | torch.fx.GraphModule:
         """The graph as one compiled region, or as a graph that calls compiled regions."""
-        stays = views_of_inputs(graph.graph) | torchs_own(graph.graph)
+        stays = views_of_inputs(graph.graph) | torch_only_nodes(graph.graph)
         if self.kind != "backward":
             stays |= views_shared_by_outputs(graph.graph)
         whole = None if stays else region_of(graph, self.weights)
@@ -51,7 +51,7 @@ class Partitioner(Generic[R]):
     def _partitioned(self, graph: torch.fx.GraphModule, stays: set[torch.fx.Node]) -> torch.fx.GraphModule:
         """The graph in parts. A part may lack what the whole has, as the size that only another part's input tells."""
         while True:
-            attempt, twins = copied(graph)
+            attempt, twins = copy_graph(graph)
             self.report.regions.clear()
             try:
                 return partition(attempt, self.weights, {twins[node] for node in stays}, self.compile_region)

@@ -64,11 +64,11 @@ def region_of(graph: torch.fx.GraphModule, weights: frozenset[int]) -> Region | 
             val = node.meta["val"]
             slot = outputs.setdefault(node, len(outputs))
             results.append(Result(slot, None, layout_of(val), strides_to_restore(val), val.dtype.is_complex))
-        elif isinstance(node, torch.fx.Node) and _is_counted(node):
+        elif isinstance(node, torch.fx.Node) and _is_loop_integer(node):
             results.append(Result(outputs.setdefault(node, len(outputs)), number=True))
         else:
             return None
-    orders = tuple(None if _is_counted(node) else layout_of(node.meta["val"]) for node in outputs)
+    orders = tuple(None if _is_loop_integer(node) else layout_of(node.meta["val"]) for node in outputs)
     return Region(graph, weights, device_of(graph), tuple(outputs), orders, tuple(results), single)
 
 
@@ -87,7 +87,7 @@ class _Support(OperatorSupportBase):
         if node.op != "call_function" or node in self._stays:
             return False
         is_control = isinstance(node.target, torch._ops.HigherOrderOperator)
-        return is_control or _is_counted(node) or _is_tensor_like(node.meta.get("val"))
+        return is_control or _is_loop_integer(node) or _is_tensor_like(node.meta.get("val"))
 
 
 def _is_tensor_like(val: Any) -> bool:
@@ -96,7 +96,7 @@ def _is_tensor_like(val: Any) -> bool:
     return isinstance(val, torch.Tensor)
 
 
-def _is_counted(node: torch.fx.Node) -> bool:
+def _is_loop_integer(node: torch.fx.Node) -> bool:
     """Whether the node is an integer that control flow computes, as a loop that counts its rounds does."""
     source = node.args[0] if node.target is operator.getitem else None
     return (
@@ -106,7 +106,7 @@ def _is_counted(node: torch.fx.Node) -> bool:
     )
 
 
-def copied(graph: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, dict[torch.fx.Node, torch.fx.Node]]:
+def copy_graph(graph: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, dict[torch.fx.Node, torch.fx.Node]]:
     """A copy to be cut up, and which of its nodes is which; what nodes are said to be is shared."""
     twins: dict[torch.fx.Node, torch.fx.Node] = {}
     made = torch.fx.Graph()
@@ -125,13 +125,13 @@ def partition(
 
     Parts that only look at tensors in another way are left alone: torch does that for free.
     """
-    partitioner = CapabilityBasedPartitioner(graph, _Support(_with_items(stays)), allows_single_node_partition=True)
-    parts = [part for part in partitioner.propose_partitions() if not all(map(_is_free, part.nodes))]
+    partitioner = CapabilityBasedPartitioner(graph, _Support(_with_getitems(stays)), allows_single_node_partition=True)
+    parts = [part for part in partitioner.propose_partitions() if not all(map(_is_view_or_getitem, part.nodes))]
     fused = partitioner.fuse_partitions(parts, prefix="onnx_")
     fixed = {node for i, node in enumerate(fused.graph.find_nodes(op="placeholder")) if i in weights}
     for call in list(fused.graph.nodes):
         if call.op == "call_module" and str(call.target).startswith("onnx_"):
-            _hold_subgraphs(fused, call)
+            _move_subgraphs(fused, call)
             inner = frozenset(i for i, arg in enumerate(call.args) if arg in fixed)
             region = region_of(getattr(fused, str(call.target)), inner)
             if region is None:
@@ -141,7 +141,7 @@ def partition(
     return fused
 
 
-def _hold_subgraphs(fused: torch.fx.GraphModule, call: torch.fx.Node) -> None:
+def _move_subgraphs(fused: torch.fx.GraphModule, call: torch.fx.Node) -> None:
     """Move the subgraphs of a part's control flow, which fusing made arguments of it, into the part."""
     part = fused.get_submodule(str(call.target))
     assert isinstance(part, torch.fx.GraphModule)
@@ -163,7 +163,7 @@ def _hold_subgraphs(fused: torch.fx.GraphModule, call: torch.fx.Node) -> None:
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
 
 
-def torchs_own(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+def torch_only_nodes(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     """Nodes that are torch's affair, so that leaving them to it is no fallback.
 
     They compute nothing and may raise, as torch.linalg's do for a singular matrix; or they talk to other processes.
@@ -173,10 +173,10 @@ def torchs_own(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     return checks | {node for node in graph.nodes if getattr(node.target, "namespace", "") in _COLLECTIVES}
 
 
-def _with_items(stays: set[torch.fx.Node]) -> set[torch.fx.Node]:
+def _with_getitems(stays: set[torch.fx.Node]) -> set[torch.fx.Node]:
     items = {user for node in stays for user in node.users if getattr(user.target, "__name__", "") == "getitem"}
     return stays | items
 
 
-def _is_free(node: torch.fx.Node) -> bool:
+def _is_view_or_getitem(node: torch.fx.Node) -> bool:
     return is_view(node) or getattr(node.target, "__name__", "") == "getitem"

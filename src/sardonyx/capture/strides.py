@@ -17,7 +17,7 @@ _aten = torch.ops.aten
 Rule: TypeAlias = Callable[..., Any]
 
 
-def _by_element(traced: torch.Tensor, x: torch.Tensor, y: Any, **_: Any) -> torch.Tensor:
+def _elementwise(traced: torch.Tensor, x: torch.Tensor, y: Any, **_: Any) -> torch.Tensor:
     """As an operator by element over the same operands whose meta kernel is that of eager."""
     alike = _aten.eq.Tensor(x, y) if isinstance(y, torch.Tensor) else _aten.eq.Scalar(x, y)
     return traced.new_empty_strided(traced.shape, alike.stride())
@@ -40,7 +40,7 @@ def _contiguous_or_channels_last_on_cpu(traced: Sequence[torch.Tensor], x: torch
     return [x.new_empty(x.shape, dtype=traced[0].dtype), *traced[1:]]
 
 
-_BY_ELEMENT = (
+_ELEMENTWISE = (
     *(_aten.logical_and.default, _aten.logical_or.default, _aten.logical_xor.default),
     *(_aten.floor_divide.default, _aten.div.Tensor_mode, _aten.copysign.Tensor),
 )
@@ -50,7 +50,7 @@ _BATCH_NORMS = (
     *(_aten._native_batch_norm_legit_functional.default, _aten._native_batch_norm_legit_no_training.default),
 )
 _RULES: Mapping[Any, Rule] = {
-    **dict.fromkeys(_BY_ELEMENT, _by_element),
+    **dict.fromkeys(_ELEMENTWISE, _elementwise),
     **dict.fromkeys(_BATCH_NORMS, _contiguous_or_channels_last_on_cpu),
     _aten.log_sigmoid_forward.default: _contiguous_on_cpu,
     **dict.fromkeys((_aten.pow.Scalar, _aten.isin.Tensor_Tensor, _aten.isin.Tensor_Scalar), _contiguous),
@@ -63,14 +63,14 @@ def correct_strides(graph: torch.fx.Graph) -> None:
     if not any(node.target in _RULES for node in graph.nodes):
         return
     try:
-        corrected = _corrected(graph)
+        corrected = _corrected_values(graph)
     except RuntimeError:  # a view that torch has traced over the other strides, and that these do not allow
         return
     for node, val in corrected.items():
         node.meta = {**node.meta, "val": val}
 
 
-def _corrected(graph: torch.fx.Graph) -> dict[torch.fx.Node, Any]:
+def _corrected_values(graph: torch.fx.Graph) -> dict[torch.fx.Node, Any]:
     """The nodes whose strides change, and what they are then."""
     found: dict[torch.fx.Node, Any] = {}
 
@@ -82,7 +82,7 @@ def _corrected(graph: torch.fx.Graph) -> dict[torch.fx.Node, Any]:
         if node.op != "call_function" or not (stale or node.target in _RULES):
             continue
         old, args, kwargs = node.meta.get("val"), map_aggregate(node.args, val_of), map_aggregate(node.kwargs, val_of)
-        with _fake(old):
+        with _fake_mode(old):
             new = node.target(*args, **kwargs) if stale else old
             if node.target in _RULES:
                 new = _RULES[node.target](new, *args, **kwargs)
@@ -91,7 +91,7 @@ def _corrected(graph: torch.fx.Graph) -> dict[torch.fx.Node, Any]:
     return found
 
 
-def _fake(val: Any) -> Any:
+def _fake_mode(val: Any) -> Any:
     fake = next((x for x in (val if isinstance(val, (tuple, list)) else [val]) if isinstance(x, FakeTensor)), None)
     return fake.fake_mode if fake is not None else nullcontext()
 
@@ -111,7 +111,7 @@ DECOMPOSED = frozenset(
 """Operators by element whose decompositions give other strides than eager."""
 
 
-def laid_out(formula: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def with_eager_layout(formula: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """The decomposition, whose result lies in memory as eager's."""
 
     def decomposed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -21,18 +21,18 @@ from sardonyx.errors import CaptureError
 from sardonyx.translate import table
 
 
-def edits(node: torch.fx.Node) -> bool:
+def mutates(node: torch.fx.Node) -> bool:
     """Whether a node writes into one of its operands."""
     schema = getattr(node.target, "_schema", None)
     return node.op == "call_function" and schema is not None and bool(schema.is_mutable)
 
 
-def transforms(node: torch.fx.Node) -> bool:
+def is_functorch_transform(node: torch.fx.Node) -> bool:
     """Whether a node is a step of `torch.vmap` or another transform, which torch resolves when it traces again."""
     return node.op == "call_function" and getattr(node.target, "__module__", "") == "torch._functorch.predispatch"
 
 
-def drop_idle_dropout(graph: torch.fx.GraphModule) -> None:
+def drop_inactive_dropout(graph: torch.fx.GraphModule) -> None:
     """Take out dropout that is not at work. It hands back its operand, of which torch loses track when edits follow."""
     for node in list(graph.graph.nodes):
         if getattr(node.target, "_opname", "").endswith("dropout") and node.args[2] is False:
@@ -40,20 +40,20 @@ def drop_idle_dropout(graph: torch.fx.GraphModule) -> None:
             graph.graph.erase_node(node)
 
 
-def without_simple_edits(graph: torch.fx.GraphModule) -> None:
+def functionalize_simple_edits(graph: torch.fx.GraphModule) -> None:
     """Write `relu_(x)` as `relu(x)` for all that comes after, where nothing else shares the memory of `x`.
 
     torch would trace the whole graph again for such edits; that is left for harder ones.
     """
     for node in list(graph.graph.nodes):
-        if edits(node) and _shares_no_memory(node.args[0]) and (pure := _without_edit(node)) is not None:
+        if mutates(node) and _shares_no_memory(node.args[0]) and (pure := _functional_operator(node)) is not None:
             node.target = pure
             node.args[0].replace_all_uses_with(
                 node, delete_user_cb=lambda user, after=node: user is not after and after < user
             )
 
 
-def _without_edit(node: torch.fx.Node) -> torch._ops.OpOverload | None:
+def _functional_operator(node: torch.fx.Node) -> torch._ops.OpOverload | None:
     """The operator that returns what this one writes into its first operand; None if there is none."""
     pure = functional_of(node.target)
     if pure is None:
@@ -88,12 +88,12 @@ def _shares_no_memory(value: Any) -> bool:
     return (
         isinstance(value, torch.fx.Node)
         and value.op == "call_function"
-        and not edits(value)  # its result is its operand
+        and not mutates(value)  # its result is its operand
         and not any(map(_is_view, (value, *value.users)))
     )
 
 
-_FRESH = frozenset(
+_NEVER_VIEWS = frozenset(
     {"linear", "matmul", "conv1d", "conv2d", "conv3d", "batch_norm", "layer_norm", "group_norm", "instance_norm"}
 )
 """Operators that torch composes of others, which may hand back an operand as dropout does, and that do not."""
@@ -106,7 +106,7 @@ def _is_view(node: torch.fx.Node) -> bool:
         return node.op != "output"
     if any(result.alias_info is not None and not result.alias_info.is_write for result in target._schema.returns):
         return True
-    return _is_composed(target) and target._opname not in _FRESH
+    return _is_composed(target) and target._opname not in _NEVER_VIEWS
 
 
 def _is_composed(target: torch._ops.OpOverload) -> bool:
@@ -129,7 +129,7 @@ def inline_wrappers(graph: torch.fx.GraphModule) -> None:
                 )
             inner = getattr(graph, str(node.args[body].target))
             inline_wrappers(inner)
-            _splice(graph, node, inner, arguments)
+            _inline(graph, node, inner, arguments)
     graph.graph.eliminate_dead_code()
 
 
@@ -147,16 +147,16 @@ def decompose_composite(graph: torch.fx.GraphModule, preserved: Container[str]) 
     for node in list(graph.graph.nodes):
         if node.op == "call_function" and _is_composite(node.target) and table.name_of(node.target) not in preserved:
             inputs = node.all_input_nodes
-            before = _constants_of(environment)
-            _splice(graph, node, _decomposed(node, inputs), inputs)
-            specialized |= dict.fromkeys(_constants_of(environment) - before, node)
+            before = _specialized_symbols(environment)
+            _inline(graph, node, _trace_decomposition(node, inputs), inputs)
+            specialized |= dict.fromkeys(_specialized_symbols(environment) - before, node)
     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten._linalg_check_errors.default):
         graph.graph.erase_node(node)  # it only raises, which ONNX cannot
     graph.graph.eliminate_dead_code()
     return specialized
 
 
-def _constants_of(environment: Any) -> Set[sympy.Symbol]:
+def _specialized_symbols(environment: Any) -> Set[sympy.Symbol]:
     """The symbolic sizes that turned out to be constants."""
     return {s for s, size in environment.replacements.items() if size.is_number} if environment is not None else set()
 
@@ -169,7 +169,7 @@ def _is_composite(target: Any) -> bool:
     return target in decompositions() or _is_composed(target)
 
 
-def _decomposed(node: torch.fx.Node, inputs: Sequence[torch.fx.Node]) -> torch.fx.GraphModule:
+def _trace_decomposition(node: torch.fx.Node, inputs: Sequence[torch.fx.Node]) -> torch.fx.GraphModule:
     def call(*values: Any) -> Any:
         given = dict(zip(inputs, values, strict=True))
         args, kwargs = map_arg((node.args, node.kwargs), given.__getitem__)
@@ -177,12 +177,12 @@ def _decomposed(node: torch.fx.Node, inputs: Sequence[torch.fx.Node]) -> torch.f
         return result if isinstance(result, (tuple, list)) else (result,)
 
     values = [n.meta["val"] for n in inputs]
-    with _keeping_symbols(values):
+    with _preserve_symbols(values):
         return make_fx(call, decomposition_table=decompositions(), _allow_non_fake_inputs=True)(*values)
 
 
 @contextmanager
-def _keeping_symbols(values: Sequence[Any]) -> Iterator[None]:
+def _preserve_symbols(values: Sequence[Any]) -> Iterator[None]:
     """While active, symbolic sizes are not taken for constants.
 
     As composite kernels in C++ do, to which torch has others in Python, and functions that make real tensors.
@@ -199,14 +199,14 @@ def _is_symbolic(value: Any) -> bool:
     return isinstance(value, py_sym_types) or any(isinstance(s, torch.SymInt) for s in getattr(value, "shape", ()))
 
 
-def _splice(graph: torch.fx.GraphModule, node: torch.fx.Node, inner: torch.fx.GraphModule, args: Sequence[Any]) -> None:
+def _inline(graph: torch.fx.GraphModule, node: torch.fx.Node, inner: torch.fx.GraphModule, args: Sequence[Any]) -> None:
     """Put a graph in the place of a node; its first result is the node's where the node has one."""
     env: dict[torch.fx.Node, Any] = dict(zip(inner.graph.find_nodes(op="placeholder"), args, strict=True))
     results: Any = ()
     with graph.graph.inserting_before(node):
         for made in inner.graph.nodes:
             if made.op == "get_attr":
-                name = _free_name(graph, f"_inner_{made.target}")
+                name = _unique_name(graph, f"_inner_{made.target}")
                 setattr(graph, name, _attribute(inner, str(made.target)))
                 env[made] = graph.graph.get_attr(name)
                 env[made].meta.update(made.meta)
@@ -241,7 +241,7 @@ def _attribute(module: Any, path: str) -> Any:
     return module
 
 
-def _free_name(module: torch.nn.Module, stem: str) -> str:
+def _unique_name(module: torch.nn.Module, stem: str) -> str:
     stem = stem.replace(".", "_")
     name, number = stem, 0
     while hasattr(module, name):

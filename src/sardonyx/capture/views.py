@@ -58,17 +58,17 @@ def _tensors(results: Any) -> list[torch.fx.Node]:
     return [node for node in results if isinstance(node, torch.fx.Node)]
 
 
-def stride_bases(graph: torch.fx.Graph) -> None:
+def rebase_as_strided(graph: torch.fx.Graph) -> None:
     """Let as_strided take the tensor that owns the memory in the place of a view, which may not show all of it."""
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided.default):
         view, size, stride, *given = node.args
-        base = _owner(view)
+        base = _base(view)
         offset = given[0] if given and given[0] is not None else view.meta["val"].storage_offset()
         if base is not view and base.op == "call_function" and isinstance(offset, (int, torch.fx.Node)):
             node.args = (base, size, stride, offset)
 
 
-def _owner(node: torch.fx.Node) -> torch.fx.Node:
+def _base(node: torch.fx.Node) -> torch.fx.Node:
     """The tensor that a node is a view of, all the way down; a reshape, which may copy, owns its memory."""
     while (is_view(node) and not _is_composite(node.target)) or _is_item_of_view(node):
         node = node.all_input_nodes[0]
@@ -89,9 +89,9 @@ def layout_of(val: torch.Tensor) -> tuple[int, ...] | None:
     """
     sizes, strides = [_hint(n) for n in val.shape], [_hint(n) for n in val.stride()]
     order = sorted(range(len(sizes)), key=lambda axis: (-strides[axis], sizes[axis] == 1, axis))
-    if order == list(range(len(sizes))) or _dense(sizes, strides, range(len(sizes))):
+    if order == list(range(len(sizes))) or _is_dense(sizes, strides, range(len(sizes))):
         return None
-    return tuple(order) if _dense(sizes, strides, order) else None
+    return tuple(order) if _is_dense(sizes, strides, order) else None
 
 
 def strides_to_restore(val: torch.Tensor) -> Dims | None:
@@ -117,7 +117,7 @@ def _dense_strides(sizes: Dims, order: Sequence[int]) -> Dims:
     return tuple(strides)
 
 
-def _dense(sizes: list[int], strides: list[int], order: Any) -> bool:
+def _is_dense(sizes: list[int], strides: list[int], order: Any) -> bool:
     expected = 1
     for axis in reversed(list(order)):
         if sizes[axis] != 1 and strides[axis] != expected:

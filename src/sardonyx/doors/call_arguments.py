@@ -40,7 +40,7 @@ class Argument:
 
     def _tensor(self, value: Any) -> torch.Tensor:
         if not isinstance(value, torch.Tensor):
-            raise TypeError(f"{self.path} is {_short(value)}, where the model was exported with a tensor")
+            raise TypeError(f"{self.path} is {_format_value(value)}, where the model was exported with a tensor")
         if self.dtype not in (None, value.dtype):
             raise TypeError(f"{self.path} has {value.dtype}, where the model was exported with {self.dtype}")
         if self.sizes is not None:
@@ -62,7 +62,7 @@ class Argument:
     def _constant(self, value: Any) -> None:
         if not _is_equal(value, self.example):
             raise ValueError(
-                f"{self.path} is {_short(value)}, and the model was exported with {_short(self.example)}, which is a "
+                f"{self.path} is {_format_value(value)}, and the model was exported with {_format_value(self.example)}, which is a "
                 "constant of it: export it again with the other value"
             )
 
@@ -71,7 +71,7 @@ class Argument:
         wanted: Any = Real if is_float else Integral
         if not isinstance(value, wanted) or isinstance(value, bool) or (is_float and isinstance(value, Integral)):
             raise TypeError(
-                f"{self.path} is {_short(value)}, where the model was exported with {self.example!r}: give "
+                f"{self.path} is {_format_value(value)}, where the model was exported with {self.example!r}: give "
                 + ("a float" if is_float else "an integer")
             )
         if self.kind == "size":
@@ -88,7 +88,7 @@ def _is_equal(value: Any, example: Any) -> bool:
         return False
 
 
-def _short(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """A value in an error: of anything that may be large, its type."""
     is_plain = value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device))
     return repr(value) if is_plain else f"a {type(value).__name__}"
@@ -97,7 +97,7 @@ def _short(value: Any) -> str:
 # How arguments are arranged
 
 
-def arrangement_difference(
+def structure_difference(
     names: Sequence[str], call: tuple[tuple[Any, ...], dict[str, Any]], spec: pytree.TreeSpec
 ) -> str:
     """What is arranged in another way than it was: `xs is a list of 3, and the model was exported with a list of 2`."""
@@ -110,15 +110,15 @@ def arrangement_difference(
 
 def _differences(path: str, value: Any, wanted: pytree.TreeSpec) -> Iterator[str]:
     parts, spec = pytree.tree_flatten(value, is_leaf=lambda x: x is not value)
-    if _outline(spec) != _outline(wanted):
-        yield f"{path} is {_outline(spec)}, and the model was exported with {_outline(wanted)}"
+    if _format_structure(spec) != _format_structure(wanted):
+        yield f"{path} is {_format_structure(spec)}, and the model was exported with {_format_structure(wanted)}"
     elif not spec.is_leaf():
         keys: Sequence[Any] = spec.context if spec.type is dict else range(len(parts))
         for key, part, inner in zip(keys, parts, wanted.children(), strict=True):
             yield from _differences(f"{path}[{key!r}]", part, inner)
 
 
-def _outline(spec: pytree.TreeSpec) -> str:
+def _format_structure(spec: pytree.TreeSpec) -> str:
     if spec.is_leaf():
         return "one value"
     if spec.type is dict:

@@ -13,7 +13,7 @@ from sardonyx.errors import OptionError
 from sardonyx.options import Options, Provider
 from sardonyx.pipeline import compile_graph
 from sardonyx.run import sessions
-from sardonyx.run.autograd import CapturedGraph, with_all_of_autograd
+from sardonyx.run.autograd import CapturedGraph, with_full_autograd
 from sardonyx.telemetry import page
 from sardonyx.telemetry.intercept import watched
 from sardonyx.telemetry.repro import reproducible
@@ -58,7 +58,7 @@ def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Any], options: Option
     with reproducible(options, graph, lambda: inputs, door="dynamo", kind="captured"):
         run = aot.lower(graph, inputs, compile_one, frozenset(options.translations or ()))
     if trained:
-        run = with_all_of_autograd(run, CapturedGraph.of(graph, trained[0], options.fallback))
+        run = with_full_autograd(run, CapturedGraph.of(graph, trained[0], options.fallback))
     return watched(run, graph, options.intercept) if options.intercept else run
 
 

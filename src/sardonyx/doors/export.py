@@ -14,7 +14,7 @@ from onnx_ir.tensor_adapters import TorchTensor
 from torch.utils import _pytree as pytree
 
 from sardonyx.capture.dynamic import refuse_constants, shapes_of_examples, specs_by_name
-from sardonyx.capture.example import ExampleCall, fresh
+from sardonyx.capture.example import ExampleCall, clone_tensors
 from sardonyx.capture.export import Captured
 from sardonyx.capture.number_inputs import TracedCall, refuse_constant_floats
 from sardonyx.capture.partitioner import unsupported
@@ -199,7 +199,7 @@ def _translation(captured: Captured, options: Options, translations: Mapping[str
 def _call_spec(translation: Translation, traced: TracedCall) -> CallSpec:
     """Give the model its weights and inputs; how it is called."""
     captured = traced.captured
-    _hold(translation, captured)
+    _attach_weights(translation, captured)
     outputs = _outputs(captured)
     return CallSpec(
         in_spec=captured.in_spec,
@@ -254,7 +254,7 @@ def _result(value: Any, outputs: Mapping[torch.fx.Node, int]) -> Result:
     return Result(outputs[value], complex=val.dtype.is_complex)
 
 
-def _hold(translation: Translation, captured: Captured) -> None:
+def _attach_weights(translation: Translation, captured: Captured) -> None:
     """Give weights the names they have in the module, and their tensors; a tensor that has two names is one weight."""
     graph = translation.model.graph
     values = {index: graph.initializers[placeholder] for placeholder, index in translation.weights.items()}
@@ -323,7 +323,7 @@ def _rename(values: Sequence[ir.Value], names: Sequence[str], what: str, taken: 
 
 def _output_names(call_spec: CallSpec, given: Sequence[str], graph: ir.Graph) -> list[str]:
     """The names that are given to results, or follow from where they are; those of edited arguments follow them."""
-    names = _paths(call_spec, len(graph.outputs))
+    names = _names_from_paths(call_spec, len(graph.outputs))
     unnamed = {place for place, name in enumerate(names) if not name}
     for place, output in _mutated_outputs(call_spec):
         source = graph.inputs[call_spec.binding.inputs.index(place)]
@@ -338,7 +338,7 @@ def _mutated_outputs(call_spec: CallSpec) -> list[tuple[int, int]]:
     return [(place, result.output) for place, result in call_spec.mutated.items() if result.output is not None]
 
 
-def _paths(call_spec: CallSpec, count: int) -> list[str]:
+def _names_from_paths(call_spec: CallSpec, count: int) -> list[str]:
     """Names of outputs from where they are in the results: "logits", "hidden_states_0", "output"."""
     results = call_spec.binding.results
     marks = pytree.tree_unflatten(list(range(len(results))), call_spec.out_spec)
@@ -379,7 +379,7 @@ def _verify(program: Program, model: torch.nn.Module, args: Sequence[Any], kwarg
 
 def _results(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """The flattened results of a call, and what it leaves in its arguments."""
-    args, kwargs = fresh(args, kwargs)
+    args, kwargs = clone_tensors(args, kwargs)
     return pytree.tree_leaves((run(*args, **kwargs), args, kwargs))
 
 

@@ -52,9 +52,9 @@ class CompiledModule(torch.nn.Module):
 
     def __init__(self, original: torch.nn.Module, options: Options, dynamic: Dynamic) -> None:
         sessions = SessionCache(original, options, dynamic)
-        sessions.bridge = _bridge(sessions)
+        sessions.bridge = _compiled_forward(sessions)
         vars(self).update({name: vars(original)[name] for name in _SHARED})
-        vars(self).update(forward=sessions.bridge, _sessions=sessions, _bridging=_Bridging(sessions))
+        vars(self).update(forward=sessions.bridge, _sessions=sessions, _bridging=_ForwardPatch(sessions))
 
     @property
     def original(self) -> torch.nn.Module:
@@ -122,7 +122,7 @@ class CompiledModule(torch.nn.Module):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         found = getattr(self.original, name)
         if isinstance(found, MethodType) and found.__self__ is self.original:
-            return _compiled_inside(self, found)
+            return _compiled_method(self, found)
         return found
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -148,7 +148,7 @@ _SHARED = [name for name, value in vars(torch.nn.Module()).items() if isinstance
 """Where torch keeps parameters, buffers, modules and hooks: the same objects in both modules."""
 
 
-def _bridge(sessions: SessionCache) -> Callable[..., Any]:
+def _compiled_forward(sessions: SessionCache) -> Callable[..., Any]:
     """A function that looks like the module's forward, and runs through its sessions."""
 
     @functools.wraps(sessions.forward)
@@ -158,7 +158,7 @@ def _bridge(sessions: SessionCache) -> Callable[..., Any]:
     return forward
 
 
-class _Bridging:
+class _ForwardPatch:
     """Puts the compiled forward in the place of the original's while any thread needs it there."""
 
     def __init__(self, sessions: SessionCache) -> None:
@@ -185,9 +185,9 @@ class _Bridging:
                 self._sessions.restore()
 
 
-def _compiled_inside(module: CompiledModule, method: MethodType) -> Callable[..., Any]:
+def _compiled_method(module: CompiledModule, method: MethodType) -> Callable[..., Any]:
     """A method of the original, in which calls of the original are compiled."""
-    bridging: _Bridging = vars(module)["_bridging"]
+    bridging: _ForwardPatch = vars(module)["_bridging"]
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -220,7 +220,7 @@ def _delegate(name: str) -> Callable[..., Any]:
     return call
 
 
-_OURS = {
+_NOT_DELEGATED = {
     "forward",
     "_call_impl",
     "_wrapped_call_impl",
@@ -229,5 +229,5 @@ _OURS = {
     "_maybe_warn_non_full_backward_hook",
 }
 for _name, _value in vars(torch.nn.Module).items():
-    if callable(_value) and not isinstance(_value, type) and not _name.startswith("__") and _name not in _OURS:
+    if callable(_value) and not isinstance(_value, type) and not _name.startswith("__") and _name not in _NOT_DELEGATED:
         setattr(CompiledModule, _name, _delegate(_name))

@@ -27,7 +27,7 @@ from sardonyx.cache.machine import key_of
 from sardonyx.cache.provenance import origin_of_module
 from sardonyx.capture.arguments import Arguments
 from sardonyx.capture.conditions import function_of_sizes
-from sardonyx.capture.module_trace import FlatModule, ModuleTrace, tensor_of
+from sardonyx.capture.module_trace import FlatModule, ModuleTrace, find_tensor
 from sardonyx.capture.regions import Result
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.options import Options
@@ -82,10 +82,10 @@ def _stable_text(token: Any) -> str | None:
     if isinstance(token, type):
         origin = origin_of_module(token.__module__)
         return f"{origin} {token.__module__}.{token.__qualname__}" if origin else None
-    return repr(token) if isinstance(token, _PLAIN) else None
+    return repr(token) if isinstance(token, _STABLE_REPR) else None
 
 
-_PLAIN = (type(None), bool, int, float, str, bytes, complex, range, torch.dtype, torch.device, torch.layout)
+_STABLE_REPR = (type(None), bool, int, float, str, bytes, complex, range, torch.dtype, torch.device, torch.layout)
 
 
 # The model, and what its inputs and outputs are
@@ -196,17 +196,19 @@ def load(
         return None
     with torch.no_grad():
         outputs = run.compared_with(lambda: flat(*arguments.dense()), weights, given, reject)
-    return _traced(call_spec, accepts, flat), run, outputs
+    return _describe_trace(call_spec, accepts, flat), run, outputs
 
 
 def _weight(module: torch.nn.Module, name: str) -> torch.Tensor:
-    found = tensor_of(module, name)
+    found = find_tensor(module, name)
     if found is None:
         raise ValueError(f"the module has no {name}")
     return found
 
 
-def _traced(call_spec: StoredCallSpec, accepts: Callable[[Sequence[int]], bool], flat: FlatModule) -> ModuleTrace:
+def _describe_trace(
+    call_spec: StoredCallSpec, accepts: Callable[[Sequence[int]], bool], flat: FlatModule
+) -> ModuleTrace:
     names = call_spec.names()
     return ModuleTrace(
         graph=torch.fx.GraphModule({}, torch.fx.Graph()),

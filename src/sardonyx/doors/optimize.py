@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from sardonyx import opsets
 from sardonyx.capture.regions import Result
 from sardonyx.doors.call_arguments import Argument
-from sardonyx.doors.program import CallSpec, Program, hold
+from sardonyx.doors.program import CallSpec, Program, map_external_weights
 from sardonyx.errors import SardonyxError
 from sardonyx.model_files import UserModel, blaming, load_model, quietly
 from sardonyx.options import Options
@@ -42,14 +42,14 @@ def optimize(model: UserModel, *, domains: Sequence[str] | None = None, **option
     with blaming(model), collecting() as report:
         graph_report = new_graph_report("given", 0)
         with graph_report.stage("load"):
-            loaded = _described(_modern(hold(load_model(model)), chosen.opset))
+            loaded = _infer_dims(_convert_opset(map_external_weights(load_model(model)), chosen.opset))
         graph_report.operators = sum(1 for _ in loaded.graph.all_nodes())
         device = torch.device("cpu")
         library = build_file(loaded, device, chosen, graph_report, domains=domains)
     return Program(loaded, _call_spec(loaded), device, chosen, report, library)
 
 
-def _modern(model: ir.Model, wanted: int | None) -> ir.Model:
+def _convert_opset(model: ir.Model, wanted: int | None) -> ir.Model:
     """The model with the opset that is wanted, or one that rules can read."""
     opset = model.graph.opset_imports.get("", opsets.OLDEST)
     target = max(opset, wanted or opsets.OLDEST)
@@ -64,7 +64,7 @@ def _modern(model: ir.Model, wanted: int | None) -> ir.Model:
         ) from error
 
 
-def _described(model: ir.Model) -> ir.Model:
+def _infer_dims(model: ir.Model) -> ir.Model:
     """State sizes as the rules read them: numbers, and an expression for every size that has a name."""
     with quietly():
         model = ShapeInferencePass()(model).model

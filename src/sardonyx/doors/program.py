@@ -19,16 +19,16 @@ from onnx_ir.tensor_adapters import TorchTensor
 from torch.utils import _pytree as pytree
 
 from sardonyx import fork
-from sardonyx.capture.conditions import Condition, sizes_of
+from sardonyx.capture.conditions import Condition, sizes_or_number
 from sardonyx.capture.export import Captured
 from sardonyx.capture.regions import Result
-from sardonyx.doors.call_arguments import Argument, arrangement_difference
+from sardonyx.doors.call_arguments import Argument, structure_difference
 from sardonyx.engines import Job, Runner, artifacts
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import SardonyxError
 from sardonyx.options import Options
 from sardonyx.pipeline import fit_to_engine, refit
-from sardonyx.run.binding import Binding, restored
+from sardonyx.run.binding import Binding, restore_result
 from sardonyx.telemetry.report import Report, observed
 from sardonyx.translate.translator import in_torch
 
@@ -68,13 +68,13 @@ class CallSpec:
         call = tuple(args), {name: kwargs[name] for name in named}
         leaves, spec = pytree.tree_flatten(call)
         if spec != self.in_spec:
-            raise TypeError(f"{arrangement_difference(self.names, call, self.in_spec)}; export it again for that")
+            raise TypeError(f"{structure_difference(self.names, call, self.in_spec)}; export it again for that")
         return leaves
 
     def feeds(self, leaves: Sequence[Any]) -> list[Any]:
         """The model's inputs, from flattened arguments; an error names what differs from the example."""
         fed = [argument.feed(leaf) for argument, leaf in zip(self.arguments, leaves, strict=True)]
-        numbers = [size for leaf in leaves for size in sizes_of(leaf)] if self.conditions else []
+        numbers = [size for leaf in leaves for size in sizes_or_number(leaf)] if self.conditions else []
         for condition in self.conditions:
             condition.check(numbers)
         return self.binding.feeds(fed)
@@ -131,7 +131,7 @@ class Program:
         outputs = self._runner(inputs)(inputs)
         for place, output in self.call_spec.mutated.items():
             with torch.no_grad():
-                leaves[place].copy_(restored(output, outputs))
+                leaves[place].copy_(restore_result(output, outputs))
         return pytree.tree_unflatten(self.call_spec.binding.restore(outputs), self.call_spec.out_spec)
 
     def proto(self) -> onnx.ModelProto:
@@ -188,7 +188,7 @@ class Program:
         engine = find_engine(self._options.engine)
         model = self.model.clone()
         fit_to_engine(model, engine, self._device, self._options, empty_sizes=empty)
-        weights = _leave_in_torch(model)
+        weights = _extract_weights(model)
         serialized = ir.to_proto(model).SerializeToString()
         libraries = () if self._library is None else (str(self._library),)
         job = Job.of(
@@ -206,16 +206,16 @@ class Program:
         return f"Program({', '.join(self.inputs)} → {', '.join(self.outputs)}; {self.report.nodes} nodes)"
 
 
-def hold(model: ir.Model) -> ir.Model:
+def map_external_weights(model: ir.Model) -> ir.Model:
     """Map the weights of a model that are in files of their own into memory: it then runs wherever it is called."""
     for graph in model.graphs():
         for name, value in graph.initializers.items():
             if isinstance(value.const_value, ir.ExternalTensor):
-                value.const_value = _mapped(value.const_value, name)
+                value.const_value = _map_weight(value.const_value, name)
     return model
 
 
-def _mapped(held: ir.ExternalTensor, name: str) -> ir.TensorProtocol:
+def _map_weight(held: ir.ExternalTensor, name: str) -> ir.TensorProtocol:
     try:
         array = held.numpy()
     except FileNotFoundError as error:
@@ -224,19 +224,19 @@ def _mapped(held: ir.ExternalTensor, name: str) -> ir.TensorProtocol:
             hint="keep the files of a model in one folder",
         ) from error
     if held.dtype == ir.DataType.BFLOAT16:
-        return TorchTensor(_over(array.view(np.uint16)).view(torch.bfloat16), name=name)
+        return TorchTensor(_tensor_over(array.view(np.uint16)).view(torch.bfloat16), name=name)
     if array.dtype.kind not in "biufc":
         return ir.Tensor(array, dtype=held.dtype, name=name)  # floats of a byte, and integers of half a one
-    return TorchTensor(_over(array), name=name)
+    return TorchTensor(_tensor_over(array), name=name)
 
 
-def _over(array: np.ndarray[Any, Any]) -> torch.Tensor:
+def _tensor_over(array: np.ndarray[Any, Any]) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # nobody writes to a file that is mapped
         return torch.from_numpy(array)
 
 
-def _leave_in_torch(model: ir.Model) -> dict[str, torch.Tensor]:
+def _extract_weights(model: ir.Model) -> dict[str, torch.Tensor]:
     """Take the bytes of weights out of the model; the tensors they are in, by name."""
     weights = {}
     for name, value in model.graph.initializers.items():

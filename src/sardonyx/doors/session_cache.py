@@ -16,9 +16,9 @@ import torch
 
 from sardonyx import fork
 from sardonyx.cache.lru import LRU
-from sardonyx.capture.arguments import Arguments, ResultContext, copy_of
+from sardonyx.capture.arguments import Arguments, ResultContext, copy_arguments
 from sardonyx.capture.attributes import Attributes, Mask, first_difference
-from sardonyx.capture.module_trace import FlatModule, ModuleTrace, tensor_of, trace
+from sardonyx.capture.module_trace import FlatModule, ModuleTrace, find_tensor, trace
 from sardonyx.doors import module_store
 from sardonyx.doors.dynamo import sardonyx as backend
 from sardonyx.errors import CaptureError
@@ -70,7 +70,7 @@ class _State:
 
 
 @dataclass(eq=False)
-class _Session:
+class _ModuleSession:
     key: tuple[Any, ...]
     sizes: tuple[int, ...]
     traced: ModuleTrace
@@ -94,7 +94,7 @@ class _Session:
         count = len(self.traced.weights) + len(self.traced.inputs)
         bound: list[Any] = [None] * count
         for index, held in self.traced.weights.items():
-            bound[index] = tensor_of(module, held) if isinstance(held, str) else held
+            bound[index] = find_tensor(module, held) if isinstance(held, str) else held
         self.bound, self.state = bound, state
 
     def outputs(self, arguments: Arguments) -> list[torch.Tensor]:
@@ -144,7 +144,7 @@ class _BuildLock:
 _BUILD_LOCK = _BuildLock()
 
 
-def _is_traced() -> bool:
+def _is_tracing() -> bool:
     """Whether this thread is tracing something; where another one is, wait until it has done so."""
     while torch.compiler.is_compiling():
         if not _BUILD_LOCK.is_anothers():
@@ -163,7 +163,7 @@ class SessionCache:
         self.builds: list[Build] = []
         self.bridge: Callable[..., Any] | None = None
         self._displaced: Any = None
-        self._sessions = LRU[_Session](options.cache_size)
+        self._sessions = LRU[_ModuleSession](options.cache_size)
         self._seen: LRU[tuple[tuple[int, ...], set[int]]] = LRU(_REMEMBERED_SIGNATURES)
         self._refused: LRU[CaptureError] = LRU(_REMEMBERED_SIGNATURES)
         self._distrusted: LRU[bool] = LRU(_REMEMBERED_SIGNATURES)
@@ -176,7 +176,7 @@ class SessionCache:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the module."""
-        if torch.compiler.is_dynamo_compiling() or _is_traced():  # what is around the module may see what is in it
+        if torch.compiler.is_dynamo_compiling() or _is_tracing():  # what is around the module may see what is in it
             return self.forward(*args, **kwargs)
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise CaptureError(
@@ -207,7 +207,7 @@ class SessionCache:
         numbers = session.traced.numbers(arguments.sizes())
         return session.traced.results.put_together(ResultContext(outputs, arguments, numbers))
 
-    def _arguments_and_session(self, given: Any) -> tuple[Arguments, _State, _Session] | None:
+    def _arguments_and_session(self, given: Any) -> tuple[Arguments, _State, _ModuleSession] | None:
         """What a call needs; None if it has to go through torch.compile."""
         training = False
         try:
@@ -255,14 +255,14 @@ class SessionCache:
             if key == attributes.key:
                 attributes.key = key  # the same object, which is compared in no time
         inside = list(self.module.named_modules())
-        hooked = (name for name, m in inside if name and not all(map(_is_harmless, _hooks(m))))
+        hooked = (name for name, m in inside if name and not all(map(_is_traceable_hook, _hooks(m))))
         return _State(attributes, any(m.training for _, m in inside), next(hooked, None))
 
     def _known_states(self) -> list[Any]:
         with self._lock:
             return [session.key[1] for _, session in self._sessions.items()]
 
-    def _session(self, arguments: Arguments, state: _State, given: Any) -> _Session:
+    def _session(self, arguments: Arguments, state: _State, given: Any) -> _ModuleSession:
         sizes = arguments.sizes()
         found = self._find(_key(arguments, state), sizes)
         if found is None:
@@ -277,7 +277,7 @@ class SessionCache:
                 found.bind(self._state_now(), self.module)
         return found
 
-    def _find(self, key: tuple[Any, ...], sizes: tuple[int, ...]) -> _Session | None:
+    def _find(self, key: tuple[Any, ...], sizes: tuple[int, ...]) -> _ModuleSession | None:
         with self._lock:
             for place, session in self._sessions.items():
                 if session.key == key and not session.should_rebuild and session.traced.accepts(sizes):
@@ -287,7 +287,7 @@ class SessionCache:
 
     # Building
 
-    def _build(self, sizes: tuple[int, ...], arguments: Arguments, state: _State, given: Any) -> _Session:
+    def _build(self, sizes: tuple[int, ...], arguments: Arguments, state: _State, given: Any) -> _ModuleSession:
         self._misses += 1
         key = _key(arguments, state)
         known = self._refused.get((key, sizes))
@@ -313,7 +313,7 @@ class SessionCache:
         log.info("built a session: %s", self.builds[-1])
         return session
 
-    def _make(self, sizes: tuple[int, ...], arguments: Arguments, varying: set[int], given: Any) -> _Session:
+    def _make(self, sizes: tuple[int, ...], arguments: Arguments, varying: set[int], given: Any) -> _ModuleSession:
         key = _key(arguments, self._state_now())
         should_rebuild = any(session.key == key and session.should_rebuild for _, session in self._sessions.items())
         at = module_store.store_key(self._bare(), self.options, arguments, sizes, varying)
@@ -323,14 +323,14 @@ class SessionCache:
             if found is not None:
                 traced, restored, outputs = found
                 self.report.graphs.append(GraphReport("module, from disk", 0, [restored.report]))
-                return _Session(key, sizes, traced, restored, random=False, first=(arguments, outputs))
+                return _ModuleSession(key, sizes, traced, restored, random=False, first=(arguments, outputs))
         traced = self._trace(given, arguments, varying)
         if traced.random and self._state_now().training:
             raise CaptureError("forward draws random numbers, as dropout does")
         with collecting() as report:
             compiled = compile_graph(traced.graph, "module", frozenset(traced.weights), self.options)
         self.report.graphs += report.graphs
-        session = _Session(_key(arguments, self._state_now()), sizes, traced, compiled.run, traced.random)
+        session = _ModuleSession(_key(arguments, self._state_now()), sizes, traced, compiled.run, traced.random)
         if at is not None:
             session.then = lambda: module_store.store(self.options, at, self.module, traced, compiled.region)
         return session
@@ -381,18 +381,18 @@ class SessionCache:
         other = next(others, None)
         return None if other is None else f"the module changed at {first_difference(other, key[1])!r}"
 
-    def _keep(self, session: _Session) -> None:
+    def _keep(self, session: _ModuleSession) -> None:
         """Keep a session in place of those whose calls it can serve."""
         self._remove(lambda other: other.key == session.key and session.traced.accepts(other.sizes))
         self._sessions.put(id(session), session)
 
-    def _drop(self, session: _Session) -> None:
+    def _drop(self, session: _ModuleSession) -> None:
         """Forget a session from disk, and look there no more for what it was for."""
         with self._lock:
             self._remove(lambda other: other is session)
             self._distrusted.put(session.key, True)
 
-    def _remove(self, is_out: Callable[[_Session], bool]) -> None:
+    def _remove(self, is_out: Callable[[_ModuleSession], bool]) -> None:
         stay = [(place, session) for place, session in self._sessions.items() if not is_out(session)]
         self._sessions.clear()
         for place, session in reversed(stay):
@@ -429,9 +429,11 @@ class SessionCache:
     def _wants_grad(self, arguments: Arguments) -> bool:
         return any(t.requires_grad for t in arguments.tensors) or any(p.requires_grad for p in self.module.parameters())
 
-    def _with_gradients(self, session: _Session, arguments: Arguments, state: _State, given: Any) -> list[torch.Tensor]:
+    def _with_gradients(
+        self, session: _ModuleSession, arguments: Arguments, state: _State, given: Any
+    ) -> list[torch.Tensor]:
         """The session's outputs, whose gradients torch computes if it is asked to."""
-        unchanged = copy_of(given, arguments.tensors, arguments.integers).value
+        unchanged = copy_arguments(given, arguments.tensors, arguments.integers).value
         parameters = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         givers = [i for i, tensor in enumerate(arguments.tensors) if tensor.requires_grad]
         versions = _versions(self.module)
@@ -487,7 +489,7 @@ def _hooks(module: torch.nn.Module) -> list[Any]:
     return [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
 
 
-def _is_harmless(hook: Any) -> bool:
+def _is_traceable_hook(hook: Any) -> bool:
     """Whether a hook does nothing but what a graph of the call has in it: transformers gather results by hooks."""
     return str(getattr(hook, "__module__", "")).partition(".")[0] == "transformers"
 

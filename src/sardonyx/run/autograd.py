@@ -30,10 +30,10 @@ class CapturedGraph:
         """The graph, of which AOTAutograd made `forward`, and the state of autocast that it was traced in."""
         states = ((d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in ("cpu", "cuda"))
         forbidden = 'fallback="error" leaves nothing to torch' if fallback == "error" else None
-        return cls(graph, tuple(states), forbidden or _never_the_same(graph, forward), fallback == "quiet")
+        return cls(graph, tuple(states), forbidden or _graph_replay_error(graph, forward), fallback == "quiet")
 
 
-def _never_the_same(graph: torch.fx.GraphModule, forward: torch.fx.GraphModule) -> str | None:
+def _graph_replay_error(graph: torch.fx.GraphModule, forward: torch.fx.GraphModule) -> str | None:
     """Why torch cannot run the graph again with the same result and derivatives, if so."""
     if any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in forward.graph.nodes):
         return "it draws random numbers"
@@ -51,7 +51,7 @@ class _GraphCall:
     versions: list[int] | None
 
 
-def with_all_of_autograd(run: Callable[..., Any], captured: CapturedGraph) -> Callable[..., Any]:
+def with_full_autograd(run: Callable[..., Any], captured: CapturedGraph) -> Callable[..., Any]:
     """A graph that AOTAutograd compiled, as a callable whose results can be differentiated as eager's can.
 
     The backward of a backward is not ONNX: AOTAutograd has no graph of it. torch runs what dynamo traced once more. So
@@ -62,9 +62,9 @@ def with_all_of_autograd(run: Callable[..., Any], captured: CapturedGraph) -> Ca
         kept = args if captured.hindrance is None and torch.is_grad_enabled() else ()
         versions = _versions(kept)
         results = run(*args)
-        node = _node(results)
+        node = _autograd_node(results)
         if node is not None:
-            _extend(type(node)._forward_cls)
+            _extend_backward(type(node)._forward_cls)
             node.call = _GraphCall(captured, kept, versions)
         return results
 
@@ -79,7 +79,7 @@ def _versions(args: Sequence[Any]) -> list[int] | None:
         return None
 
 
-def _node(results: Sequence[Any]) -> Any:
+def _autograd_node(results: Sequence[Any]) -> Any:
     """AOTAutograd's node for the call in autograd's graph, if it made one."""
     for result in results:
         if isinstance(result, torch.Tensor) and result.requires_grad:
@@ -89,7 +89,7 @@ def _node(results: Sequence[Any]) -> Any:
     return None
 
 
-def _extend(function: Any) -> None:
+def _extend_backward(function: Any) -> None:
     """Give the autograd function that AOTAutograd made for a graph a backward for all that can be asked of one."""
     if hasattr(function, "backward_once"):
         return
@@ -117,19 +117,19 @@ def _are_batched(grads: Sequence[Any]) -> bool:
 def _backward_in_torch(node: Any, grads: Sequence[Any], batched: bool) -> Sequence[Any]:
     """The gradients of the arguments, by torch: differentiable themselves, or a batch of them."""
     function = type(node)._forward_cls
-    hindrance = _hindrance(node)
+    hindrance = _call_replay_error(node)
     if hindrance is None:
-        _tell_once(node.call.captured.quiet)
+        _warn_once(node.call.captured.quiet)
         return _replay(node, grads[0] if isinstance(grads[0], list) else grads)
     if batched:
-        raise _refusal(hindrance)
+        raise _autograd_error(hindrance)
     with torch.no_grad():
         found = function.backward_once(node, *grads)
-    apply: Callable[..., Sequence[Any]] = _NotTwice.apply
+    apply: Callable[..., Sequence[Any]] = _NotDifferentiable.apply
     return apply(hindrance, torch.empty(0, requires_grad=True), *found)
 
 
-class _NotTwice(torch.autograd.Function):
+class _NotDifferentiable(torch.autograd.Function):
     """Gradients that raise if they are differentiated; asking for their graph alone harms nobody."""
 
     @staticmethod
@@ -139,17 +139,17 @@ class _NotTwice(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        raise _refusal(ctx.hindrance)
+        raise _autograd_error(ctx.hindrance)
 
 
-def _refusal(hindrance: str) -> AutogradError:
+def _autograd_error(hindrance: str) -> AutogradError:
     return AutogradError(
         f"torch would have to run a compiled graph again to differentiate it so, and cannot: {hindrance}",
         hint="leave this part of the model uncompiled, with torch.compiler.disable",
     )
 
 
-def _hindrance(node: Any) -> str | None:
+def _call_replay_error(node: Any) -> str | None:
     """Why torch cannot run the graph of a call once more with the same result, if so."""
     call, metadata = node.call, type(node)._forward_cls.metadata
     if call.captured.hindrance is not None:
@@ -179,6 +179,6 @@ def _replay(node: Any, grads: Sequence[torch.Tensor | None]) -> tuple[torch.Tens
 
 
 @cache
-def _tell_once(quiet: bool) -> None:
+def _warn_once(quiet: bool) -> None:
     if not quiet:
         log.warning("in torch: a backward with create_graph or is_grads_batched; it runs the captured graph again")

@@ -78,14 +78,16 @@ class Binding:
     def restore(self, outputs: list[torch.Tensor], args: Sequence[Any] = ()) -> Sequence[Any]:
         """The results of a call, from the engine's outputs and the arguments that are handed back."""
         for index, shape in self.reshaped.items():
-            outputs[index] = _reshaped(outputs[index], shape)
+            outputs[index] = _reshape_memory(outputs[index], shape)
         if self._as_they_are:
             return outputs[: len(self.results)]
         strides = self.strides or (None,) * len(self.results)
-        return [restored(result, outputs, args, sizes) for result, sizes in zip(self.results, strides, strict=True)]
+        return [
+            restore_result(result, outputs, args, sizes) for result, sizes in zip(self.results, strides, strict=True)
+        ]
 
 
-def restored(
+def restore_result(
     result: Result, outputs: Sequence[torch.Tensor], args: Sequence[Any] = (), strides: SizesOfCall | None = None
 ) -> Any:
     """One result of a call."""
@@ -103,7 +105,7 @@ def restored(
     return value if strides is None else with_strides(value, strides(args))
 
 
-def _reshaped(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+def _reshape_memory(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """The same memory with other sizes, and no view: what a graph returns may be edited in place."""
     seen = x.view(shape)
     made = torch.empty(0, dtype=x.dtype, device=x.device)

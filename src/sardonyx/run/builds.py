@@ -54,4 +54,4 @@ class Built:
     report: RegionReport
 
 
-Build: TypeAlias = Callable[[Recipe, Assumptions], Built]
+BuildFunction: TypeAlias = Callable[[Recipe, Assumptions], Built]

@@ -42,7 +42,7 @@ class Recompute:
                 f"the forward cannot be computed again for its gradients: {hindrance}",
                 hint="call backward before changing the module; or put it in training mode, which saves what is needed",
             )
-        _tell_once()
+        _warn_once()
         keep = torch.is_grad_enabled()
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
@@ -79,5 +79,5 @@ class _Function(torch.autograd.Function):
 
 
 @cache
-def _tell_once() -> None:
+def _warn_once() -> None:
     log.warning("in torch: a backward through a compiled module in eval mode; its forward is computed again for that")

@@ -20,7 +20,7 @@ from sardonyx.engines.engine import Engine, EngineChoice, Job, Runner, current_s
 from sardonyx.errors import MissingKernel
 from sardonyx.options import Options
 from sardonyx.run.binding import Binding
-from sardonyx.run.builds import Assumptions, Build, Built, Recipe
+from sardonyx.run.builds import Assumptions, BuildFunction, Built, Recipe
 from sardonyx.run.sessions import OpenSession, open_session
 from sardonyx.run.snapshot import EDITS_BEFORE_THAW, NumberSnapshot
 from sardonyx.telemetry import dump, repro
@@ -62,7 +62,7 @@ class _Session:
 
 
 @dataclass(frozen=True)
-class Plain:
+class BareSession:
     """A session, as it is run by those who have no need for what a region does beside."""
 
     runner: Runner
@@ -77,7 +77,7 @@ class Plain:
 class CompiledRegion(torch.nn.Module):
     """A region as a callable. A module only so that FX can call it."""
 
-    def __init__(self, recipe: Recipe, build: Build, frozen: frozenset[int]) -> None:
+    def __init__(self, recipe: Recipe, build: BuildFunction, frozen: frozenset[int]) -> None:
         super().__init__()
         self._recipe, self._build = recipe, build
         self._region, self._kind, self._options = recipe.region, recipe.kind, recipe.options
@@ -88,7 +88,7 @@ class CompiledRegion(torch.nn.Module):
         self._built: tuple[Built, NumberSnapshot] | None = None
         self._lock = fork.Lock()
         self._frozen = frozen
-        self._fixed = frozenset(_numbers(recipe.region)) if recipe.options.freeze else frozenset()
+        self._fixed = frozenset(_number_inputs(recipe.region)) if recipe.options.freeze else frozenset()
         self._edits = 0
         self._chosen: CompiledRegion | None = None
         self._missing: MissingKernel | None = None
@@ -132,14 +132,14 @@ class CompiledRegion(torch.nn.Module):
             if node.op == "call_function" and node.target is not operator.getitem:
                 self._graph_report.note_fallback(Fallback(str(node.target), error.what, source_of(node)), warn=False)
 
-    def plain(self) -> Plain | None:
+    def plain(self) -> BareSession | None:
         """How to run the session of the last call alone, if a call is nothing but that."""
         session = self._current
         if session is None or session.numbers.values or not session.binding.is_plain:
             return None
         binding = session.binding
         results = tuple(result.output for result in binding.results)
-        return Plain(session.runner, binding.inputs, results, frozenset(binding.reshaped))
+        return BareSession(session.runner, binding.inputs, results, frozenset(binding.reshaped))
 
     def forward(self, *args: Any) -> Any:
         """Call as FX calls a module."""
@@ -286,7 +286,7 @@ def _is_traceable(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor)
 
 
-def _numbers(region: Region) -> list[int]:
+def _number_inputs(region: Region) -> list[int]:
     """Inputs that are Python floats in disguise: dynamo hands them over as float64 tensors without dimensions."""
     found = []
     for index, node in enumerate(region.graph.graph.find_nodes(op="placeholder")):

@@ -52,10 +52,10 @@ def open_session(
         libraries=libraries,
         refit=refit,
     )
-    return job, _shared_runner(engine, job, Snapshot(sorted(binding.weights.values()), args))
+    return job, _shared_session(engine, job, Snapshot(sorted(binding.weights.values()), args))
 
 
-def _shared_runner(engine: Engine, job: Job, snapshot: Snapshot) -> OpenSession:
+def _shared_session(engine: Engine, job: Job, snapshot: Snapshot) -> OpenSession:
     """A runner that is alive for the same model, options and weights, or a new one."""
     digest = hashlib.sha256(job.model).digest()
     key = (engine.name, digest, job.options.artifact_key(), str(job.device), job.stream, snapshot.identity())

@@ -30,7 +30,7 @@ class Snapshot:
         self._addresses = list(map(_address, self._tensors))
         self._counted = [i for i in self._indices if not args[i].is_inference()]
         self._versions = [args[i]._version for i in self._counted]
-        self._samples = [_sample(t) for t in self._tensors if _readable(t)]
+        self._samples = [_sample(t) for t in self._tensors if _is_readable(t)]
         self._sampled = list(map(_bytes, self._samples))
 
     def holds(self, args: Sequence[Any]) -> bool:
@@ -52,14 +52,14 @@ class Snapshot:
         return self._sampled == other._sampled
 
 
-def _readable(tensor: torch.Tensor) -> bool:
+def _is_readable(tensor: torch.Tensor) -> bool:
     """Whether elements can be looked at for nothing: on an accelerator that would wait for the device."""
     return tensor.device.type == "cpu" and tensor.numel() > 0
 
 
 def _sample(tensor: torch.Tensor) -> np.ndarray:
     """A few elements from all over the tensor, as a view of its memory; of one with gaps, some from a row."""
-    flat = _row(tensor.detach())
+    flat = _flat_elements(tensor.detach())
     step = max(1, flat.numel() // _SAMPLES)
     return flat[::step].view(_BITS[tensor.element_size()]).numpy()
 
@@ -67,7 +67,7 @@ def _sample(tensor: torch.Tensor) -> np.ndarray:
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _row(tensor: torch.Tensor) -> torch.Tensor:
+def _flat_elements(tensor: torch.Tensor) -> torch.Tensor:
     """All elements of the tensor in the order of memory, where they lie without gaps; else those of one row."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     if span == tensor.numel():
