@@ -27,7 +27,7 @@ from sardonyx.options import Options
 from sardonyx.passes import Context, Pass
 from sardonyx.run.binding import Binding
 from sardonyx.run.builds import Assumptions, Built, Recipe
-from sardonyx.run.cpu_backed import DEVICES as hosted_devices
+from sardonyx.run.cpu_backed import DEVICES as CPU_BACKED_DEVICES
 from sardonyx.run.graph import CompiledGraph
 from sardonyx.run.region import CompiledRegion
 from sardonyx.telemetry import dump
@@ -46,10 +46,10 @@ def compile_graph(graph: torch.fx.GraphModule, kind: str, weights: frozenset[int
     Nothing is built for an engine yet: the values of weights and numbers are known at the first call.
     """
     device = device_of(graph)
-    hosted = hosted_devices.get(device.type)
-    if hosted is not None:
-        graph = hosted.graph(graph, device.type)
-        return CompiledGraph(hosted.run(compile_graph(graph, kind, frozenset(), options).run, device.index or 0))
+    cpu_backed = CPU_BACKED_DEVICES.get(device.type)
+    if cpu_backed is not None:
+        graph = cpu_backed.to_cpu_graph(graph, device.type)
+        return CompiledGraph(cpu_backed.wrap(compile_graph(graph, kind, frozenset(), options).run, device.index or 0))
     with _disable_current_modes():
         correct_strides(graph.graph)
     for inner in _graphs(graph):

@@ -290,14 +290,14 @@ class StoredModel:
 
     def _run(self, args: Sequence[Any]) -> Sequence[torch.Tensor]:
         current = self._current
-        if current is None or not current.snapshot.holds(args):
+        if current is None or not current.snapshot.matches(args):
             current = self._load(args)
         return self._binding.restore(current.runner(self._binding.feeds(args)), args)
 
     def _load(self, args: Sequence[Any]) -> OpenSession:
         """A session for the weights as they are now."""
         with self._lock:
-            if self._current is None or not self._current.snapshot.holds(args):
+            if self._current is None or not self._current.snapshot.matches(args):
                 engine = find_engine(self._options.engine)
                 _, self._current = open_session(
                     engine, self._model, self._graph, self._binding, args, self._options, refit=refit

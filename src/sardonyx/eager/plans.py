@@ -194,7 +194,7 @@ class Plan:
             None if x is None else on_device(_apart(x, memory), call.index) for x in self._compiled.run(list(given))
         ]
         if self._compiled.region is not None:
-            self.plain = self._compiled.region.plain()
+            self.plain = self._compiled.region.bare_session()
             if whole and self.plain is not None:
                 self.direct = Direct.of(self.plain, sized=self.sized)
         return results
