@@ -1,4 +1,4 @@
-"""Dynamic sizes of an export: what is declared, as torch.export takes it, and what became of it."""
+"""Dynamic sizes of an export: parse dynamic_shapes, and check the traced graph against it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from sardonyx.sizes import dim_of
 log = logging.getLogger(__name__)
 
 _DYNAMIC_SHAPES_HINT = (
-    "dynamic_shapes says of every argument, by position or by name, which sizes may change; None for no size"
+    "give dynamic_shapes an entry per argument, by position or by name; None if none of its sizes is dynamic"
 )
 
 
-# What is declared
+# Declarations
 
 
 def shapes_of_examples(
     model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], examples: Sequence[Any]
 ) -> Any:
-    """What is dynamic: every size and integer that differs between the example calls."""
+    """Return dynamic_shapes in which every size and integer that differs between the example calls is dynamic."""
     calls: Any = torch.export.AdditionalInputs()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     for example in examples:
         calls.add(*_without_floats(parse_example(example, args, kwargs)))
@@ -37,19 +37,19 @@ def shapes_of_examples(
         return calls.dynamic_shapes(model, *_without_floats((tuple(args), dict(kwargs))))
     except Exception as error:
         raise CaptureError(
-            f"the example calls do not fit each other: {str(error).splitlines()[0]}",
-            hint="each must have the same structure as the first: only sizes and numbers may differ",
+            f"the example calls differ in structure: {str(error).splitlines()[0]}",
+            hint="give each the structure of the first: only sizes and numbers may differ",
         ) from error
 
 
 def _without_floats(call: ArgsKwargs) -> ArgsKwargs:
-    """The call with one value for all floats, which torch wants to be equal."""
+    """Replace all floats by one value: torch requires them to be equal."""
     replaced: ArgsKwargs = pytree.tree_map_only(float, lambda _: 0.0, call)
     return replaced
 
 
 def parse_example(example: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ArgsKwargs:
-    """A call, from a tuple of arguments, a dict of keywords, a pair of both, or a tensor."""
+    """Parse an example call: a tuple of arguments, a dict of keywords, a pair of both, or a tensor."""
     if isinstance(example, Mapping):
         return tuple(args), {**kwargs, **example}
     if isinstance(example, torch.Tensor):
@@ -60,7 +60,7 @@ def parse_example(example: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def specs_by_name(call: ExampleCall, dynamic_shapes: Any) -> dict[str, Any]:
-    """What is declared of each argument: in the order of the call, None where nothing is."""
+    """Return the spec of each argument, in the order of the call; None where nothing is declared."""
     if dynamic_shapes is None:
         return dict.fromkeys(call.arguments)
     declared = dynamic_shapes if isinstance(dynamic_shapes, Mapping) else _specs_by_position(call, list(dynamic_shapes))
@@ -71,13 +71,13 @@ def specs_by_name(call: ExampleCall, dynamic_shapes: Any) -> dict[str, Any]:
 
 
 def _specs_by_position(call: ExampleCall, specs: list[Any]) -> Mapping[str, Any]:
-    """Declared for each parameter of `forward`, as torch.export takes it, or for each argument."""
+    """Match specs to the parameters of `forward`, as torch.export does, or to the arguments."""
     if len(specs) == len(call.grouped) and all(map(_matches_parameter, call.grouped.items(), specs)):
         return dict(zip(call.grouped, specs, strict=True))
     if len(specs) == len(call.arguments):
         return dict(zip(call.arguments, specs, strict=True))
-    given = f"{len(call.arguments)} arguments: {', '.join(call.arguments)}"
-    raise _declaration_error(f"dynamic_shapes has {len(specs)} elements, and the call {given}")
+    arguments = f"{len(call.arguments)} arguments: {', '.join(call.arguments)}"
+    raise _declaration_error(f"dynamic_shapes has {len(specs)} elements, and the call {arguments}")
 
 
 def _declaration_error(what: str) -> CaptureError:
@@ -90,7 +90,7 @@ def _matches_parameter(group: tuple[str, Sequence[str]], spec: Any) -> bool:
 
 
 def _is_grouped(names: Sequence[str], spec: Any) -> bool:
-    """Whether a spec has one part for each argument of `*args` or `**kwargs`."""
+    """Whether a spec has one entry per argument of `*args` or `**kwargs`."""
     if isinstance(spec, Mapping):
         return set(spec) <= set(names)
     return isinstance(spec, (tuple, list)) and len(spec) == len(names)
@@ -99,8 +99,10 @@ def _is_grouped(names: Sequence[str], spec: Any) -> bool:
 def _specs_by_argument(call: ExampleCall, name: str, spec: Any) -> dict[str, Any]:
     names = call.grouped.get(name, [name] if name in call.arguments else None)
     if names is None:
-        given = ", ".join(call.arguments)
-        raise _declaration_error(f"dynamic_shapes names {name!r}, which the call does not have: it has {given}")
+        names_of_call = ", ".join(call.arguments)
+        raise _declaration_error(
+            f"dynamic_shapes names {name!r}, which is not an argument of the call: {names_of_call}"
+        )
     if list(names) == [name]:
         return {name: spec}
     if spec is None:
@@ -111,7 +113,7 @@ def _specs_by_argument(call: ExampleCall, name: str, spec: Any) -> dict[str, Any
 
 
 def names_to_dim_hints(specs: Any) -> Any:
-    """Names written as text, which torch.export does not take, as the hint that a size is dynamic."""
+    """Replace names of sizes given as strings, which torch.export does not accept, by `Dim.DYNAMIC`."""
     if isinstance(specs, str):
         return Dim.DYNAMIC
     if isinstance(specs, Mapping):
@@ -122,7 +124,7 @@ def names_to_dim_hints(specs: Any) -> Any:
 
 
 def leaf_specs(call: ExampleCall, specs: Mapping[str, Any]) -> list[Any]:
-    """What is declared of each flattened argument; None where nothing is."""
+    """Return the spec of each flattened argument; None where nothing is declared."""
     return [spec for name, value in call.arguments.items() for spec in _leaves(value, specs[name])]
 
 
@@ -132,26 +134,26 @@ def _leaves(value: Any, spec: Any) -> Iterator[Any]:
         yield spec
         return
     if isinstance(value, Mapping):
-        held = [spec.get(key) if isinstance(spec, Mapping) else None for key in value]
+        inner_specs = [spec.get(key) if isinstance(spec, Mapping) else None for key in value]
     else:
-        held = list(spec) if isinstance(spec, (tuple, list)) and len(spec) == len(parts) else [None] * len(parts)
-    for part, inner in zip(parts, held, strict=True):
+        inner_specs = list(spec) if isinstance(spec, (tuple, list)) and len(spec) == len(parts) else [None] * len(parts)
+    for part, inner in zip(parts, inner_specs, strict=True):
         yield from _leaves(part, inner)
 
 
 def _children(value: Any) -> list[Any] | None:
-    """What a container of the arguments holds; None for a leaf."""
+    """Return the children of a pytree node; None for a leaf."""
     parts, spec = pytree.tree_flatten(value, is_leaf=lambda x: x is not value)
     return None if spec.is_leaf() else parts
 
 
-# What became of it
+# The traced graph
 
 
 def _declared_sizes(
     call: ExampleCall, captured: Captured, specs: Mapping[str, Any]
 ) -> Iterator[tuple[str, torch.SymInt | int, Any]]:
-    """Every size and integer of which something is declared: what it is called, what it became, and the declaration."""
+    """Yield each declared size and integer: its path, its value in the trace, and its declaration."""
     values = [node.meta.get("val") for node in captured.graph.graph.find_nodes(op="placeholder")]
     paths, declared = [path for path, _ in call.leaves], leaf_specs(call, specs)
     for index, place in captured.inputs.items():
@@ -165,7 +167,7 @@ def _declared_sizes(
 
 
 def names_of_sizes(call: ExampleCall, captured: Captured, specs: Mapping[str, Any]) -> dict[sympy.Symbol, str]:
-    """The user's names of symbolic sizes: that of `Dim("batch")`, or a text, at an axis names the size found there."""
+    """Return the user's names of symbolic sizes, from `Dim("batch")` or a string in dynamic_shapes."""
     names: dict[sympy.Symbol, str] = {}
     for name, size in _named_sizes(call, captured, specs):
         symbol = dim_of(size)
@@ -185,9 +187,9 @@ def _named_sizes(
 
 
 def unify_sizes(call: ExampleCall, captured: Captured, specs: Mapping[str, Any]) -> None:
-    """Make one symbol of sizes that have one name, which torch.export took for several.
+    """Unify the symbols of sizes that have the same name.
 
-    They are equal in the example, so it is enough to ask torch whether they are.
+    They are equal in the example, so comparing them makes torch add the guard that unifies them.
     """
     first: dict[str, torch.SymInt | int] = {}
     for name, size in _named_sizes(call, captured, specs):
@@ -197,7 +199,7 @@ def unify_sizes(call: ExampleCall, captured: Captured, specs: Mapping[str, Any])
 def refuse_constants(
     call: ExampleCall, captured: Captured, specs: Mapping[str, Any], line_of: Callable[[torch.fx.Node], str]
 ) -> None:
-    """Raise for a size that was declared dynamic and became a constant; warn of one that is left to torch."""
+    """Raise for a size that was declared dynamic and became a constant; for `Dim.AUTO` only warn."""
     for path, size, dim in _declared_sizes(call, captured, specs):
         if dim is None or isinstance(dim, int) or _hint(dim) == "STATIC" or not isinstance(dim_of(size), int):
             continue
@@ -206,24 +208,24 @@ def refuse_constants(
             log.warning("%s is a constant of the exported model, %d%s", path, size, f", at {where}" if where else "")
             continue
         raise CaptureError(
-            f"{path} was declared dynamic, and became the constant {int(size)}",
+            f"{path} was declared dynamic, but became the constant {int(size)}",
             where=where,
-            hint="change that line, or leave that size out of dynamic_shapes",
+            hint="change that line, or remove the size from dynamic_shapes",
         )
 
 
 def _hint(dim: Any) -> str:
-    """The name of a hint, as of `Dim.AUTO`; empty for a size that has a name."""
+    """Return the name of a dim hint, such as AUTO for `Dim.AUTO`; empty for a named size."""
     return str(getattr(getattr(dim, "type", None), "name", ""))
 
 
 def _specializing_line(
     captured: Captured, size: torch.SymInt | int, line_of: Callable[[torch.fx.Node], str]
 ) -> str | None:
-    """The line that made a constant of a size."""
+    """Return the line that made a size a constant."""
     if not isinstance(size, torch.SymInt):
         return None
-    found = captured.specialized.get(size.node._expr, "")
-    if isinstance(found, str):
-        return found or None
-    return line_of(found) or f"the decomposition of {found.target}"
+    cause = captured.specialized.get(size.node._expr, "")
+    if isinstance(cause, str):
+        return cause or None
+    return line_of(cause) or f"the decomposition of {cause.target}"

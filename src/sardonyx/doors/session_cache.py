@@ -205,7 +205,7 @@ class SessionCache:
             self._drop(session)
             return self._called(args, kwargs)
         numbers = session.traced.numbers(arguments.sizes())
-        return session.traced.results.put_together(ResultContext(outputs, arguments, numbers))
+        return session.traced.results.rebuild(ResultContext(outputs, arguments, numbers))
 
     def _arguments_and_session(self, given: Any) -> tuple[Arguments, _State, _ModuleSession] | None:
         """What a call needs; None if it has to go through torch.compile."""

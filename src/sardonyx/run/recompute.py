@@ -45,7 +45,7 @@ class Recompute:
         if error is not None:
             raise AutogradError(
                 f"the forward cannot be recomputed for its gradients: {error}",
-                hint="call backward before changing the module, or put it in training mode, which saves the tensors that backward needs",
+                hint="call backward before changing the module, or put it in training mode",
             )
         _warn_once()
         create_graph = torch.is_grad_enabled()
