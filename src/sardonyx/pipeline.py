@@ -1,4 +1,4 @@
-"""Compile a graph by regions; build the model of a region or a file by a list of passes."""
+"""Compile a graph by regions; build the model of a region, or a file, by a list of passes."""
 
 from __future__ import annotations
 
@@ -72,28 +72,28 @@ def compile_graph(graph: torch.fx.GraphModule, kind: str, weights: frozenset[int
 
 
 def _compile_region(region: Region, kind: str, engine: Engine, options: Options, report: GraphReport) -> CompiledRegion:
-    """A region whose translation shows that ONNX can express it; the first build takes it over."""
+    """Translate a region, which raises if ONNX cannot express it; the first build consumes the translation."""
     freezes = options.freeze and engine.freezes(region.device)
-    assumed = Assumptions(region.weights if freezes else frozenset())
+    assumptions = Assumptions(region.weights if freezes else frozenset())
     recipe = Recipe(region, kind, engine, options, report, RegionReport())
-    translation = _translate_region(recipe, assumed)
+    translation = _translate_region(recipe, assumptions)
     recipe.report.operators = Counter(node.op_type for node in translation.model.graph.all_nodes())
     report.regions.append(recipe.report)
-    return CompiledRegion(replace(recipe, translation=translation), build, assumed.weights)
+    return CompiledRegion(replace(recipe, translation=translation), build, assumptions.weights)
 
 
-# One build
+# Builds
 
 
 SESSION_PASSES = (
     Pass("optimize", passes.rewrite, passes.has_rules),
-    Pass("legalize", passes.fit_kernels),  # before native: its kernels take what is left as it is
+    Pass("legalize", passes.fit_kernels),  # before native, which compiles the nodes that legalize made
     Pass("guard_empty", passes.guard_empty),
     Pass("drop_unused", passes.drop_unused_inputs),
     Pass("reshapes", passes.leave_reshapes_to_torch),
     Pass("native", passes.compile_natively, passes.wants_kernels),
 )
-"""For a session, which is thrown away with the process: fitted to the engine, the device and the processor."""
+"""Passes of a session: its model is specific to the engine, the device and the processor."""
 
 FILE_PASSES = (
     Pass("optimize", passes.rewrite, passes.has_rules),
@@ -102,13 +102,13 @@ FILE_PASSES = (
     Pass("names", passes.name_inputs_and_outputs, lambda context: context.name is not None),
     Pass("native", passes.compile_natively, passes.wants_kernels),  # legalized when a session loads the file
 )
-"""For a file: plain ONNX, and the domains that are asked for."""
+"""Passes of a file: standard ONNX and the requested operator domains."""
 
 LOAD_PASSES = (
     Pass("guard_empty", passes.guard_empty, lambda context: context.empty_sizes),
     Pass("legalize", passes.fit_kernels),
 )
-"""For a session of a file."""
+"""Passes of a session that loads a file."""
 
 
 def build(recipe: Recipe, assumptions: Assumptions) -> Built:
@@ -143,12 +143,12 @@ def build_file(
     empty_sizes: bool = False,
     name: Callable[[ir.Graph], None] | None = None,
 ) -> Path | None:
-    """Make a file of a translated model, in place; the library of its kernels, if it has any."""
+    """Apply the passes of a file to a translated model, in place; return the library of its kernels, if any."""
     context = Context(
         kind=report.kind,
         engine=find_engine(options.engine),
         device=device,
-        options=Options.of(options, native=options.native is True),  # never by itself: a library has to be kept, too
+        options=Options.of(options, native=options.native is True),  # not automatically: the file would need a library
         graph_report=report,
         domains=None if domains is None else frozenset(domains),
         empty_sizes=empty_sizes,
@@ -165,13 +165,13 @@ def build_file(
 def fit_to_engine(
     model: ir.Model, engine: Engine, device: torch.device, options: Options, *, empty_sizes: bool = False
 ) -> None:
-    """Change a file's model, in place, so that a session of this engine can run it."""
+    """Apply the passes that a session of this engine needs to a file's model, in place."""
     report = GraphReport("loaded", 0)
     passes.apply(LOAD_PASSES, model, Context("loaded", engine, device, options, report, empty_sizes=empty_sizes))
 
 
 def refit(job: Job, engine: Engine, options: Options) -> Job:
-    """The job of a file for another engine."""
+    """Return the job of a file for another engine."""
     model = ir.from_proto(onnx.load_from_string(job.model))
     fit_to_engine(model, engine, job.device, options)
     outputs = tuple(str(x.name) for x in model.graph.outputs)
@@ -205,7 +205,7 @@ def _translate(
     options: Options,
     **rest: Any,
 ) -> Translation:
-    """Translate a graph for an engine: with the opset that it runs best, and only to what it has kernels for."""
+    """Translate a graph for an engine: with its preferred opset, and only to operators that it has kernels for."""
     operators = {node.target.name() for inner in _graphs(graph) for node in inner.nodes if hasattr(node.target, "name")}
     opset, kernels = options.opset or engine.opset(device, operators), engine.kernels(device)
     return translate(
@@ -220,7 +220,7 @@ def _translate(
 
 
 def _graphs(graph: torch.fx.GraphModule) -> list[torch.fx.Graph]:
-    """A graph and those inside: branches, loops."""
+    """Return a graph and its subgraphs: branches and loop bodies."""
     return [module.graph for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]
 
 

@@ -615,7 +615,7 @@ def test_training_mode_that_is_at_work_is_told_once(layer: nn.Module, caplog: py
     compiled = sardonyx.compile(copy.deepcopy(model), cache_dir="")
     with caplog.at_level("WARNING", "sardonyx"):
         results = [compiled(x) for _ in range(2)]
-    assert caplog.text.count("in training mode: eval() is for inference") == 1
+    assert caplog.text.count("in training mode: call eval() for inference") == 1
     assert len(compiled.report.fallbacks) == 1
     if isinstance(layer, nn.Dropout):
         assert not torch.equal(*results)
