@@ -22,7 +22,7 @@ from sardonyx.telemetry.report import GraphReport, RegionReport
 from sardonyx.translate import functions as onnx_functions
 
 _TRAINING = ("forward", "backward")
-"""Kinds of graphs that get native kernels by default: engines have few kernels for gradients."""
+"""Kinds of graphs that get native kernels by default: engines have no kernels for gradients."""
 
 
 @dataclass

@@ -87,7 +87,7 @@ def _compile_region(region: Region, kind: str, engine: Engine, options: Options,
 
 SESSION_PASSES = (
     Pass("optimize", passes.rewrite, passes.has_rules),
-    Pass("legalize", passes.fit_kernels),  # before native, which compiles the nodes that legalize made
+    Pass("legalize", passes.fit_kernels),  # before native, which compiles the legalized nodes
     Pass("guard_empty", passes.guard_empty),
     Pass("drop_unused", passes.drop_unused_inputs),
     Pass("reshapes", passes.leave_reshapes_to_torch),

@@ -87,12 +87,12 @@ def clone_aliases_in_branches(graph: torch.fx.GraphModule) -> None:
 
 def _clone_aliases(branch: torch.fx.GraphModule) -> None:
     output = branch.graph.output_node()
-    seen = {_storage(node) for node in branch.graph.find_nodes(op="placeholder")}
+    storages = {_storage(node) for node in branch.graph.find_nodes(op="placeholder")}
 
     def without_alias(node: torch.fx.Node) -> torch.fx.Node:
         storage = _storage(node)
-        if storage is None or storage not in seen:
-            seen.add(storage)
+        if storage is None or storage not in storages:
+            storages.add(storage)
             return node
         with branch.graph.inserting_before(output):
             clone = branch.graph.call_function(torch.clone, (node,))

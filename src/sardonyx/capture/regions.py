@@ -19,9 +19,9 @@ from sardonyx.sizes import Dims
 class Result:
     """One result of a call: an output of the model, an argument returned unchanged (`passed`), or a constant.
 
-    `order` is the memory order of the axes: the ONNX output is permuted to it. `strides` are those of a result that is
-    not a permutation of dense memory; they may depend on sizes. `complex`: the output's last axis is real and
-    imaginary part. `number`: the result is the output's single integer as a Python number.
+    `order` is the memory order of the axes: the ONNX output has its axes in this order, and the result is a permuted
+    view. `strides` are those of a result that is not a permutation of dense memory; they may depend on sizes.
+    `complex`: the output's last axis is real and imaginary part. `number`: the result is the output's single integer.
     """
 
     output: int | None = None

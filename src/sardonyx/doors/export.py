@@ -324,16 +324,16 @@ def _rename(values: Sequence[ir.Value], names: Sequence[str], what: str, taken: 
         value.name = unique
 
 
-def _output_names(call_spec: CallSpec, given: Sequence[str], graph: ir.Graph) -> list[str]:
-    """Return the names of outputs: the given ones, or those of their paths; mutated arguments come last."""
+def _output_names(call_spec: CallSpec, user_names: Sequence[str], graph: ir.Graph) -> list[str]:
+    """Return the names of outputs: the user's, or those of their paths; mutated arguments come last."""
     names = _names_from_paths(call_spec, len(graph.outputs))
     unnamed = {place for place, name in enumerate(names) if not name}
     for place, output in _mutated_outputs(call_spec):
         source = graph.inputs[call_spec.binding.inputs.index(place)]
         names[output] = names[output] or f"{source.name}_mutated"
-    if len(given) == len(names) - len(unnamed):
-        return [*given, *names[len(given) :]]
-    return list(given) or names
+    if len(user_names) == len(names) - len(unnamed):
+        return [*user_names, *names[len(user_names) :]]
+    return list(user_names) or names
 
 
 def _mutated_outputs(call_spec: CallSpec) -> list[tuple[int, int]]:

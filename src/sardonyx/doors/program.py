@@ -68,7 +68,9 @@ class CallSpec:
         call = tuple(args), {name: kwargs[name] for name in named}
         leaves, spec = pytree.tree_flatten(call)
         if spec != self.in_spec:
-            raise TypeError(f"{structure_difference(self.names, call, self.in_spec)}; export it again for that")
+            raise TypeError(
+                f"{structure_difference(self.names, call, self.in_spec)}: export it again with that structure"
+            )
         return leaves
 
     def feeds(self, leaves: Sequence[Any]) -> list[Any]:
@@ -139,7 +141,7 @@ class Program:
         if self._weight_bytes() > _LARGEST_PROTOBUF:
             raise SardonyxError(
                 f"the weights have {self._weight_bytes() / 1e9:.1f} GB, more than the limit of protobuf, 2 GB",
-                hint="program.save(path) writes them to a file beside the model",
+                hint="program.save(path) writes them to a separate file",
             )
         return ir.to_proto(self.model)
 

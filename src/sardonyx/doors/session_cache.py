@@ -444,7 +444,7 @@ class SessionCache:
         parameters = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         differentiable = [i for i, tensor in enumerate(arguments.tensors) if tensor.requires_grad]
         versions = _module_versions(self.module)
-        others = [tensor for tensor in arguments.tensors if not tensor.requires_grad]  # autograd checks the others
+        others = [tensor for tensor in arguments.tensors if not tensor.requires_grad]  # autograd checks those that do
         other_versions = _version_counters(others)
         flat = FlatModule(self.module, self.forward, unchanged)
 
