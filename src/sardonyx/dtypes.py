@@ -27,7 +27,7 @@ _TORCH_OF_ONNX = {onnx: torch_ for torch_, onnx in _ONNX_OF_TORCH.items()}
 _ONNX_OF_TORCH |= {
     torch.complex64: ir.DataType.FLOAT,
     torch.complex128: ir.DataType.DOUBLE,
-}  # with a last axis of size 2
+}  # as pairs
 
 
 def to_onnx(dtype: torch.dtype) -> ir.DataType:

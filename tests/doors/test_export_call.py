@@ -390,7 +390,7 @@ def test_a_size_that_a_decomposition_makes_constant_names_the_operator(monkeypat
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.special.xlog1py(x, x)  # the line
 
-    monkeypatch.setattr(surgery, "_decomposed", specializing)
+    monkeypatch.setattr(surgery, "_trace_decomposition", specializing)
     told = r"x\.shape\[0\] was declared dynamic, but became the constant 4"
     for model, line in ((Decomposed().eval(), "# the line"), (lambda x: torch.special.xlog1py(x, x), "xlog1py")):
         with pytest.raises(sardonyx.CaptureError, match=told) as failure:
@@ -404,7 +404,7 @@ def test_what_was_decided_by_a_size_is_told_and_checked(caplog: pytest.LogCaptur
 
     with caplog.at_level("WARNING", "sardonyx"):
         program = sardonyx.export(decides, (X,), dynamic_shapes=({0: "rows"},))
-    assert "the exported model is only valid for calls with rows > 3" in caplog.text
+    assert "the exported model is only valid for rows > 3" in caplog.text
     assert_same(program(torch.ones(5, 6)), torch.full((5, 6), 2.0))
     with pytest.raises(ValueError, match="rows > 3"):
         program(torch.ones(2, 6))

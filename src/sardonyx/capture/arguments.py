@@ -196,7 +196,7 @@ def set_contents(x: Any, items: Mapping[Any, Any], attributes: Mapping[str, Any]
 
 
 @dataclass
-class ArgumentsCopy:
+class CallCopy:
     """A copy of the structure of arguments, with other tensors and integers."""
 
     value: Any
@@ -204,7 +204,7 @@ class ArgumentsCopy:
     """The copies of `Arguments.containers`, in that order."""
 
 
-def copy_arguments(call: Any, tensors: Sequence[Any], integers: Sequence[Any]) -> ArgumentsCopy:
+def copy_arguments(call: Any, tensors: Sequence[Any], integers: Sequence[Any]) -> CallCopy:
     """Copy the structure of arguments, with these tensors and integers in the order of `Arguments`."""
     copies: dict[int, Any] = {}
     containers: list[Any] = []
@@ -235,7 +235,7 @@ def copy_arguments(call: Any, tensors: Sequence[Any], integers: Sequence[Any]) -
             set_contents(copies[id(x)], items, attributes)
         containers[place] = copies[id(x)]
 
-    return ArgumentsCopy(copied(call), containers)
+    return CallCopy(copied(call), containers)
 
 
 # Results
@@ -265,7 +265,7 @@ class Results:
     def __init__(
         self,
         result: Any,
-        copy: ArgumentsCopy,
+        copy: CallCopy,
         before: Sequence[Any],
         tensors: Sequence[Any],
         gaps: Sequence[int],
@@ -293,9 +293,7 @@ class Results:
 
     def rebuild(self, call: ResultContext) -> Any:
         """Return the result of a call, and change its arguments as the module does."""
-        new = [
-            (index, _build_all(items, call), _build_all(attributes, call)) for index, items, attributes in self._changes
-        ]
+        new = [(index, _build(items, call), _build(attributes, call)) for index, items, attributes in self._changes]
         for index, items, attributes in new:
             set_contents(call.arguments.containers[index], items, attributes)
         return self._result(call)
@@ -336,17 +334,17 @@ class Results:
 
         def builder(call: ResultContext) -> Any:
             if name not in call.built:
-                call.built[name] = new_container(kind, _build_all(items, call), _build_all(attributes, call))
+                call.built[name] = new_container(kind, _build(items, call), _build(attributes, call))
             return call.built[name]
 
         return builder
 
 
-def _build_all(builders: Mapping[Any, ResultBuilder], call: ResultContext) -> dict[Any, Any]:
+def _build(builders: Mapping[Any, ResultBuilder], call: ResultContext) -> dict[Any, Any]:
     return {name: builder(call) for name, builder in builders.items()}
 
 
-def contents_of_containers(copy: ArgumentsCopy) -> list[list[tuple[Any, Any]]]:
+def contents_of_containers(copy: CallCopy) -> list[list[tuple[Any, Any]]]:
     """Return the current contents of each container of a copy, to compare with later."""
     return [_contents(container) for container in copy.containers]
 

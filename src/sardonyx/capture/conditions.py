@@ -101,10 +101,7 @@ def assumptions(graph: torch.fx.GraphModule) -> Iterator[tuple[sympy.Expr, str]]
 
 
 def condition_function(expr: sympy.Expr, places: Mapping[sympy.Symbol, int]) -> Callable[[Sequence[int]], bool] | None:
-    """Compile a condition to a function of the sizes at these places.
-
-    Returns None if it is constant, or depends on anything else.
-    """
+    """Compile a condition to a function of the sizes at these places; None if constant or of anything else."""
     if expr in (sympy.true, sympy.false) or not expr.free_symbols or expr.free_symbols - set(places):
         return None
     read = {symbol: sympy.Symbol(f"sizes[{place}]", integer=True) for symbol, place in places.items()}

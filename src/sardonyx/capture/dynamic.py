@@ -12,15 +12,11 @@ from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 from sardonyx.capture.example import ArgsKwargs, ExampleCall
-from sardonyx.capture.export import Captured
+from sardonyx.capture.export import DYNAMIC_SHAPES_HINT, Captured
 from sardonyx.errors import CaptureError
 from sardonyx.sizes import dim_of
 
 log = logging.getLogger(__name__)
-
-_DYNAMIC_SHAPES_HINT = (
-    "give dynamic_shapes an entry per argument, by position or by name; None if none of its sizes is dynamic"
-)
 
 
 # Declarations
@@ -81,7 +77,7 @@ def _specs_by_position(call: ExampleCall, specs: list[Any]) -> Mapping[str, Any]
 
 
 def _declaration_error(what: str) -> CaptureError:
-    return CaptureError(f"torch.export cannot capture the model: {what}", hint=_DYNAMIC_SHAPES_HINT)
+    return CaptureError(f"torch.export cannot capture the model: {what}", hint=DYNAMIC_SHAPES_HINT)
 
 
 def _matches_parameter(group: tuple[str, Sequence[str]], spec: Any) -> bool:
@@ -99,9 +95,8 @@ def _is_grouped(names: Sequence[str], spec: Any) -> bool:
 def _specs_by_argument(call: ExampleCall, name: str, spec: Any) -> dict[str, Any]:
     names = call.grouped.get(name, [name] if name in call.arguments else None)
     if names is None:
-        names_of_call = ", ".join(call.arguments)
         raise _declaration_error(
-            f"dynamic_shapes names {name!r}, which is not an argument of the call: {names_of_call}"
+            f"dynamic_shapes names {name!r}, which is not an argument: {', '.join(call.arguments)}"
         )
     if list(names) == [name]:
         return {name: spec}
@@ -203,7 +198,7 @@ def refuse_constants(
     for path, size, dim in _declared_sizes(call, captured, specs):
         if dim is None or isinstance(dim, int) or _hint(dim) == "STATIC" or not isinstance(dim_of(size), int):
             continue
-        where = _specializing_line(captured, size, line_of)
+        where = _cause_line(captured, size, line_of)
         if _hint(dim) == "AUTO":
             log.warning("%s is a constant of the exported model, %d%s", path, size, f", at {where}" if where else "")
             continue
@@ -219,9 +214,7 @@ def _hint(dim: Any) -> str:
     return str(getattr(getattr(dim, "type", None), "name", ""))
 
 
-def _specializing_line(
-    captured: Captured, size: torch.SymInt | int, line_of: Callable[[torch.fx.Node], str]
-) -> str | None:
+def _cause_line(captured: Captured, size: torch.SymInt | int, line_of: Callable[[torch.fx.Node], str]) -> str | None:
     """Return the line that made a size a constant."""
     if not isinstance(size, torch.SymInt):
         return None

@@ -38,6 +38,8 @@ from sardonyx.capture.views import rebase_as_strided
 from sardonyx.errors import CaptureError
 from sardonyx.translate import table
 
+DYNAMIC_SHAPES_HINT = "give dynamic_shapes an entry per argument, by position or name; None if no size of it is dynamic"
+
 
 @dataclass(frozen=True)
 class Captured:
@@ -165,16 +167,14 @@ def _functionalize(program: ExportedProgram, preserved: Collection[str]) -> Expo
 def _capture_error(error: Exception, constants: Mapping[sympy.Symbol, str]) -> CaptureError:
     text = str(error).strip()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    what = next(
-        (line for line in lines if line.startswith(_DYNAMIC_SIZE_ERROR)), lines[0] if lines else type(error).__name__
-    )
+    what = next((line for line in lines if line.startswith(_SIZE_ERROR)), lines[0] if lines else type(error).__name__)
     if _CHANGES_SHAPE in text:
         what = "it changes the shape of an argument in place, as t_() and squeeze_() do"
     where = _specializing_line(error, constants) or _user_line(error) or _user_line_in_message(text)
     return CaptureError(f"torch.export cannot capture the model: {what}", where=where, hint=_suggest_fix(text, error))
 
 
-_DYNAMIC_SIZE_ERROR = "- You marked"
+_SIZE_ERROR = "- You marked"
 """Prefix of the line in torch's message that says which size cannot be dynamic, and why."""
 
 
@@ -183,13 +183,13 @@ _CHANGES_SHAPE = "num_mutated_inp_runtime_indices"
 
 
 def _suggest_fix(text: str, error: Exception) -> str:
-    if _DYNAMIC_SIZE_ERROR in text:
+    if _SIZE_ERROR in text:
         return "that size cannot be dynamic in this model: remove it from dynamic_shapes"
     if "Suggested fixes" in text:
         suggested = text.split("Suggested fixes", 1)[1].lstrip(":\n ").splitlines()
         return "; ".join(line.strip() for line in suggested if line.strip())
     if "dynamic_shapes" in text:
-        return "give dynamic_shapes an entry per argument, by position or by name; None if none of its sizes is dynamic"
+        return DYNAMIC_SHAPES_HINT
     if "register a pytree" in text:
         return "return tensors, or tuples and dicts of them (for a transformers model: use_cache=False)"
     without_fake = _operator_without_fake(text, error)
@@ -199,9 +199,7 @@ def _suggest_fix(text: str, error: Exception) -> str:
             "or register one by torch.library.register_fake"
         )
     if "data-dependent" in text:
-        return (
-            "control flow depends on a tensor's value: use torch.cond or torch.where, or bound a size by torch._check"
-        )
+        return "control flow depends on a tensor's value: use torch.cond, torch.where, or torch._check for a size"
     return 'change that line, or use torch.compile(model, backend="sardonyx"), which can run parts in torch'
 
 

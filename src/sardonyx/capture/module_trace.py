@@ -123,7 +123,7 @@ def trace(
     with torch.inference_mode(False):
         captured = capture(flat, inputs, {}, ((*specs, *(auto for _ in dynamic)),), preserved)
     _refuse_edits(captured)
-    return _describe_trace(captured, flat, arguments, dynamic)
+    return _new_trace(captured, flat, arguments, dynamic)
 
 
 def _refuse_edits(captured: Captured) -> None:
@@ -135,9 +135,7 @@ def _refuse_edits(captured: Captured) -> None:
         )
 
 
-def _describe_trace(
-    captured: Captured, flat: FlatModule, arguments: Arguments, dynamic: tuple[int, ...]
-) -> ModuleTrace:
+def _new_trace(captured: Captured, flat: FlatModule, arguments: Arguments, dynamic: tuple[int, ...]) -> ModuleTrace:
     values = [node.meta.get("val") for node in captured.graph.graph.find_nodes(op="placeholder")]
     by_place = {place: values[index] for index, place in captured.inputs.items()}
     dims: list[Dim] = []

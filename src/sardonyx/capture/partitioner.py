@@ -49,10 +49,7 @@ class Partitioner(Generic[R]):
         return self._compile_parts(graph, stays | self._note_refusals(self._refusals(graph, stays)))
 
     def _compile_parts(self, graph: torch.fx.GraphModule, stays: set[torch.fx.Node]) -> torch.fx.GraphModule:
-        """Partition the graph and compile its regions.
-
-        A region may fail though the whole graph is translated: it may lack a size that only another input has.
-        """
+        """Partition the graph and compile its regions, which may lack sizes that only inputs of others have."""
         while True:
             attempt, twins = copy_graph(graph)
             self.report.regions.clear()

@@ -1,4 +1,4 @@
-"""The backend `sardonyx` of torch.compile, and its legacy name `onnxrt`."""
+"""The backend `sardonyx` of torch.compile, and its old name `onnxrt`."""
 
 from __future__ import annotations
 
@@ -83,14 +83,14 @@ def convert_legacy_options(options: Any) -> Options | dict[str, Any]:
     """Convert options of torch's `onnxrt` backend to ours; our own options pass unchanged."""
     if isinstance(options, Options):
         return options
-    legacy = dict(options) if isinstance(options, Mapping) else dict(vars(options)) if options is not None else {}
-    converted = {_RENAMED.get(key, key): value for key, value in legacy.items() if key not in _PROVIDER_OPTIONS}
+    old = dict(options) if isinstance(options, Mapping) else dict(vars(options)) if options is not None else {}
+    converted = {_RENAMED.get(key, key): value for key, value in old.items() if key not in _PROVIDER_OPTIONS}
     if converted.pop("use_aot_autograd", True) is False:
         log.info("use_aot_autograd=False has no effect: graphs always come from AOTAutograd")
     converted.pop("export_options", None)
     providers = [
-        *(legacy.get("preferred_execution_providers") or ()),
-        *(legacy.get("default_execution_providers") or ()),
+        *(old.get("preferred_execution_providers") or ()),
+        *(old.get("default_execution_providers") or ()),
     ]
     if providers:
         converted["providers"] = _first_of_each_name(providers)

@@ -122,10 +122,7 @@ def _chosen(options: Mapping[str, Any], opset: int | None) -> Options:
     """Return the options, with an opset that onnx and the engine support."""
     newest = onnx.defs.onnx_opset_version()
     if opset is not None and opset > newest:
-        raise OptionError(
-            f"opset is {opset}, but the installed onnx supports at most {newest}",
-            hint="use a lower opset, or upgrade onnx",
-        )
+        raise OptionError(f"opset is {opset}, but this onnx supports at most {newest}", hint="use an older opset")
     chosen = Options.of(options, opset=opset)
     return Options.of(chosen, opset=opset_of_files(chosen))
 
@@ -390,9 +387,7 @@ def _warn(program: Program, captured: Captured) -> None:
     """Warn of what a file cannot do: modify arguments and buffers in place, or check sizes."""
     for condition in program.call_spec.conditions:
         if condition.where:
-            log.warning(
-                "the exported model is only valid for calls with %s, because of %s", condition.text, condition.where
-            )
+            log.warning("the exported model is only valid for %s, because of %s", condition.text, condition.where)
     for name in captured.buffers:
         log.warning("the exported model does not update the buffer %s", name)
     for place, output in _mutated_outputs(program.call_spec):

@@ -196,7 +196,7 @@ def load(
         return None
     with torch.no_grad():
         outputs = run.compare_in_background(lambda: flat(*arguments.dense()), weights, inputs, reject)
-    return _describe_trace(call_spec, accepts, flat), run, outputs
+    return _new_trace(call_spec, accepts, flat), run, outputs
 
 
 def _weight(module: torch.nn.Module, name: str) -> torch.Tensor:
@@ -206,9 +206,7 @@ def _weight(module: torch.nn.Module, name: str) -> torch.Tensor:
     return tensor
 
 
-def _describe_trace(
-    call_spec: StoredCallSpec, accepts: Callable[[Sequence[int]], bool], flat: FlatModule
-) -> ModuleTrace:
+def _new_trace(call_spec: StoredCallSpec, accepts: Callable[[Sequence[int]], bool], flat: FlatModule) -> ModuleTrace:
     names = call_spec.names()
     return ModuleTrace(
         graph=torch.fx.GraphModule({}, torch.fx.Graph()),

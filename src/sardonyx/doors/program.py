@@ -68,9 +68,7 @@ class CallSpec:
         call = tuple(args), {name: kwargs[name] for name in named}
         leaves, spec = pytree.tree_flatten(call)
         if spec != self.in_spec:
-            raise TypeError(
-                f"{structure_difference(self.names, call, self.in_spec)}: export it again with that structure"
-            )
+            raise TypeError(f"{structure_difference(self.names, call, self.in_spec)}; export it again with that")
         return leaves
 
     def feeds(self, leaves: Sequence[Any]) -> list[Any]:

@@ -81,7 +81,8 @@ class _ModuleSession:
     """The arguments of the graph, with the weights of `state`; None for inputs."""
     first: tuple[Arguments, list[torch.Tensor]] | None = None
     """A call whose outputs are already computed."""
-    after_first_call: Callable[[], None] | None = None
+    callback: Callable[[], None] | None = None
+    """Called after the first call."""
 
     @property
     def should_rebuild(self) -> bool:
@@ -107,7 +108,7 @@ class _ModuleSession:
             args[index] = flat[place]
         with torch.no_grad():
             outputs = list(self.run(args))
-        callback, self.after_first_call = self.after_first_call, None
+        callback, self.callback = self.callback, None
         if callback is not None:
             callback()
         return outputs
@@ -335,9 +336,7 @@ class SessionCache:
         self.report.graphs += report.graphs
         session = _ModuleSession(_key(arguments, self._state_now()), sizes, traced, compiled.run, traced.random)
         if store_key is not None:
-            session.after_first_call = lambda: module_store.store(
-                self.options, store_key, self.module, traced, compiled.region
-            )
+            session.callback = lambda: module_store.store(self.options, store_key, self.module, traced, compiled.region)
         return session
 
     def _uncompiled_module(self) -> torch.nn.Module:

@@ -18,10 +18,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CapturedGraph:
-    """A graph as dynamo traced it, which torch can replay to differentiate it.
-
-    `replay_error` says why it cannot, if so.
-    """
+    """A graph as dynamo traced it, for torch to replay; `replay_error` says why it cannot, if so."""
 
     graph: torch.fx.GraphModule
     autocast: tuple[tuple[str, torch.dtype, bool], ...]

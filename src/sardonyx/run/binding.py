@@ -82,9 +82,7 @@ class Binding:
         if self._outputs_are_results:
             return outputs[: len(self.results)]
         strides = self.strides or (None,) * len(self.results)
-        return [
-            restore_result(result, outputs, args, sizes) for result, sizes in zip(self.results, strides, strict=True)
-        ]
+        return [restore_result(r, outputs, args, s) for r, s in zip(self.results, strides, strict=True)]
 
 
 def restore_result(

@@ -16,15 +16,10 @@ log = logging.getLogger(__name__)
 
 
 class Recompute:
-    """Recomputes outputs in torch from the same inputs, with autograd.
+    """Recomputes outputs in torch with autograd, from the same inputs; `error` returns why it cannot, if so."""
 
-    `recompute_error` returns why that cannot be done, if so.
-    """
-
-    def __init__(
-        self, forward: Callable[[Sequence[torch.Tensor]], Sequence[Any]], recompute_error: Callable[[], str | None]
-    ) -> None:
-        self._forward, self._recompute_error = forward, recompute_error
+    def __init__(self, forward: Callable[[Sequence[torch.Tensor]], Sequence[Any]], error: Callable[[], str | None]):
+        self._forward, self._error = forward, error
         self._autocast = [(d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in ("cpu", "cuda")]
 
     def attach(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -41,7 +36,7 @@ class Recompute:
         self, inputs: Sequence[torch.Tensor], needed: Sequence[bool], places: Sequence[int], grads: Sequence[Any]
     ) -> list[torch.Tensor | None]:
         """Return the gradients of the inputs that need one."""
-        error = self._recompute_error()
+        error = self._error()
         if error is not None:
             raise AutogradError(
                 f"the forward cannot be recomputed for its gradients: {error}",

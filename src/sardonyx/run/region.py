@@ -172,7 +172,7 @@ class CompiledRegion(torch.nn.Module):
         model = ir.to_proto(translation.model).SerializeToString()
         key = choice.key(model, args, self._options, self._region.device)
         engines = choice.candidates(self._options, self._region.device)
-        candidates = {engine.name: partial(self._compile_candidate, choice, engine, args) for engine in engines}
+        candidates = {engine.name: partial(self._candidate, choice, engine, args) for engine in engines}
         expected = None if translation.draws else lambda: pytree.tree_leaves(self._region.graph(*args))
         measurement, chosen = choice.choose(key, candidates, expected, self._options)
         chosen._report.choice = measurement
@@ -186,9 +186,7 @@ class CompiledRegion(torch.nn.Module):
             return self._chosen.built
         return None if self._built is None else self._built[0]
 
-    def _compile_candidate(
-        self, choice: EngineChoice, engine: Engine, args: Sequence[Any]
-    ) -> tuple[CompiledRegion, Any]:
+    def _candidate(self, choice: EngineChoice, engine: Engine, args: Sequence[Any]) -> tuple[CompiledRegion, Any]:
         """Return this region compiled for one engine, and a call of it with a fixed seed."""
         options = choice.options_for(engine, self._options)
         recipe = replace(self._recipe, engine=engine, options=options, report=RegionReport())
