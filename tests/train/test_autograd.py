@@ -299,7 +299,7 @@ def test_a_graph_asked_for_in_vain_harms_nobody() -> None:
     [
         (lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), "draws random numbers"),
         (lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "changed in place"),
-        (lambda: Takes(lambda x, w: Tripled.apply(x @ w), torch.randn(4, 2)), "custom function"),
+        (lambda: Takes(lambda x, w: Tripled.apply(x @ w), torch.randn(4, 2)), "custom autograd function"),
     ],
 )
 def test_second_derivatives_that_cannot_be_right_are_an_error(model: Callable[[], nn.Module], reason: str) -> None:
