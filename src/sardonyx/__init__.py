@@ -32,7 +32,7 @@ from sardonyx.telemetry.report import Report
 
 
 def _html() -> page.Page:
-    from sardonyx.diagnose import html  # which needs jinja2, and is asked for by the option `report` alone
+    from sardonyx.diagnose import html  # needs jinja2, and only the option `report` uses it
 
     return html
 

@@ -1,4 +1,4 @@
-"""Which torch dtype is which ONNX dtype: the one table."""
+"""The mapping between torch and ONNX dtypes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ _ONNX_OF_TORCH: dict[torch.dtype, ir.DataType] = {
     torch.bool: ir.DataType.BOOL,
 }
 _TORCH_OF_ONNX = {onnx: torch_ for torch_, onnx in _ONNX_OF_TORCH.items()}
-_ONNX_OF_TORCH |= {torch.complex64: ir.DataType.FLOAT, torch.complex128: ir.DataType.DOUBLE}  # in pairs
+_ONNX_OF_TORCH |= {
+    torch.complex64: ir.DataType.FLOAT,
+    torch.complex128: ir.DataType.DOUBLE,
+}  # as pairs
 
 
 def to_onnx(dtype: torch.dtype) -> ir.DataType:
-    """The ONNX dtype that stores `dtype`.
+    """Return the ONNX dtype that stores `dtype`.
 
     >>> to_onnx(torch.float16)
     FLOAT16
@@ -45,22 +48,22 @@ def is_known(dtype: torch.dtype) -> bool:
 
 
 def to_torch(dtype: ir.DataType) -> torch.dtype:
-    """The torch dtype stored by the ONNX dtype `dtype`."""
+    """Return the torch dtype that the ONNX dtype `dtype` stores."""
     return _TORCH_OF_ONNX[dtype]
 
 
 def is_integer(dtype: torch.dtype) -> bool:
-    """Whether it counts in integers; booleans do not."""
+    """Whether it is an integer dtype; bool is not."""
     return not dtype.is_floating_point and not dtype.is_complex and dtype != torch.bool
 
 
-def summing(dtype: torch.dtype) -> torch.dtype:
-    """What torch sums and squares a dtype in: half precision is too narrow for it."""
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which torch accumulates sums: float32 for half precision."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def to_array(tensor: torch.Tensor) -> np.ndarray:
-    """A numpy array over the tensor's memory; numpy's missing dtypes come from ml_dtypes."""
+    """Return a numpy array over the tensor's memory; dtypes that numpy lacks are those of ml_dtypes."""
     tensor = tensor.detach().contiguous().resolve_conj().resolve_neg()
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.uint16).numpy().view(ir.DataType.BFLOAT16.numpy())

@@ -1,4 +1,4 @@
-"""The passes of a build: functions that take a model and the context of its build, and give the model."""
+"""The passes of a build: functions of a model and the context of its build that return the model."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from sardonyx.telemetry.report import GraphReport, RegionReport
 from sardonyx.translate import functions as onnx_functions
 
 _TRAINING = ("forward", "backward")
-"""Kinds of graphs that have kernels of their own without being asked: engines have none for gradients."""
+"""Kinds of graphs that get native kernels by default: engines have no kernels for gradients."""
 
 
 @dataclass
 class Context:
-    """What passes know of a build beside the model, and what they leave for those after them."""
+    """What passes read of a build besides the model, and what they pass on to later passes."""
 
     kind: str
     engine: Engine
@@ -36,13 +36,13 @@ class Context:
     graph_report: GraphReport
     report: RegionReport = field(default_factory=RegionReport)
     domains: frozenset[str] | None = None
-    """Of operators that a file may have, beside ONNX's own; None for those of the engine."""
+    """Operator domains that a file may use in addition to ONNX's own; None for those of the engine."""
     empty_sizes: bool = False
-    """Whether a file takes sizes of zero in any session."""
+    """Whether a file supports sizes of zero in any session."""
     name: Callable[[ir.Graph], None] | None = None
     """Names the inputs, outputs and sizes of a file."""
     binding: Binding | None = None
-    """Of a session."""
+    """The binding of a session; None for a file."""
     libraries: tuple[str, ...] = ()
 
 
@@ -52,7 +52,7 @@ def _always(context: Context) -> bool:
 
 @dataclass(frozen=True)
 class Pass:
-    """A step of a build: its name in reports, what it does, and when."""
+    """One pass: its name in reports, its function, and its condition."""
 
     name: str
     run: Callable[[ir.Model, Context], ir.Model]
@@ -60,15 +60,15 @@ class Pass:
 
 
 def apply(passes: Sequence[Pass], model: ir.Model, context: Context) -> ir.Model:
-    """Send a model through the passes that apply, each timed under its name."""
-    _draw("translated", model, context)
+    """Apply the passes whose condition is true, and report the time of each."""
+    _record_graph("translated", model, context)
     for step in passes:
         if step.run is compile_natively:
-            _draw("rewritten", model, context)
+            _record_graph("rewritten", model, context)
         if step.when(context):
             with context.graph_report.stage(step.name):
                 model = step.run(model, context)
-    _draw("runs", model, context)
+    _record_graph("runs", model, context)
     context.report.operators = Counter(node.op_type for graph in _graphs(model) for node in graph.all_nodes())
     return model
 
@@ -77,16 +77,16 @@ def _graphs(model: ir.Model) -> list[ir.Graph]:
     return [model.graph, *(function.graph for function in model.functions.values())]
 
 
-def _draw(stage: str, model: ir.Model, context: Context) -> None:
+def _record_graph(stage: str, model: ir.Model, context: Context) -> None:
     if context.options.report:
         context.report.pictures[stage] = Picture.of(model)
 
 
-# Of sessions and files
+# Sessions and files
 
 
 def rewrite(model: ir.Model, context: Context) -> ir.Model:
-    """Apply the rules that the options choose, of domains that the engine, or the file, takes."""
+    """Apply the selected rewrite rules, with operators of the domains that the engine or the file allows."""
     names = selected(context.options.optimize)
     context.report.rules = optimize(model, domains=_domains(model, context), names=names)
     for function in model.functions.values():
@@ -96,7 +96,7 @@ def rewrite(model: ir.Model, context: Context) -> ir.Model:
 
 
 def has_rules(context: Context) -> bool:
-    """Whether the options choose any rules."""
+    """Whether the options select any rewrite rules."""
     return bool(selected(context.options.optimize))
 
 
@@ -110,17 +110,17 @@ def _domains(model: ir.Model, context: Context) -> frozenset[str]:
 
 
 def compile_natively(model: ir.Model, context: Context) -> ir.Model:
-    """Put kernels of the model's own, in a library, in the place of nodes, where the options ask for them."""
+    """Replace groups of nodes by native kernels in a library."""
     origins = {value.name: node.meta.get("fx") for node in model.graph for value in node.outputs}
     library = native(model, context.options)
-    for node in model.graph:  # a kernel comes from where its result does
+    for node in model.graph:  # a kernel has the origin of its result
         node.meta.setdefault("fx", origins.get(node.outputs[0].name))
     context.libraries = () if library is None else (str(library),)
     return model
 
 
 def wants_kernels(context: Context) -> bool:
-    """Whether the options ask for kernels of the model's own, and the engine can load them."""
+    """Whether native kernels are requested, or the default for this graph, and the engine can load them."""
     wanted = context.options.native
     if not wanted:
         return False
@@ -128,15 +128,15 @@ def wants_kernels(context: Context) -> bool:
         if wanted is True:
             raise takes_none(context.options.engine, context.device.type)
         return False
-    looked_at = context.options.dump or context.options.transforms
-    return wanted is True or not (looked_at or context.kind not in _TRAINING)
+    inspected = context.options.dump or context.options.transforms
+    return wanted is True or not (inspected or context.kind not in _TRAINING)
 
 
-# Of sessions
+# Sessions
 
 
 def fit_kernels(model: ir.Model, context: Context) -> ir.Model:
-    """Cast around, or compose, what the engine has no exact kernel for."""
+    """Add casts around nodes without an exact kernel in the engine, or compose them of others."""
     kernels = context.engine.kernels(context.device)
     if kernels is not None:
         legalize(model, kernels)
@@ -144,29 +144,29 @@ def fit_kernels(model: ir.Model, context: Context) -> ir.Model:
 
 
 def guard_empty(model: ir.Model, context: Context) -> ir.Model:
-    """Keep kernels from tensors without elements that they cannot take."""
+    """Guard kernels that fail on tensors without elements."""
     empty.guard_empty(model)
     return model
 
 
 def drop_unused_inputs(model: ir.Model, context: Context) -> ir.Model:
-    """Drop inputs and weights that rewriting left without a reader."""
+    """Drop inputs and weights that no node reads."""
     binding, graph = context.binding, model.graph
     assert binding is not None
-    kept = [i for i, x in enumerate(graph.inputs) if x.uses() or x.is_graph_output()]
+    used = [i for i, x in enumerate(graph.inputs) if x.uses() or x.is_graph_output()]
     for i in reversed(range(len(graph.inputs))):
-        if i not in kept:
+        if i not in used:
             del graph.inputs[i]
     weights = {name: index for name, index in binding.weights.items() if name in graph.initializers}
     count = len(binding.inputs)
-    inputs = tuple(binding.inputs[i] for i in kept if i < count)
-    draws = tuple(binding.draws[i - count] for i in kept if i >= count)
+    inputs = tuple(binding.inputs[i] for i in used if i < count)
+    draws = tuple(binding.draws[i - count] for i in used if i >= count)
     context.binding = replace(binding, inputs=inputs, weights=weights, draws=draws)
     return model
 
 
 def leave_reshapes_to_torch(model: ir.Model, context: Context) -> ir.Model:
-    """Return what an output is a mere reshape of: a node would copy, torch does it for free."""
+    """Remove a Reshape before an output: the node would copy, torch makes a view."""
     graph, shapes = model.graph, {}
     for index, output in enumerate(graph.outputs):
         node, dims = output.producer(), static_sizes(output)
@@ -184,18 +184,18 @@ def leave_reshapes_to_torch(model: ir.Model, context: Context) -> ir.Model:
     return model
 
 
-# Of files
+# Files
 
 
 def finish_functions(model: ir.Model, context: Context) -> ir.Model:
-    """Make ONNX functions of modules that are to be some, and tell where nodes come from."""
+    """Make ONNX functions of modules, and add the origin of nodes as metadata."""
     onnx_functions.finish(model)
     dump.add_metadata(model)
     return model
 
 
 def name_inputs_and_outputs(model: ir.Model, context: Context) -> ir.Model:
-    """Give inputs, outputs and sizes the names that the caller knows: rules may have put others in their place."""
+    """Give inputs, outputs and sizes the caller's names, which rules may have changed."""
     assert context.name is not None
     context.name(model.graph)
     return model

@@ -1,4 +1,4 @@
-"""Compile a graph by regions; build the model of a region or a file by a list of passes."""
+"""Compile a graph by regions; build the model of a region, or a file, by a list of passes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sardonyx import passes
 from sardonyx.capture.partitioner import Partitioner
 from sardonyx.capture.regions import Region, device_of
 from sardonyx.capture.strides import correct_strides
-from sardonyx.capture.views import stride_bases
+from sardonyx.capture.views import rebase_as_strided
 from sardonyx.engines import Engine, Job
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.optimize.legalize import lack
@@ -27,7 +27,7 @@ from sardonyx.options import Options
 from sardonyx.passes import Context, Pass
 from sardonyx.run.binding import Binding
 from sardonyx.run.builds import Assumptions, Built, Recipe
-from sardonyx.run.cpu_backed import DEVICES as hosted_devices
+from sardonyx.run.cpu_backed import DEVICES as CPU_BACKED_DEVICES
 from sardonyx.run.graph import CompiledGraph
 from sardonyx.run.region import CompiledRegion
 from sardonyx.telemetry import dump
@@ -46,20 +46,20 @@ def compile_graph(graph: torch.fx.GraphModule, kind: str, weights: frozenset[int
     Nothing is built for an engine yet: the values of weights and numbers are known at the first call.
     """
     device = device_of(graph)
-    hosted = hosted_devices.get(device.type)
-    if hosted is not None:
-        graph = hosted.graph(graph, device.type)
-        return CompiledGraph(hosted.run(compile_graph(graph, kind, frozenset(), options).run, device.index or 0))
+    cpu_backed = CPU_BACKED_DEVICES.get(device.type)
+    if cpu_backed is not None:
+        graph = cpu_backed.to_cpu_graph(graph, device.type)
+        return CompiledGraph(cpu_backed.wrap(compile_graph(graph, kind, frozenset(), options).run, device.index or 0))
     with _disable_current_modes():
         correct_strides(graph.graph)
     for inner in _graphs(graph):
-        stride_bases(inner)
+        rebase_as_strided(inner)
     calls = sum(node.op == "call_function" for inner in _graphs(graph) for node in inner.nodes)
     report, engine = new_graph_report(kind, calls), find_engine(options.engine)
     page = page_of(options)
     if page is not None:
         page.follow(options, report)
-    compile_region = partial(_compiled_region, kind=kind, engine=engine, options=options, report=report)
+    compile_region = partial(_compile_region, kind=kind, engine=engine, options=options, report=report)
     find_refusals = partial(_translate, engine=engine, device=device, options=options, outputs=())
     partitioner = Partitioner(kind, weights, options, report, compile_region, find_refusals)
     recorded = reproducible(options, graph, kind=kind, weights=weights)
@@ -71,31 +71,29 @@ def compile_graph(graph: torch.fx.GraphModule, kind: str, weights: frozenset[int
     return CompiledGraph.of(compiled)
 
 
-def _compiled_region(
-    region: Region, kind: str, engine: Engine, options: Options, report: GraphReport
-) -> CompiledRegion:
-    """A region whose translation shows that ONNX can express it; the first build takes it over."""
+def _compile_region(region: Region, kind: str, engine: Engine, options: Options, report: GraphReport) -> CompiledRegion:
+    """Translate a region, which raises if ONNX cannot express it; the first build consumes the translation."""
     freezes = options.freeze and engine.freezes(region.device)
-    assumed = Assumptions(region.weights if freezes else frozenset())
+    assumptions = Assumptions(region.weights if freezes else frozenset())
     recipe = Recipe(region, kind, engine, options, report, RegionReport())
-    translation = _translated(recipe, assumed)
+    translation = _translate_region(recipe, assumptions)
     recipe.report.operators = Counter(node.op_type for node in translation.model.graph.all_nodes())
     report.regions.append(recipe.report)
-    return CompiledRegion(replace(recipe, translation=translation), build, assumed.weights)
+    return CompiledRegion(replace(recipe, translation=translation), build, assumptions.weights)
 
 
-# One build
+# Builds
 
 
 SESSION_PASSES = (
     Pass("optimize", passes.rewrite, passes.has_rules),
-    Pass("legalize", passes.fit_kernels),  # before native: its kernels take what is left as it is
+    Pass("legalize", passes.fit_kernels),  # before native, which compiles the legalized nodes
     Pass("guard_empty", passes.guard_empty),
     Pass("drop_unused", passes.drop_unused_inputs),
     Pass("reshapes", passes.leave_reshapes_to_torch),
     Pass("native", passes.compile_natively, passes.wants_kernels),
 )
-"""For a session, which is thrown away with the process: fitted to the engine, the device and the processor."""
+"""Passes of a session: its model is specific to the engine, the device and the processor."""
 
 FILE_PASSES = (
     Pass("optimize", passes.rewrite, passes.has_rules),
@@ -104,13 +102,13 @@ FILE_PASSES = (
     Pass("names", passes.name_inputs_and_outputs, lambda context: context.name is not None),
     Pass("native", passes.compile_natively, passes.wants_kernels),  # legalized when a session loads the file
 )
-"""For a file: plain ONNX, and the domains that are asked for."""
+"""Passes of a file: standard ONNX and the requested operator domains."""
 
 LOAD_PASSES = (
     Pass("guard_empty", passes.guard_empty, lambda context: context.empty_sizes),
     Pass("legalize", passes.fit_kernels),
 )
-"""For a session of a file."""
+"""Passes of a session that loads a file."""
 
 
 def build(recipe: Recipe, assumptions: Assumptions) -> Built:
@@ -118,7 +116,7 @@ def build(recipe: Recipe, assumptions: Assumptions) -> Built:
     translation = None if assumptions.numbers else recipe.translation
     if translation is None:
         with recipe.graph_report.stage("translate"):
-            translation = _translated(recipe, assumptions)
+            translation = _translate_region(recipe, assumptions)
     context = Context(
         kind=recipe.kind,
         engine=recipe.engine,
@@ -130,7 +128,7 @@ def build(recipe: Recipe, assumptions: Assumptions) -> Built:
     )
     model = passes.apply(SESSION_PASSES, translation.model, context)
     log.info("%s graph: %d → %d nodes", recipe.kind, recipe.report.nodes_translated, recipe.report.nodes)
-    proto = _serialized(model, recipe)
+    proto = _serialize(model, recipe)
     assert context.binding is not None
     return Built(proto, proto.SerializeToString(), model.graph, context.binding, context.libraries, recipe.report)
 
@@ -145,12 +143,12 @@ def build_file(
     empty_sizes: bool = False,
     name: Callable[[ir.Graph], None] | None = None,
 ) -> Path | None:
-    """Make a file of a translated model, in place; the library of its kernels, if it has any."""
+    """Apply the passes of a file to a translated model, in place; return the library of its kernels, if any."""
     context = Context(
         kind=report.kind,
         engine=find_engine(options.engine),
         device=device,
-        options=Options.of(options, native=options.native is True),  # never by itself: a library has to be kept, too
+        options=Options.of(options, native=options.native is True),  # not automatically: the file would need a library
         graph_report=report,
         domains=None if domains is None else frozenset(domains),
         empty_sizes=empty_sizes,
@@ -167,20 +165,20 @@ def build_file(
 def fit_to_engine(
     model: ir.Model, engine: Engine, device: torch.device, options: Options, *, empty_sizes: bool = False
 ) -> None:
-    """Change a file's model, in place, so that a session of this engine can run it."""
+    """Apply the passes that a session of this engine needs to a file's model, in place."""
     report = GraphReport("loaded", 0)
     passes.apply(LOAD_PASSES, model, Context("loaded", engine, device, options, report, empty_sizes=empty_sizes))
 
 
 def refit(job: Job, engine: Engine, options: Options) -> Job:
-    """The job of a file for another engine."""
+    """Return the job of a file for another engine."""
     model = ir.from_proto(onnx.load_from_string(job.model))
     fit_to_engine(model, engine, job.device, options)
     outputs = tuple(str(x.name) for x in model.graph.outputs)
     return replace(job, model=ir.to_proto(model).SerializeToString(), outputs=outputs, options=options)
 
 
-def _translated(recipe: Recipe, assumptions: Assumptions) -> Translation:
+def _translate_region(recipe: Recipe, assumptions: Assumptions) -> Translation:
     region = recipe.region
     translation = _translate(
         region.graph,
@@ -207,14 +205,14 @@ def _translate(
     options: Options,
     **rest: Any,
 ) -> Translation:
-    """Translate a graph for an engine: with the opset that it runs best, and only to what it has kernels for."""
+    """Translate a graph for an engine: with its preferred opset, and only to operators that it has kernels for."""
     operators = {node.target.name() for inner in _graphs(graph) for node in inner.nodes if hasattr(node.target, "name")}
     opset, kernels = options.opset or engine.opset(device, operators), engine.kernels(device)
     return translate(
         graph,
         opset=opset,
         stays=stays,
-        lack=lambda node: _lack(node, engine, opset, kernels),
+        lack=lambda node: _missing_kernel(node, engine, opset, kernels),
         translations=options.translations,
         translator=options.translator,
         **rest,
@@ -222,11 +220,11 @@ def _translate(
 
 
 def _graphs(graph: torch.fx.GraphModule) -> list[torch.fx.Graph]:
-    """A graph and those inside: branches, loops."""
+    """Return a graph and its subgraphs: branches and loop bodies."""
     return [module.graph for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]
 
 
-def _serialized(model: ir.Model, recipe: Recipe) -> onnx.ModelProto:
+def _serialize(model: ir.Model, recipe: Recipe) -> onnx.ModelProto:
     if recipe.options.dump or recipe.options.transforms or is_observed():
         dump.add_metadata(model)
     with recipe.graph_report.stage("serialize"):
@@ -236,7 +234,7 @@ def _serialized(model: ir.Model, recipe: Recipe) -> onnx.ModelProto:
     return proto
 
 
-def _lack(node: ir.Node, engine: Engine, opset: int, kernels: Any) -> str | None:
+def _missing_kernel(node: ir.Node, engine: Engine, opset: int, kernels: Any) -> str | None:
     if is_declared(node.domain, node.op_type) and not engine.custom_operators:
         return f"the engine {engine.name!r} does not load custom operators"
     return lack(node, opset, kernels)

@@ -1,4 +1,4 @@
-"""Symbolic sizes: what torch promises of a shape, as integers and sympy expressions, and their values in a call."""
+"""Symbolic sizes: integers and sympy expressions of a traced shape, and their values in a call."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Dims: TypeAlias = tuple[Dim, ...]
 
 
 def expression_of(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> sympy.Expr:
-    """The expression that a symbolic number is, whose symbols are positive only if torch's ranges exclude zero.
+    """Return the expression of a symbolic number, whose symbols are positive only if torch's ranges exclude zero.
 
-    torch makes every symbol of a size positive, also where an exported graph is promised to work for a size of zero.
+    torch makes every symbol of a size positive, even if an exported graph also works for a size of zero.
     """
     expression, environment = number.node.expr, number.node.shape_env
     ranges = environment.var_to_range if environment is not None else {}
@@ -33,7 +33,7 @@ def _nonnegative(symbol: sympy.Symbol) -> sympy.Symbol:
 
 
 def may_be_zero(dim: Dim) -> bool:
-    """Whether a size can be zero, as far as is known of its symbols.
+    """Whether a size can be zero, by the assumptions on its symbols.
 
     >>> n = sympy.Symbol("n", integer=True, nonnegative=True)
     >>> may_be_zero(2 * n), may_be_zero(n + 1), may_be_zero(3)
@@ -43,7 +43,7 @@ def may_be_zero(dim: Dim) -> bool:
 
 
 def dim_of(size: Any) -> Dim:
-    """An int, SymInt or expression as an int where it is one, else as an expression."""
+    """Convert an int, SymInt or expression to an int if it is constant, else to an expression."""
     if isinstance(size, torch.SymInt):
         size = expression_of(size)
     if isinstance(size, sympy.Expr):
@@ -52,18 +52,18 @@ def dim_of(size: Any) -> Dim:
 
 
 def dims_of(tensor: torch.Tensor) -> Dims:
-    """The sizes of a (fake) tensor."""
+    """Return the sizes of a (fake) tensor."""
     return tuple(map(dim_of, tensor.shape))
 
 
-# Their values in a call
+# Values in a call
 
 SizesOfCall: TypeAlias = Callable[[Sequence[Any]], tuple[int, ...]]
-"""Numbers that depend on sizes, for the arguments of a call."""
+"""Computes numbers that depend on sizes from the arguments of a call."""
 
 
 def sizes_of_call(dims: Dims, graph: torch.fx.GraphModule) -> SizesOfCall:
-    """How to compute symbolic sizes for a call of the graph; raises KeyError if its arguments do not tell them."""
+    """Return a function that computes symbolic sizes; raises KeyError if the arguments do not determine them."""
     if all(isinstance(dim, int) for dim in dims):
         known = tuple(int(dim) for dim in dims)
         return lambda args: known
@@ -78,7 +78,7 @@ def sizes_of_call(dims: Dims, graph: torch.fx.GraphModule) -> SizesOfCall:
 
 
 def _places(graph: torch.fx.GraphModule) -> dict[Dim, tuple[int, int | None]]:
-    """Where each symbol stands: the index of an argument and, of a tensor, the axis."""
+    """Return the position of each symbol: the index of an argument and, for a tensor, the axis."""
     found: dict[Dim, tuple[int, int | None]] = {}
     for index, node in enumerate(graph.graph.find_nodes(op="placeholder")):
         val = node.meta.get("val")

@@ -107,7 +107,7 @@ def test_a_model_that_torch_cannot_trace_is_told_with_its_line(tmp_path: Path) -
     assert done.exit_code == 3
     assert "error: torch.export cannot capture the model" in done.stderr
     assert "branching.py:4" in done.stderr
-    assert "next: a tensor's value decides" in done.stderr
+    assert "next: control flow depends on a tensor's value" in done.stderr
 
 
 def test_a_file_is_exported_already(bert: Path) -> None:

@@ -219,7 +219,7 @@ class TestToOnnx:
         torch.testing.assert_close(torch.from_numpy(session.run(None, feeds)[0]), function(*given))
 
     def test_a_graph_that_cannot_be_traced_says_what_to_pass(self) -> None:
-        with FakeTensorMode(), pytest.raises(CaptureError, match="in the place of SymInts"):
+        with FakeTensorMode(), pytest.raises(CaptureError, match="instead of SymInts"):
             to_onnx(lambda x: x.nonzero().tolist(), (torch.ones(3),))
 
     def test_unknown_arguments_are_errors(self) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
 import sardonyx
-from sardonyx.doors.dynamo import modern
+from sardonyx.doors.dynamo import convert_legacy_options
 from sardonyx.telemetry.report import collecting
 from sardonyx.translate.translator import NotExpressible, Refusal, translate
 from tests.sizes import agrees_at_the_edges
@@ -433,7 +433,7 @@ class TestOldOptions:
             "preferred_execution_providers": [("CPUExecutionProvider", settings)],
             "default_execution_providers": ["CPUExecutionProvider"],
         }
-        assert modern(options) == {"providers": [("CPUExecutionProvider", settings)]}
+        assert convert_legacy_options(options) == {"providers": [("CPUExecutionProvider", settings)]}
         x = torch.randn(3)
         close(torch.compile(torch.sin, backend="onnxrt", options=options)(x), x.sin())
 

@@ -326,9 +326,9 @@ def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
         program(x.numpy())
     with pytest.raises(ValueError, match=r"x\.shape\[0\] is 2, and the model was exported with 3"):
         program(torch.ones(2, 4))
-    with pytest.raises(sardonyx.OptionError, match="newest"):
+    with pytest.raises(sardonyx.OptionError, match="at most"):
         sardonyx.export(model, (x,), opset=99)
-    with pytest.raises(FileNotFoundError, match="no folder"):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
         program.save(tmp_path / "missing" / "net.onnx")
 
 

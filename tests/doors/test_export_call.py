@@ -137,7 +137,7 @@ def test_a_number_that_no_operator_takes_is_a_constant() -> None:
 
 @pytest.mark.parametrize("given", [2, True, "2", None, torch.tensor(2.0)])
 def test_a_float_is_given_as_a_float(given: Any, scaling: Any) -> None:
-    with pytest.raises(TypeError, match=r"s is .*, where the model was exported with 1.5: give a float"):
+    with pytest.raises(TypeError, match=r"s is .*, where the model was exported with 1.5: pass a float"):
         scaling(X, given, [X, X])
 
 
@@ -217,7 +217,7 @@ def test_an_argument_that_is_edited_and_returned_is_an_output_once(caplog: pytes
     x, y = torch.ones(2), torch.ones(2)
     with caplog.at_level("WARNING", "sardonyx"):
         program = sardonyx.export(edits, (x,), verify=True)
-    assert "edits its argument x in place, which a file cannot: its output output is the new value" in caplog.text
+    assert "modifies its argument x in place, which a file cannot: its output output is the new value" in caplog.text
     assert torch.equal(x, torch.ones(2))
     assert len(program.outputs) == 1
     assert_same(program(y), torch.full((2,), 2.0))
@@ -245,7 +245,7 @@ def test_an_argument_that_gets_other_sizes_in_place_is_told(name: str) -> None:
         getattr(x, name)()
         return y + 1
 
-    with pytest.raises(sardonyx.CaptureError, match="changes the sizes of an argument in place"):
+    with pytest.raises(sardonyx.CaptureError, match="changes the shape of an argument in place"):
         sardonyx.export(changes, (X[:1].clone(), X))
 
 
@@ -316,7 +316,7 @@ def test_arguments_of_any_number_have_their_sizes_declared_by_position_or_by_nam
         ]
     with pytest.raises(sardonyx.CaptureError, match="dynamic_shapes has 2 elements, and the call 4 arguments"):
         sardonyx.export(total, *call, dynamic_shapes=(rows, rows))
-    with pytest.raises(sardonyx.CaptureError, match="dynamic_shapes names 'second', which the call does not have"):
+    with pytest.raises(sardonyx.CaptureError, match="dynamic_shapes names 'second', which is not an argument"):
         sardonyx.export(total, *call, dynamic_shapes={"second": rows})
 
 
@@ -380,7 +380,7 @@ def test_a_size_that_is_left_to_torch_and_became_a_constant_is_told(caplog: pyte
 def test_a_size_that_a_decomposition_makes_constant_names_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     from sardonyx.capture import surgery
 
-    own = surgery._decomposed
+    own = surgery._trace_decomposition
 
     def specializing(node: torch.fx.Node, inputs: Any) -> Any:
         int(inputs[0].meta["val"].shape[0])
@@ -390,8 +390,8 @@ def test_a_size_that_a_decomposition_makes_constant_names_the_operator(monkeypat
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.special.xlog1py(x, x)  # the line
 
-    monkeypatch.setattr(surgery, "_decomposed", specializing)
-    told = r"x\.shape\[0\] was declared dynamic, and became the constant 4"
+    monkeypatch.setattr(surgery, "_trace_decomposition", specializing)
+    told = r"x\.shape\[0\] was declared dynamic, but became the constant 4"
     for model, line in ((Decomposed().eval(), "# the line"), (lambda x: torch.special.xlog1py(x, x), "xlog1py")):
         with pytest.raises(sardonyx.CaptureError, match=told) as failure:
             sardonyx.export(model, (X,), dynamic_shapes=({0: "rows"},))
@@ -404,7 +404,7 @@ def test_what_was_decided_by_a_size_is_told_and_checked(caplog: pytest.LogCaptur
 
     with caplog.at_level("WARNING", "sardonyx"):
         program = sardonyx.export(decides, (X,), dynamic_shapes=({0: "rows"},))
-    assert "the exported model is for calls with rows > 3 alone" in caplog.text
+    assert "the exported model is only valid for rows > 3" in caplog.text
     assert_same(program(torch.ones(5, 6)), torch.full((5, 6), 2.0))
     with pytest.raises(ValueError, match="rows > 3"):
         program(torch.ones(2, 6))

@@ -417,7 +417,7 @@ def test_edits_of_inputs_and_buffers_are_made_or_refused(fallback: Any) -> None:
         model, x, y = Editing().eval(), torch.zeros(3), torch.zeros(3)
         compiled = sardonyx.compile(copy.deepcopy(model), fallback=fallback)
         if fallback == "error":
-            with pytest.raises(sardonyx.CaptureError, match="edits"):
+            with pytest.raises(sardonyx.CaptureError, match="modifies"):
                 compiled(x, where)
         else:
             same(compiled(x, where), model(y, where))
@@ -615,7 +615,7 @@ def test_training_mode_that_is_at_work_is_told_once(layer: nn.Module, caplog: py
     compiled = sardonyx.compile(copy.deepcopy(model), cache_dir="")
     with caplog.at_level("WARNING", "sardonyx"):
         results = [compiled(x) for _ in range(2)]
-    assert caplog.text.count("in training mode: eval() is for inference") == 1
+    assert caplog.text.count("in training mode: call eval() for inference") == 1
     assert len(compiled.report.fallbacks) == 1
     if isinstance(layer, nn.Dropout):
         assert not torch.equal(*results)

@@ -247,7 +247,7 @@ def penalty(model: Model, x: torch.Tensor) -> torch.Tensor:
 
 
 def test_second_derivatives_run_in_torch_and_the_user_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    autograd._tell_once.cache_clear()
+    autograd._warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, "sardonyx"):
         both(Net(), lambda model: [penalty(model, x) for x in torch.randn(2, 5, 4)], options={"fallback": "warn"})
     assert sum("create_graph" in record.message for record in caplog.records) == 1
@@ -299,7 +299,7 @@ def test_a_graph_asked_for_in_vain_harms_nobody() -> None:
     [
         (lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), "draws random numbers"),
         (lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "changed in place"),
-        (lambda: Takes(lambda x, w: Tripled.apply(x @ w), torch.randn(4, 2)), "custom function"),
+        (lambda: Takes(lambda x, w: Tripled.apply(x @ w), torch.randn(4, 2)), "custom autograd function"),
     ],
 )
 def test_second_derivatives_that_cannot_be_right_are_an_error(model: Callable[[], nn.Module], reason: str) -> None:

@@ -1,1 +1,1 @@
-"""Stage one: FX graphs of ATen operators, what in them ONNX can express, and how results must look."""
+"""First stage: trace FX graphs of ATen operators, and partition them into regions that ONNX can express."""

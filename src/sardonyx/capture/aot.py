@@ -1,4 +1,4 @@
-"""AOTAutograd: from what dynamo traced to functional graphs of ATen operators."""
+"""AOTAutograd: from a graph that dynamo traced to functional graphs of ATen operators."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from sardonyx.translate import table
 
 GraphCompiler: TypeAlias = Callable[[torch.fx.GraphModule, Sequence[Any], str, frozenset[int]], Callable[..., Any]]
 
-_KEPT = frozenset({"aten::lift_fresh", "aten::lift_fresh_copy"})
-"""Decompositions that break tensor constants, or hide them."""
+_EXCLUDED = frozenset({"aten::lift_fresh", "aten::lift_fresh_copy"})
+"""Operators whose decompositions break or hide tensor constants."""
 
 
 def decompositions(training: bool = False, preserved: frozenset[str] = frozenset()) -> dict[Any, Callable[..., Any]]:
-    """The decompositions that torch applies: its core table, except those that our own table translates.
+    """Return torch's core decompositions, except of operators that our table translates.
 
-    Operators named in `preserved` stay as they are, too.
+    Operators named in `preserved` are not decomposed either.
     """
-    found = _decompositions(training, table.edits())
-    return {target: rule for target, rule in found.items() if target.name() not in preserved} if preserved else found
+    rules = _decompositions(training, table.edits())
+    return {target: rule for target, rule in rules.items() if target.name() not in preserved} if preserved else rules
 
 
 @lru_cache(2)
 def _decompositions(training: bool, edits: int) -> dict[Any, Callable[..., Any]]:
-    kept = table.names() | _KEPT
-    rules: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions())
-    made = {target: rule for target, rule in rules.items() if target.name() not in kept}
-    made |= {target: strides.laid_out(made[target]) for target in strides.DECOMPOSED if target in made}
-    return {**made, **attention.DECOMPOSITIONS} if training else made
+    excluded = table.names() | _EXCLUDED
+    core: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions())
+    rules = {target: rule for target, rule in core.items() if target.name() not in excluded}
+    rules |= {target: strides.with_eager_layout(rules[target]) for target in strides.DECOMPOSED if target in rules}
+    return {**rules, **attention.DECOMPOSITIONS} if training else rules
 
 
 def lower(
@@ -48,9 +48,9 @@ def lower(
     compile_graph: GraphCompiler,
     preserved: frozenset[str] = frozenset(),
 ) -> Callable[..., Any]:
-    """Trace through AOTAutograd and hand each graph to `compile_graph` with its kind and its constant inputs.
+    """Trace through AOTAutograd, and compile each graph by `compile_graph`, with its kind and its constant inputs.
 
-    Operators named in `preserved` are not decomposed, beside those of our table.
+    Operators of our table and those named in `preserved` are not decomposed.
     """
 
     def compiler(kind: str) -> Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
@@ -59,14 +59,14 @@ def lower(
 
         return compile_one
 
-    from torch._dynamo.backends.common import aot_autograd  # takes a second to import, and exports do without
+    from torch._dynamo.backends.common import aot_autograd  # takes a second to import, and exports do not need it
 
     backend = aot_autograd(
         fw_compiler=compiler("forward"),
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
-        decompositions=decompositions(_trains(inputs), preserved),
-        partition_fn=_split,
+        decompositions=decompositions(_needs_backward(inputs), preserved),
+        partition_fn=_partition_joint_graph,
     )
     clone_aliases_in_branches(graph)
     with preserve_composite_ops():
@@ -74,10 +74,9 @@ def lower(
 
 
 def clone_aliases_in_branches(graph: torch.fx.GraphModule) -> None:
-    """Let the branches of a torch.cond return copies of what shares memory with an operand or another result.
+    """Clone results of torch.cond branches that alias an operand or another result.
 
-    Which of them is returned depends on a value, so that no graph can say what its result is a view of: AOTAutograd
-    refuses such branches, which torch runs.
+    AOTAutograd refuses branches with aliasing results, since the alias depends on the predicate; eager runs them.
     """
     for module in graph.modules():
         for node in getattr(getattr(module, "graph", None), "nodes", ()):
@@ -88,60 +87,62 @@ def clone_aliases_in_branches(graph: torch.fx.GraphModule) -> None:
 
 def _clone_aliases(branch: torch.fx.GraphModule) -> None:
     output = branch.graph.output_node()
-    seen = {_storage(node) for node in branch.graph.find_nodes(op="placeholder")}
+    storages = {_storage(node) for node in branch.graph.find_nodes(op="placeholder")}
 
-    def fresh(node: torch.fx.Node) -> torch.fx.Node:
+    def without_alias(node: torch.fx.Node) -> torch.fx.Node:
         storage = _storage(node)
-        if storage is None or storage not in seen:
-            seen.add(storage)
+        if storage is None or storage not in storages:
+            storages.add(storage)
             return node
         with branch.graph.inserting_before(output):
-            made = branch.graph.call_function(torch.clone, (node,))
-        made.meta = {**node.meta, "example_value": node.meta["example_value"].clone()}
-        return made
+            clone = branch.graph.call_function(torch.clone, (node,))
+        clone.meta = {**node.meta, "example_value": node.meta["example_value"].clone()}
+        return clone
 
-    output.args = map_arg(output.args, fresh)
+    output.args = map_arg(output.args, without_alias)
     branch.recompile()
 
 
 def _storage(node: torch.fx.Node) -> int | None:
-    """The memory of the tensor that a node is, as dynamo traced it; None for all else."""
+    """Return an id of the storage of a node's example tensor; None if it is not a tensor."""
     example = node.meta.get("example_value")
     return example.untyped_storage()._cdata if isinstance(example, torch.Tensor) else None
 
 
-def _trains(inputs: Sequence[Any]) -> bool:
-    """Whether a backward graph will be wanted."""
+def _needs_backward(inputs: Sequence[Any]) -> bool:
+    """Whether a backward graph may be needed."""
     return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
 
 
-def _split(joint: torch.fx.GraphModule, inputs: Any, **how: Any) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """Forward and backward graph by the minimum cut, where nothing but views and constants is computed twice.
+def _partition_joint_graph(
+    joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """Partition the joint graph into forward and backward by min cut, recomputing only views and constants.
 
-    The cut is made for a compiler that fuses, to which computing pointwise operators again costs nothing; here each
-    costs a kernel. What a checkpoint wants computed again is, but for random numbers: those drawn are kept.
+    The min cut assumes a compiler that fuses, for which recomputing pointwise operators is free; here each costs a
+    kernel. Nodes that a checkpoint marks are recomputed, except random numbers, which are saved.
     """
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     constant: set[torch.fx.Node] = set()
     for node in (node for node in joint.graph.nodes if node.op == "call_function"):
-        if _draws(node) or (node.target is operator.getitem and _draws(node.args[0])):
+        if _is_random(node) or (node.target is operator.getitem and _is_random(node.args[0])):
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
         elif is_view(node):
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
         elif not all(source in constant for source in node.all_input_nodes):
             node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
-        if not _draws(node) and all(source in constant for source in node.all_input_nodes):
+        if not _is_random(node) and all(source in constant for source in node.all_input_nodes):
             constant.add(node)
-    return min_cut_rematerialization_partition(joint, inputs, **how)
+    return min_cut_rematerialization_partition(joint, inputs, **kwargs)
 
 
-def _draws(node: torch.fx.Node) -> bool:
+def _is_random(node: torch.fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def constant_inputs(kind: str) -> frozenset[int]:
-    """Which inputs of the graph being compiled are parameters and buffers; none while training, where they change."""
+    """Return the inputs of the graph being compiled that are parameters or buffers; none in training."""
     context = TracingContext.try_get()
     if kind != "inference" or context is None or context.fw_metadata is None:
         return frozenset()

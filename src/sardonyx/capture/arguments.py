@@ -1,8 +1,8 @@
-"""The arguments of a call and its results: tensors, sizes, and all that is around them.
+"""Flatten the arguments of a call to tensors and integers, and rebuild its results.
 
-Arguments are taken apart into tensors, integers and a key of everything else: how they are arranged, of which classes,
-with which values. Anything that Python code may hold is understood, as long as it is made of attributes and of lists,
-tuples and dicts: data classes, outputs and caches of transformers. What is not is refused.
+Arguments are flattened into tensors, integers and a key of everything else: structure, classes and values. Supported
+are lists, tuples, dicts, and objects of Python classes with attributes or slots, such as data classes and the outputs
+and caches of transformers. Other objects are an error.
 """
 
 from __future__ import annotations
@@ -24,51 +24,51 @@ _BY_VALUE: tuple[type, ...] = (
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
 _BY_IDENTITY = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, enum.Enum)
-_PAYLOADS = (tuple, list, OrderedDict, dict)
-_MADE_IN_C = 1 << 9
-"""CPython's flag of classes that Python code defines; what lacks it has state that attributes do not show."""
+_BUILTIN_CONTAINERS = (tuple, list, OrderedDict, dict)
+_HEAP_TYPE = 1 << 9
+"""Py_TPFLAGS_HEAPTYPE, the flag of classes defined in Python; others may have state that attributes do not show."""
 
 
 @dataclass
 class Arguments:
-    """What a call was given. Two calls with equal keys differ at most in sizes, integers and values of tensors."""
+    """Flattened arguments of a call. Calls with equal keys differ at most in sizes, integers and tensor values."""
 
     tensors: list[torch.Tensor] = field(default_factory=list)
     integers: list[int] = field(default_factory=list)
     containers: list[Any] = field(default_factory=list)
-    """Every list, dict and object among the arguments, in the order they are met."""
+    """Every list, dict and object among the arguments, in the order of traversal."""
     key: tuple[Any, ...] = ()
     gaps: list[int] = field(default_factory=list)
-    """Which tensors have memory of others between their elements."""
+    """Indices of tensors whose memory has gaps."""
 
     @classmethod
-    def of(cls, given: Any) -> Arguments:
-        """Take arguments apart."""
-        found = cls()
+    def of(cls, call: Any) -> Arguments:
+        """Flatten the arguments of a call."""
+        arguments = cls()
         tokens: list[Any] = []
-        _Walk(found, tokens).visit(given)
-        found.key = tuple(tokens)
-        return found
+        _Walk(arguments, tokens).visit(call)
+        arguments.key = tuple(tokens)
+        return arguments
 
     def sizes(self) -> tuple[int, ...]:
-        """Every size of every tensor, then the integers."""
-        found: list[int] = []
+        """Return all sizes of all tensors, then the integers."""
+        sizes: list[int] = []
         for tensor in self.tensors:
-            found += tensor.shape
-        return (*found, *self.integers)
+            sizes += tensor.shape
+        return (*sizes, *self.integers)
 
     def dense(self) -> list[torch.Tensor]:
-        """The tensors, copied where their memory has gaps, so that strides tell no more than an order of axes."""
-        found = [tensor.detach() for tensor in self.tensors]
+        """Return the tensors, detached; those whose memory has gaps are made contiguous."""
+        tensors = [tensor.detach() for tensor in self.tensors]
         for index in self.gaps:
-            found[index] = found[index].contiguous()
-        return found
+            tensors[index] = tensors[index].contiguous()
+        return tensors
 
 
 class _Walk:
-    def __init__(self, found: Arguments, tokens: list[Any]) -> None:
-        self._found, self._tokens = found, tokens
-        self._met: dict[int, int] = {}
+    def __init__(self, arguments: Arguments, tokens: list[Any]) -> None:
+        self._arguments, self._tokens = arguments, tokens
+        self._visited: dict[int, int] = {}
 
     def visit(self, x: Any) -> None:
         kind = type(x)
@@ -76,7 +76,7 @@ class _Walk:
             self._tensor(x)
         elif kind is int:
             self._tokens.append(int)
-            self._found.integers.append(x)
+            self._arguments.integers.append(x)
         elif kind is float:
             self._tokens.append((float, x.hex()))
         elif is_constant(x):
@@ -86,80 +86,80 @@ class _Walk:
 
     def _tensor(self, x: torch.Tensor) -> None:
         if x.layout != torch.strided:
-            raise refused(f"an argument is a tensor of layout {x.layout}")
-        at = self._met.setdefault(id(x), len(self._found.tensors))
-        if at < len(self._found.tensors):
+            raise unsupported_argument(f"an argument is a tensor of layout {x.layout}")
+        at = self._visited.setdefault(id(x), len(self._arguments.tensors))
+        if at < len(self._arguments.tensors):
             self._tokens.append(("tensor", at))
             return
-        self._found.tensors.append(x)
+        self._arguments.tensors.append(x)
         order = None if x.is_contiguous() else layout_of(x)
         has_gaps = order is None and not x.is_contiguous()
         if has_gaps:
-            self._found.gaps.append(at)
+            self._arguments.gaps.append(at)
         self._tokens += (x.dtype, x.device, x.dim(), "gaps" if has_gaps else order)
 
     def _container(self, x: Any) -> None:
-        at = self._met.setdefault(id(x), -1 - len(self._found.containers))
+        at = self._visited.setdefault(id(x), -1 - len(self._arguments.containers))
         self._tokens.append(type(x))
-        if at != -1 - len(self._found.containers):
+        if at != -1 - len(self._arguments.containers):
             self._tokens.append(at)
             return
-        self._found.containers.append(x)
-        for part in parts(x):
-            self._tokens += (len(part), *map(_named, part))
+        self._arguments.containers.append(x)
+        for part in items_and_attributes(x):
+            self._tokens += (len(part), *map(_item_key, part))
             for child in part.values():
                 self.visit(child)
 
 
-def _named(key: Any) -> Hashable:
-    """The key of an item, told from others that are equal to it, as 1 is to True."""
+def _item_key(key: Any) -> Hashable:
+    """Return a hashable token of a dict key that also distinguishes types: 1 == True."""
     if type(key) in (str, int, float) or is_constant(key):
         return key if type(key) is str else (type(key), key)
     if type(key) is tuple:
-        return tuple(map(_named, key))
-    raise refused(f"a dict among the arguments has a {type(key).__name__} for a key")
+        return tuple(map(_item_key, key))
+    raise unsupported_argument(f"a dict among the arguments has a key of type {type(key).__name__}")
 
 
 def is_constant(x: Any) -> bool:
-    """Whether a value is one that nothing can change, so that it can be compared and handed on as it is."""
+    """Whether a value is immutable or compared by identity, so that it can be part of a key."""
     return isinstance(x, (*_BY_VALUE, *_BY_IDENTITY)) and not isinstance(x, torch.nn.Module)
 
 
-def refused(what: str) -> CaptureError:
-    """The error for what cannot be handed to a compiled module."""
-    return CaptureError(what, hint='give tensors, or tuples, dicts and data classes of them; fallback="warn" allows it')
+def unsupported_argument(what: str) -> CaptureError:
+    """Return the error for an argument that a compiled module cannot take."""
+    return CaptureError(what, hint='pass tensors, or tuples, dicts and data classes of them; fallback="warn" allows it')
 
 
-# Containers: what they hold, as one mapping for their items and one for their attributes
+# Containers: one mapping of their items and one of their attributes
 
 
-def parts(x: Any) -> tuple[Mapping[Any, Any], Mapping[str, Any]]:
-    """What an object holds: items by key or place, and attributes by name."""
+def items_and_attributes(x: Any) -> tuple[Mapping[Any, Any], Mapping[str, Any]]:
+    """Return the items of an object by key or index, and its attributes by name."""
     base = layout_class(type(x))
     if base is None:
-        raise refused(f"an argument or a result has a {type(x).__module__}.{type(x).__qualname__} in it")
+        raise unsupported_argument(f"an argument or a result contains a {type(x).__module__}.{type(x).__qualname__}")
     items: Mapping[Any, Any] = {}
     if issubclass(base, dict):
-        items = dict(x.items()) if type(x) in _PAYLOADS else dict(base.items(x))
+        items = dict(x.items()) if type(x) in _BUILTIN_CONTAINERS else dict(base.items(x))
     elif base is not object:
         items = dict(enumerate(base.__iter__(x)))
-    return items, {} if type(x) in _PAYLOADS else {**slots(x), **getattr(x, "__dict__", {})}
+    return items, {} if type(x) in _BUILTIN_CONTAINERS else {**slots(x), **getattr(x, "__dict__", {})}
 
 
 def layout_class(kind: type) -> Any:
-    """The class that an object's memory is laid out by, if attributes and items show all of it."""
-    if kind in _PAYLOADS:
+    """Return the built-in base class of a container class; None if items and attributes do not show its whole state."""
+    if kind in _BUILTIN_CONTAINERS:
         return kind
     if issubclass(kind, (torch.Tensor, torch.nn.Module)):
         return None
-    base = next(parent for parent in kind.__mro__ if not parent.__flags__ & _MADE_IN_C)
+    base = next(parent for parent in kind.__mro__ if not parent.__flags__ & _HEAP_TYPE)
     if kind is torch.Size:
         return tuple
-    return base if kind is not base and base in (*_PAYLOADS, object) else None
+    return base if kind is not base and base in (*_BUILTIN_CONTAINERS, object) else None
 
 
 def slots(x: Any) -> dict[str, Any]:
-    """What an object holds in slots."""
+    """Return the values of an object's slots by name."""
     names = (name for kind in type(x).__mro__ for name in _names(vars(kind).get("__slots__", ())))
     return {n: getattr(x, n) for n in names if n not in ("__dict__", "__weakref__") and hasattr(x, n)}
 
@@ -168,17 +168,17 @@ def _names(slots: Any) -> Sequence[str]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
-def make(kind: type, items: Mapping[Any, Any], attributes: Mapping[str, Any]) -> Any:
-    """A new object of a class, holding what `parts` told of another."""
+def new_container(kind: type, items: Mapping[Any, Any], attributes: Mapping[str, Any]) -> Any:
+    """Return a new object of a class, with these items and attributes, without calling `__init__`."""
     base: Any = layout_class(kind)
     new = torch.Size.__new__ if kind is torch.Size else base.__new__
-    made = new(kind, tuple(items.values())) if base is tuple else new(kind)
-    fill(made, items, attributes)
-    return made
+    container = new(kind, tuple(items.values())) if base is tuple else new(kind)
+    set_contents(container, items, attributes)
+    return container
 
 
-def fill(x: Any, items: Mapping[Any, Any], attributes: Mapping[str, Any]) -> None:
-    """Let an object hold exactly this, past its own ways of setting things."""
+def set_contents(x: Any, items: Mapping[Any, Any], attributes: Mapping[str, Any]) -> None:
+    """Replace the items and attributes of an object, bypassing its own setters."""
     base = layout_class(type(x))
     if base is list:
         list.__setitem__(x, slice(None), list(items.values()))
@@ -186,27 +186,27 @@ def fill(x: Any, items: Mapping[Any, Any], attributes: Mapping[str, Any]) -> Non
         base.clear(x)
         for key, value in items.items():
             base.__setitem__(x, key, value)
-    if type(x) in _PAYLOADS:
+    if type(x) in _BUILTIN_CONTAINERS:
         return
-    held = getattr(x, "__dict__", {})
-    for name in [name for name in held if name not in attributes]:
-        del held[name]
+    own = getattr(x, "__dict__", {})
+    for name in [name for name in own if name not in attributes]:
+        del own[name]
     for name, value in attributes.items():
         object.__setattr__(x, name, value)
 
 
 @dataclass
-class Copy:
-    """A copy of arguments that shares nothing with them but constants, and holds other tensors and integers."""
+class CallCopy:
+    """A copy of the structure of arguments, with other tensors and integers."""
 
     value: Any
     containers: list[Any]
     """The copies of `Arguments.containers`, in that order."""
 
 
-def copy_of(given: Any, tensors: Sequence[Any], integers: Sequence[Any]) -> Copy:
-    """The same arrangement around other tensors and integers, which are in the order of `Arguments`."""
-    made: dict[int, Any] = {}
+def copy_arguments(call: Any, tensors: Sequence[Any], integers: Sequence[Any]) -> CallCopy:
+    """Copy the structure of arguments, with these tensors and integers in the order of `Arguments`."""
+    copies: dict[int, Any] = {}
     containers: list[Any] = []
     new_tensors, new_integers = iter(tensors), iter(integers)
 
@@ -215,27 +215,27 @@ def copy_of(given: Any, tensors: Sequence[Any], integers: Sequence[Any]) -> Copy
             return next(new_integers)
         if is_constant(x) or type(x) is float:
             return x
-        if id(x) not in made:
+        if id(x) not in copies:
             if isinstance(x, torch.Tensor):
-                made[id(x)] = next(new_tensors)
+                copies[id(x)] = next(new_tensors)
             else:
                 container(x)
-        return made[id(x)]
+        return copies[id(x)]
 
     def container(x: Any) -> None:
         place = len(containers)
         containers.append(None)
         base = layout_class(type(x))
-        if base is not tuple:  # known before its parts are, which may lead back to it
-            made[id(x)] = make(type(x), {}, {})
-        items, attributes = ({name: copied(child) for name, child in part.items()} for part in parts(x))
+        if base is not tuple:  # registered before its contents, which may refer to it
+            copies[id(x)] = new_container(type(x), {}, {})
+        items, attributes = ({name: copied(child) for name, child in part.items()} for part in items_and_attributes(x))
         if base is tuple:
-            made[id(x)] = make(type(x), items, attributes)
+            copies[id(x)] = new_container(type(x), items, attributes)
         else:
-            fill(made[id(x)], items, attributes)
-        containers[place] = made[id(x)]
+            set_contents(copies[id(x)], items, attributes)
+        containers[place] = copies[id(x)]
 
-    return Copy(copied(given), containers)
+    return CallCopy(copied(call), containers)
 
 
 # Results
@@ -243,64 +243,70 @@ def copy_of(given: Any, tensors: Sequence[Any], integers: Sequence[Any]) -> Copy
 
 @dataclass
 class ResultContext:
-    """One call, as far as it is needed to put its results together."""
+    """The parts of a call that its results are rebuilt from."""
 
     outputs: Sequence[torch.Tensor]
     arguments: Arguments
     sizes: Sequence[int]
-    """The integers that results have in them."""
-    made: dict[int, Any] = field(default_factory=dict)
+    """The symbolic integers among the results."""
+    built: dict[int, Any] = field(default_factory=dict)
 
 
 ResultBuilder: TypeAlias = Callable[[ResultContext], Any]
 
 
 class Results:
-    """How to put results together from a model's outputs, and how the call changed what it was given.
+    """Rebuilds results from a model's outputs, and repeats changes that the call made to its arguments.
 
-    Made from one call of the module: its result, and its arguments as the call left them. A list, dict or object that
-    the call changed is changed in the same way for the caller, whose tensors are not copied.
+    Made from one traced call: its result, and its arguments after it. A list, dict or object that the traced call
+    changed is changed in the same way in later calls; their tensors are not copied.
     """
 
     def __init__(
-        self, result: Any, copy: Copy, before: Sequence[Any], tensors: Sequence[Any], gaps: Sequence[int], size: Any
+        self,
+        result: Any,
+        copy: CallCopy,
+        before: Sequence[Any],
+        tensors: Sequence[Any],
+        gaps: Sequence[int],
+        size: Any,
     ) -> None:
         self._new: list[torch.Tensor] = []
         self._gaps = gaps
         self._places: dict[int, int] = {}
-        self._given = {id(tensor): index for index, tensor in enumerate(tensors)}
+        self._argument_indices = {id(tensor): index for index, tensor in enumerate(tensors)}
         self._containers = {id(container): index for index, container in enumerate(copy.containers)}
         self._size = size
         self._alive = (result, copy, tensors)
         self._changes = [
-            (index, *self._makers(parts(container)))
-            for index, (container, held) in enumerate(zip(copy.containers, before, strict=True))
-            if not _alike(_held(container), held)
+            (index, *self._builders(items_and_attributes(container)))
+            for index, (container, contents) in enumerate(zip(copy.containers, before, strict=True))
+            if not _same_contents(_contents(container), contents)
         ]
-        self._result = self._maker(result)
-        del self._given, self._alive, self._containers, self._size, self._places, self._gaps
+        self._result = self._builder(result)
+        del self._argument_indices, self._alive, self._containers, self._size, self._places, self._gaps
 
-    def take(self) -> tuple[torch.Tensor, ...]:
-        """The tensors that the module computed in the call that this was made from; they are not kept."""
-        taken, self._new = tuple(self._new), []
-        return taken
+    def take_tensors(self) -> tuple[torch.Tensor, ...]:
+        """Return the tensors that the module computed in the traced call, and drop the references to them."""
+        tensors, self._new = tuple(self._new), []
+        return tensors
 
-    def put_together(self, call: ResultContext) -> Any:
-        """The result of a call, whose arguments are changed as the module would."""
-        new = [(index, _all(items, call), _all(attributes, call)) for index, items, attributes in self._changes]
+    def rebuild(self, call: ResultContext) -> Any:
+        """Return the result of a call, and change its arguments as the module does."""
+        new = [(index, _build(items, call), _build(attributes, call)) for index, items, attributes in self._changes]
         for index, items, attributes in new:
-            fill(call.arguments.containers[index], items, attributes)
+            set_contents(call.arguments.containers[index], items, attributes)
         return self._result(call)
 
-    def _makers(self, both: Sequence[Mapping[Any, Any]]) -> tuple[dict[Any, ResultBuilder], dict[Any, ResultBuilder]]:
-        items, attributes = ({name: self._maker(child) for name, child in part.items()} for part in both)
+    def _builders(self, both: Sequence[Mapping[Any, Any]]) -> tuple[dict[Any, ResultBuilder], dict[Any, ResultBuilder]]:
+        items, attributes = ({name: self._builder(child) for name, child in part.items()} for part in both)
         return items, attributes
 
-    def _maker(self, x: Any) -> ResultBuilder:
+    def _builder(self, x: Any) -> ResultBuilder:
         if isinstance(x, torch.Tensor):
             return self._tensor(x)
         if isinstance(x, torch.SymInt):
-            return self._size(x)  # type: ignore[no-any-return]  # a maker, by whoever knows the sizes
+            return self._size(x)  # type: ignore[no-any-return]  # a ResultBuilder
         if type(x) in (int, float) or is_constant(x):
             return lambda call: x
         if id(x) in self._containers:
@@ -309,14 +315,14 @@ class Results:
         return self._container(x)
 
     def _tensor(self, x: torch.Tensor) -> ResultBuilder:
-        if id(x) in self._given:
-            given = self._given[id(x)]
-            if given in self._gaps:  # a copy without them was traced, which `contiguous()` gives back as it is
+        if id(x) in self._argument_indices:
+            index = self._argument_indices[id(x)]
+            if index in self._gaps:  # a contiguous copy was traced, which `contiguous()` returns unchanged
                 raise CaptureError(
-                    "forward returns an argument whose memory has gaps, or a copy of it without",
-                    hint='give it contiguous(); fallback="warn" lets torch.compile do it',
+                    "forward returns an argument whose memory has gaps, or a contiguous copy of it",
+                    hint='pass x.contiguous(), or use fallback="warn", which leaves this to torch.compile',
                 )
-            return lambda call: call.arguments.tensors[given]
+            return lambda call: call.arguments.tensors[index]
         at = self._places.setdefault(id(x), len(self._new))
         if at == len(self._new):
             self._new.append(x)
@@ -324,31 +330,31 @@ class Results:
 
     def _container(self, x: Any) -> ResultBuilder:
         kind, name = type(x), id(x)
-        items, attributes = self._makers(parts(x))
+        items, attributes = self._builders(items_and_attributes(x))
 
-        def maker(call: ResultContext) -> Any:
-            if name not in call.made:
-                call.made[name] = make(kind, _all(items, call), _all(attributes, call))
-            return call.made[name]
+        def builder(call: ResultContext) -> Any:
+            if name not in call.built:
+                call.built[name] = new_container(kind, _build(items, call), _build(attributes, call))
+            return call.built[name]
 
-        return maker
-
-
-def _all(makers: Mapping[Any, ResultBuilder], call: ResultContext) -> dict[Any, Any]:
-    return {name: maker(call) for name, maker in makers.items()}
+        return builder
 
 
-def held_by(copy: Copy) -> list[list[tuple[Any, Any]]]:
-    """What each container of a copy holds now, to be compared with later."""
-    return [_held(container) for container in copy.containers]
+def _build(builders: Mapping[Any, ResultBuilder], call: ResultContext) -> dict[Any, Any]:
+    return {name: builder(call) for name, builder in builders.items()}
 
 
-def _held(container: Any) -> list[tuple[Any, Any]]:
-    return [item for part in parts(container) for item in part.items()]
+def contents_of_containers(copy: CallCopy) -> list[list[tuple[Any, Any]]]:
+    """Return the current contents of each container of a copy, to compare with later."""
+    return [_contents(container) for container in copy.containers]
 
 
-def _alike(now: Sequence[tuple[Any, Any]], before: Sequence[tuple[Any, Any]]) -> bool:
-    """Whether a container holds the same objects under the same names."""
+def _contents(container: Any) -> list[tuple[Any, Any]]:
+    return [item for part in items_and_attributes(container) for item in part.items()]
+
+
+def _same_contents(now: Sequence[tuple[Any, Any]], before: Sequence[tuple[Any, Any]]) -> bool:
+    """Whether a container has the same objects under the same names."""
     return len(now) == len(before) and all(
         name == other and (child is old or (is_constant(child) and type(child) is type(old) and child == old))
         for (name, child), (other, old) in zip(now, before, strict=True)

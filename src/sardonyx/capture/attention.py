@@ -1,7 +1,7 @@
-"""Attention in training, taken apart so that its backward finds in the forward all that it would compute again.
+"""Decompositions of attention for training, whose backward reuses values of the forward.
 
-Torch's fused kernel saves the logarithms of the sums and computes every probability again from them. Here both halves
-are written with the same products and softmax: in the joint graph these are found to be common, and are saved.
+Torch's fused kernel saves the logsumexp and recomputes the probabilities from it. Here forward and backward use the
+same products and softmax, so the joint graph shares and saves them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def _forward(
 ) -> Any:
     if dropout_p:
         return NotImplemented
-    rows = _Rows(query, key, attn_mask, is_causal, scale)
+    rows = _GroupedScores(query, key, attn_mask, is_causal, scale)
     scores = rows.scores()
-    out = rows.kept(torch.matmul(torch.softmax(scores, -1), value.to(scores.dtype)))
-    sums = rows.split(torch.logsumexp(scores, -1, keepdim=True)).squeeze(-1)
-    return _laid_out(rows.split(out).to(query.dtype), layout_of(query)), _laid_out(sums, (0, 2, 1))
+    out = rows.zero_masked_rows(torch.matmul(torch.softmax(scores, -1), value.to(scores.dtype)))
+    sums = rows.split_heads(torch.logsumexp(scores, -1, keepdim=True)).squeeze(-1)
+    return _with_layout(rows.split_heads(out).to(query.dtype), layout_of(query)), _with_layout(sums, (0, 2, 1))
 
 
 def _backward(
@@ -49,31 +49,30 @@ def _backward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> Any:
-    """Of a softmax p over rows, gradients are p * (g - sum(g * p)); here the sum is that of the output's gradients."""
+    """The gradient of a softmax p over rows is p * (g - sum(g * p)); the sum is that of grad_out * out over a row."""
     if dropout_p:
         return NotImplemented
-    rows = _Rows(query, key, attn_mask, is_causal, scale)
+    rows = _GroupedScores(query, key, attn_mask, is_causal, scale)
     scores = rows.scores()
     p = torch.softmax(scores, -1)
-    grad, made = rows.joined(grad_out), rows.joined(out)
-    whole = (grad * made).sum(-1, keepdim=True)
-    grad = rows.kept(grad)
-    towards_value = torch.matmul(p.transpose(-1, -2), grad)
-    towards_scores = p * (torch.matmul(grad, value.to(p.dtype).transpose(-1, -2)) - whole)
-    towards_query = torch.matmul(towards_scores, rows.key) * rows.scale
-    towards_key = torch.matmul(towards_scores.transpose(-1, -2), rows.query) * rows.scale
+    grad, result = rows.merge_heads(grad_out), rows.merge_heads(out)
+    row_sums = (grad * result).sum(-1, keepdim=True)
+    grad = rows.zero_masked_rows(grad)
+    grad_value = torch.matmul(p.transpose(-1, -2), grad)
+    grad_scores = p * (torch.matmul(grad, value.to(p.dtype).transpose(-1, -2)) - row_sums)
+    grad_query = torch.matmul(grad_scores, rows.key) * rows.scale
+    grad_key = torch.matmul(grad_scores.transpose(-1, -2), rows.query) * rows.scale
     return (
-        _laid_out(rows.split(towards_query).to(query.dtype), _HEADS_INSIDE),
-        _laid_out(towards_key.to(key.dtype), _HEADS_INSIDE),
-        _laid_out(towards_value.to(value.dtype), _HEADS_INSIDE),
+        _with_layout(rows.split_heads(grad_query).to(query.dtype), _HEADS_INSIDE),
+        _with_layout(grad_key.to(key.dtype), _HEADS_INSIDE),
+        _with_layout(grad_value.to(value.dtype), _HEADS_INSIDE),
     )
 
 
-class _Rows:
-    """The rows of scores of each key head: those of all query heads that share it, one below the other.
+class _GroupedScores:
+    """Attention scores of grouped queries: for each key head the rows of all query heads that share it, stacked.
 
-    A row that the mask forbids wholly attends to nothing, and its result is zero: it is computed as if unmasked, and
-    what comes of it is dropped.
+    The result of a fully masked row is zero: the row is computed unmasked, and then zeroed.
     """
 
     def __init__(self, query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> None:
@@ -81,7 +80,7 @@ class _Rows:
         self._wide = torch.promote_types(query.dtype, torch.float32)
         self._heads, self._shared = key.size(1), query.size(1) // key.size(1)
         self._length = query.size(2)
-        self.query, self.key = self.joined(query), key.to(self._wide)
+        self.query, self.key = self.merge_heads(query), key.to(self._wide)
         self._mask: Tensor | None = None
         self._valid: Tensor | None = None
         if causal:
@@ -93,11 +92,11 @@ class _Rows:
             self._valid = mask.amax(-1, keepdim=True) > -math.inf
             self._mask = torch.where(self._valid, mask, 0.0)
 
-    def joined(self, x: Tensor) -> Tensor:
+    def merge_heads(self, x: Tensor) -> Tensor:
         x = x.to(self._wide)
         return x if self._shared == 1 else x.reshape(x.size(0), self._heads, self._shared * x.size(2), x.size(3))
 
-    def split(self, x: Tensor) -> Tensor:
+    def split_heads(self, x: Tensor) -> Tensor:
         return x if self._shared == 1 else x.reshape(x.size(0), self._heads * self._shared, self._length, x.size(3))
 
     def scores(self) -> Tensor:
@@ -105,25 +104,25 @@ class _Rows:
         mask = self._mask
         return scores if mask is None else self._by_head(scores, lambda x: x + mask)
 
-    def kept(self, x: Tensor) -> Tensor:
-        """Without the rows that attend to nothing."""
+    def zero_masked_rows(self, x: Tensor) -> Tensor:
+        """Set fully masked rows to zero."""
         valid = self._valid
         return x if valid is None else self._by_head(x, lambda x: torch.where(valid, x, 0.0))
 
     def _by_head(self, x: Tensor, change: Callable[[Tensor], Any]) -> Tensor:
-        made: Tensor = change(self.split(x))
-        return made.reshape(x.shape)
+        changed: Tensor = change(self.split_heads(x))
+        return changed.reshape(x.shape)
 
 
-def _laid_out(x: Tensor, order: tuple[int, ...] | None) -> Tensor:
-    """With its axes in this order in memory, which is how torch's kernel leaves its results."""
+def _with_layout(x: Tensor, order: tuple[int, ...] | None) -> Tensor:
+    """Return the tensor with its axes in this memory order, as torch's kernel returns its results."""
     if order is None:
         return x.contiguous()
     return x.permute(order).contiguous().permute([order.index(axis) for axis in range(x.dim())])
 
 
 _HEADS_INSIDE = (0, 2, 1, 3)
-"""The order of gradients: what follows is the gradient of a projection, whose rows hold all heads."""
+"""Memory order of the gradients: next comes the gradient of a projection, whose rows contain all heads."""
 
 
 DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {

@@ -1,4 +1,4 @@
-"""What a module's code may read beside its arguments: every attribute of every module in it, and of what they hold."""
+"""Detect changes of what a module's code may read: attributes of its modules, their classes and their globals."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from sardonyx.capture.arguments import is_constant, layout_class, slots
 
 log = logging.getLogger(__name__)
 
-_MOST = 100_000
-"""Values looked at for a module. More than that is data, which a model does not read attribute by attribute."""
+_MAX_VALUES = 100_000
+"""Limit of values checked for a module. More is likely data, which a model does not read attribute by attribute."""
 _dtype, _shape, _device = attrgetter("dtype"), attrgetter("shape"), attrgetter("device")
 _strides = torch.Tensor.stride
 
 
 class Attributes:
-    """Remembers the attributes of a module well enough to notice a change.
+    """Detects changes of a module's attributes.
 
-    Whether anything changed is told at each call, from the identity of every value and the kind of every tensor: tens
-    of nanoseconds each. `key` tells it by value: two states with equal keys are the same but for values of tensors.
-    What is noticed: an attribute set, added or removed on the module, on a module inside or on an object it holds, as
-    its configuration; a list or dict edited; a module or hook replaced; a class given another method; a global variable
-    that such a method names. What is not: a change that only a function outside of the modules sees, in a closure, or
-    inside an object that is written in C, numpy's arrays apart.
+    `unchanged` compares the identity of every value and the metadata of every tensor at each call: tens of nanoseconds
+    each. `key` compares by value: two states with equal keys differ at most in tensor values.
+    Detected: an attribute set, added or removed on the module, a submodule or an object they refer to, such as a
+    configuration; a list or dict edited; a submodule or hook replaced; a method of a class replaced; a global variable
+    that a method names. Not detected: changes in closures, in functions outside the modules, and inside objects
+    implemented in C, except numpy arrays.
     """
 
     def __init__(self, module: torch.nn.Module, mask: Mask | None = None) -> None:
@@ -39,30 +39,30 @@ class Attributes:
         self._tokens: list[Any] = []
         self._views: list[Collection[Any]] = []
         self._mappings: list[dict[Any, Any]] = []
-        self._met: dict[int, int] = {}
+        self._visited: dict[int, int] = {}
         self._tensors: list[torch.Tensor] = []
         self._arrays: list[tuple[np.ndarray, bytes]] = []
-        self._left = _MOST
+        self._remaining = _MAX_VALUES
         self._globals: dict[int, tuple[dict[str, Any], set[str]]] = {}
         self._walk(module)
-        for held, names in self._globals.values():
-            self._walk_globals(held, sorted(names))
+        for variables, names in self._globals.values():
+            self._walk_globals(variables, sorted(names))
         self.key = tuple(self._tokens)
         self._empty = [view for view in self._views if not view]
         self._views = [view for view in self._views if view]
         self._values = list(chain.from_iterable(self._views))
         self._lengths = list(map(len, self._views))
         self._names = list(map(list, self._mappings))
-        self._kinds = self._kinds_now()
-        if self._left < 0:
-            log.warning("%s holds so many objects that changes of some are not noticed", type(module).__name__)
-        del self._tokens, self._met, self._globals
+        self._metadata = self._tensor_metadata()
+        if self._remaining < 0:
+            log.warning("%s has so many objects that changes of some are not detected", type(module).__name__)
+        del self._tokens, self._visited, self._globals
 
     def unchanged(self) -> bool:
-        """Whether everything is as it was."""
+        """Whether nothing changed."""
         try:
             return self._is_unchanged()
-        except KeyError:  # a global variable that is gone
+        except KeyError:  # a global variable was deleted
             return False
 
     def _is_unchanged(self) -> bool:
@@ -71,48 +71,48 @@ class Attributes:
             and list(map(len, self._views)) == self._lengths
             and list(map(list, self._mappings)) == self._names
             and all(map(is_, chain.from_iterable(self._views), self._values))
-            and self._kinds_now() == self._kinds
+            and self._tensor_metadata() == self._metadata
             and all(array.tobytes() == before for array, before in self._arrays)
         )
 
-    def _kinds_now(self) -> list[list[Any]]:
+    def _tensor_metadata(self) -> list[list[Any]]:
         return [list(map(ask, self._tensors)) for ask in (_dtype, _shape, _strides, _device)]
 
     def _walk(self, x: Any) -> None:
         if type(x) in (int, float) or is_constant(x):
             self._tokens.append((type(x), x.hex() if type(x) is float else x))
-        elif id(x) in self._met:
-            self._tokens.append(("again", self._met[id(x)]))
+        elif id(x) in self._visited:
+            self._tokens.append(("again", self._visited[id(x)]))
         else:
-            self._met[id(x)] = len(self._met)
+            self._visited[id(x)] = len(self._visited)
             self._walk_object(x)
 
     def _walk_object(self, x: Any) -> None:
-        if _is_plain(x):
+        if _is_strided_tensor(x):
             self._tensors.append(x)
             self._tokens.append((type(x), x.dtype, x.shape, x.device, x.stride()))
         elif isinstance(x, np.ndarray):
             self._arrays.append((x, x.tobytes()))
             self._tokens.append((np.ndarray, x.dtype, x.shape, self._arrays[-1][1]))
-        elif self._left < 0 or _is_torchs(x):
-            self._tokens.append(_Same(x))
+        elif self._remaining < 0 or _is_compared_by_identity(x):
+            self._tokens.append(_Identity(x))
         else:
             self._walk_into(x)
 
     def _walk_into(self, x: Any) -> None:
         is_module = isinstance(x, torch.nn.Module)
         if not is_module and layout_class(type(x)) is None:
-            self._tokens.append(_Same(x))  # what it is made of shows only in part
+            self._tokens.append(_Identity(x))  # its attributes do not show its whole state
         masked = self._mask is not None and x is self._mask.owner
         views, mappings = (
-            ([self._mask], [self._mask.items()]) if self._mask and masked else (list(_live(x)), _mappings(x))
+            ([self._mask], [self._mask.items()]) if self._mask and masked else (list(_live_views(x)), _mappings(x))
         )
         self._views += views
         self._mappings += [] if masked else mappings
-        self._left -= sum(map(len, views))
+        self._remaining -= sum(map(len, views))
         self._tokens += (type(x), *map(len, views))
         for key, child in chain.from_iterable(mapping.items() for mapping in mappings):
-            self._tokens.append(_name(key))
+            self._tokens.append(_key_token(key))
             self._walk(child)
         for child in x if isinstance(x, (tuple, list, set)) else slots(x).values() if not mappings else ():
             self._walk(child)
@@ -120,78 +120,80 @@ class Attributes:
             self._walk_class(type(x))
 
     def _walk_class(self, kind: type) -> None:
-        """Methods and constants of the classes that modules are of; torch's own are taken for granted."""
+        """Visit the methods and constants of a module's class and its bases, except torch's."""
         for parent in kind.__mro__:
-            if parent.__module__.partition(".")[0] not in _TRUSTED and id(parent) not in self._met:
-                self._met[id(parent)] = len(self._met)
+            if parent.__module__.partition(".")[0] not in _UNCHECKED_PACKAGES and id(parent) not in self._visited:
+                self._visited[id(parent)] = len(self._visited)
                 self._views.append(vars(parent).values())
-                self._tokens += map(_Same, vars(parent).values())
+                self._tokens += map(_Identity, vars(parent).values())
                 for function in vars(parent).values():
                     if isinstance(function, FunctionType):
-                        held, names = self._globals.setdefault(id(function.__globals__), (function.__globals__, set()))
-                        names |= _names_in(function.__code__) & held.keys()
+                        variables = function.__globals__
+                        names = self._globals.setdefault(id(variables), (variables, set()))[1]
+                        names |= _names_in(function.__code__) & variables.keys()
 
-    def _walk_globals(self, held: dict[str, Any], names: list[str]) -> None:
-        """Global variables that methods name: numbers, lists and dicts by value, all else by identity."""
+    def _walk_globals(self, variables: dict[str, Any], names: list[str]) -> None:
+        """Visit global variables that methods name: numbers and containers by value, everything else by identity."""
         if names:
-            self._views.append(_Named(held, names))
+            self._views.append(_NamedValues(variables, names))
         for name in names:
             self._tokens.append((str, name))
-            is_data = type(held[name]) in (list, dict, set, tuple, int, float) or is_constant(held[name])
-            self._walk(held[name]) if is_data else self._tokens.append(_Same(held[name]))
+            value = variables[name]
+            is_data = type(value) in (list, dict, set, tuple, int, float) or is_constant(value)
+            self._walk(value) if is_data else self._tokens.append(_Identity(value))
 
 
-_TRUSTED = ("torch", "builtins", "typing", "abc")
+_UNCHECKED_PACKAGES = ("torch", "builtins", "typing", "abc")
 
 
-def _is_plain(x: Any) -> bool:
-    """Whether it is a tensor that has sizes and strides."""
+def _is_strided_tensor(x: Any) -> bool:
+    """Whether it is a tensor with sizes and strides."""
     return isinstance(x, torch.Tensor) and not is_lazy(x) and x.layout == torch.strided
 
 
-def _is_torchs(x: Any) -> bool:
-    """Whether it is an object of torch's, a graph or a generator say, that is no module and holds no settings."""
+def _is_compared_by_identity(x: Any) -> bool:
+    """Whether it is an object of torch other than a module, such as a graph or a generator."""
     return type(x).__module__.partition(".")[0] == "torch" and not isinstance(x, torch.nn.Module)
 
 
-def _name(key: Hashable) -> Hashable:
-    return (type(key), key) if type(key) is int or is_constant(key) else _Same(key)
+def _key_token(key: Hashable) -> Hashable:
+    return (type(key), key) if type(key) is int or is_constant(key) else _Identity(key)
 
 
 def _mappings(x: Any) -> list[dict[Any, Any]]:
-    """The dicts that name what an object holds, empty ones apart."""
-    held = (x if isinstance(x, dict) else None, getattr(x, "__dict__", None))
-    return [mapping for mapping in held if isinstance(mapping, dict) and mapping]
+    """Return the non-empty dicts of an object: itself and its `__dict__`."""
+    candidates = (x if isinstance(x, dict) else None, getattr(x, "__dict__", None))
+    return [mapping for mapping in candidates if isinstance(mapping, dict) and mapping]
 
 
-def _live(x: Any) -> Iterator[Collection[Any]]:
-    """The values that an object holds, as collections that always have what it holds now."""
+def _live_views(x: Any) -> Iterator[Collection[Any]]:
+    """Yield live views of the values of an object, which follow its changes."""
     if isinstance(x, (list, set)):
         yield x
     elif isinstance(x, dict):
         yield x.values() if x else x
-    held = getattr(x, "__dict__", None)
-    if isinstance(held, dict):
-        yield held.values() if held else held
+    attributes = getattr(x, "__dict__", None)
+    if isinstance(attributes, dict):
+        yield attributes.values() if attributes else attributes
     elif slots(x):
-        yield _Slots(x)
+        yield _SlotValues(x)
 
 
 def _names_in(code: CodeType) -> set[str]:
-    """Every name that code uses, in functions inside as well."""
+    """Return every name that code uses, nested functions included."""
     inside = (_names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType))
     return set(code.co_names).union(*inside)
 
 
-class _Named(Collection[Any]):
-    """A live view of some values of a dict; raises if one is gone."""
+class _NamedValues(Collection[Any]):
+    """A live view of some values of a dict; raises KeyError if one was deleted."""
 
-    def __init__(self, held: dict[str, Any], names: list[str]) -> None:
-        self._held, self._count = held, len(names)
-        self._get = itemgetter(*names, names[0])  # of a single name it would give no tuple
+    def __init__(self, values: dict[str, Any], names: list[str]) -> None:
+        self._dict, self._count = values, len(names)
+        self._get = itemgetter(*names, names[0])  # repeated, since of a single name it returns no tuple
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._get(self._held))
+        return iter(self._get(self._dict))
 
     def __len__(self) -> int:
         return self._count + 1
@@ -200,15 +202,15 @@ class _Named(Collection[Any]):
         return x in list(self)
 
 
-class _Slots(Collection[Any]):
-    """A live view of an object that has slots in place of a dict."""
+class _SlotValues(Collection[Any]):
+    """A live view of an object with `__slots__`."""
 
     def __init__(self, x: Any) -> None:
         self._x = x
 
     def __iter__(self) -> Iterator[Any]:
-        held = slots(self._x)
-        return chain(held.keys(), held.values())
+        values = slots(self._x)
+        return chain(values.keys(), values.values())
 
     def __len__(self) -> int:
         return 2 * len(slots(self._x))
@@ -218,14 +220,14 @@ class _Slots(Collection[Any]):
 
 
 class Mask(Collection[Any]):
-    """A live view of a module's attributes that hides one which is there only for a while."""
+    """A live view of a module's attributes that shows the original value of one that is temporarily replaced."""
 
     def __init__(self, owner: torch.nn.Module, name: str, hidden: Any, shown: Callable[[], Any]) -> None:
         self.owner = owner
         self._name, self._hidden, self._shown = name, hidden, shown
 
     def items(self) -> dict[str, Any]:
-        """The attributes as they are without it."""
+        """Return the attributes, with the original value of the replaced one."""
         items = dict(vars(self.owner))
         if items.get(self._name) is self._hidden:
             del items[self._name]
@@ -245,14 +247,14 @@ class Mask(Collection[Any]):
         return x in list(self)
 
 
-class _Same:
-    """An object that is compared by identity, and kept alive so that no other takes its address."""
+class _Identity:
+    """A reference that compares by identity, and keeps the object alive so that its address is not reused."""
 
     def __init__(self, x: Any) -> None:
         self._x = x
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self._x is other._x
+        return isinstance(other, _Identity) and self._x is other._x
 
     def __hash__(self) -> int:
         return id(self._x)
@@ -262,13 +264,13 @@ class _Same:
 
 
 def first_difference(before: tuple[Hashable, ...], after: tuple[Hashable, ...]) -> str:
-    """The name of the attribute that two keys first differ in, as far as it can be told."""
+    """Return the name of the first attribute that differs between two keys, or "?"."""
     at = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after)))
-    known = set(_texts(before))
-    added = [name for name in _texts(after) if name not in known]
-    last = list(_texts(after[: at + 1]))[-1:]
+    known = set(_attribute_names(before))
+    added = [name for name in _attribute_names(after) if name not in known]
+    last = list(_attribute_names(after[: at + 1]))[-1:]
     return str((added or last or ["?"])[0])
 
 
-def _texts(key: tuple[Hashable, ...]) -> Iterator[str]:
+def _attribute_names(key: tuple[Hashable, ...]) -> Iterator[str]:
     return (token[1] for token in key if isinstance(token, tuple) and token[0] is str)

@@ -1,4 +1,4 @@
-"""Composite operators that torch decomposes wrongly while it traces: they are preserved."""
+"""Preserve composite operators whose decomposition in torch gives wrong results."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _PRESERVED: Mapping[Any, Decomposition | None] = {
 
 @contextmanager
 def preserve_composite_ops() -> Iterator[None]:
-    """While active, torch does not decompose these operators; restores its tables afterwards."""
+    """While active, torch does not decompose these operators."""
     decompositions = [
         (operator, key, operator.py_kernels.pop(key))
         for operator in _PRESERVED

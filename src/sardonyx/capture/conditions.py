@@ -1,4 +1,4 @@
-"""What a trace assumed of symbolic sizes, as conditions on the sizes of a call."""
+"""Guards of a trace on symbolic sizes, as conditions on the sizes of a call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sardonyx.sizes import Dim
 
 
 def environment_of(values: Iterable[Any]) -> Any:
-    """Torch's record of what was assumed of symbolic sizes; None if nothing is symbolic."""
+    """Return the ShapeEnv of the symbolic sizes among these values; None if nothing is symbolic."""
     for value in values:
         for size in (value,) if isinstance(value, torch.SymInt) else getattr(value, "shape", ()):
             if isinstance(size, torch.SymInt):
@@ -29,10 +29,10 @@ def environment_of(values: Iterable[Any]) -> Any:
 
 
 @contextmanager
-def recording_constants() -> Iterator[dict[sympy.Symbol, str]]:
-    """While active, the user's line is recorded for each symbolic size that becomes a constant.
+def record_specializations() -> Iterator[dict[sympy.Symbol, str]]:
+    """While active, record the user's line for each symbolic size that becomes a constant.
 
-    torch remembers the innermost line alone, which often is its own.
+    torch records only the innermost line, which is often its own.
     """
     from torch.fx.experimental.symbolic_shapes import ShapeEnv  # takes a while to import
 
@@ -41,55 +41,55 @@ def recording_constants() -> Iterator[dict[sympy.Symbol, str]]:
 
     def record(self: ShapeEnv, symbol: sympy.Symbol, value: sympy.Expr, message: str) -> None:
         if value.is_number:
-            lines.setdefault(symbol, innermost_line(traceback.extract_stack()) or "")
+            lines.setdefault(symbol, innermost_user_line(traceback.extract_stack()) or "")
         own(self, symbol, value, message)
 
     with mock.patch.object(ShapeEnv, "_set_replacement", record):
         yield lines
 
 
-_NOT_THE_USERS = tuple(str(Path(module).parent) for module in (torch.__file__, __file__))
+_LIBRARY_FOLDERS = tuple(str(Path(module).parent) for module in (torch.__file__, __file__))
 
 
-def innermost_line(frames: Sequence[traceback.FrameSummary]) -> str | None:
-    """The innermost line that is neither torch's nor ours."""
+def innermost_user_line(frames: Sequence[traceback.FrameSummary]) -> str | None:
+    """Return the innermost line that is neither torch's nor ours."""
     for frame in reversed(frames):
-        if not frame.filename.startswith((*_NOT_THE_USERS, "<")):
+        if not frame.filename.startswith((*_LIBRARY_FOLDERS, "<")):
             return frame_text(frame)
     return None
 
 
 def location_text(location: Any) -> str:
-    """A place in the code that torch remembers."""
-    found = location.maybe_user_loc or location.framework_loc
-    return frame_text(found) if isinstance(found, traceback.FrameSummary) else str(found or "")
+    """Format a source location recorded by torch."""
+    frame = location.maybe_user_loc or location.framework_loc
+    return frame_text(frame) if isinstance(frame, traceback.FrameSummary) else str(frame or "")
 
 
 def frame_text(frame: traceback.FrameSummary) -> str:
-    """A line of code, as errors show it."""
+    """Format a line of code for an error."""
     return f"{frame.filename}:{frame.lineno} in {frame.name}, code: {frame.line}"
 
 
 @dataclass(frozen=True)
 class Condition:
-    """Something that a trace assumed of a call: the call stands for those others of which it holds too."""
+    """A guard: the traced graph is valid for calls that satisfy it."""
 
     text: str
     holds: Callable[[Sequence[int]], bool]
-    """Whether it holds, by the sizes of all arguments."""
+    """Whether the sizes of all arguments satisfy it."""
     where: str = ""
 
     def check(self, sizes: Sequence[int]) -> None:
-        """Raise an error if it does not hold."""
+        """Raise ValueError if the sizes do not satisfy it."""
         if not self.holds(sizes):
-            raise ValueError(f"the model was exported for calls of which {self.text} holds" + self._at())
+            raise ValueError(f"the model was exported for calls with {self.text}" + self._location())
 
-    def _at(self) -> str:
+    def _location(self) -> str:
         return f", which was decided at {self.where}" if self.where else ""
 
 
 def assumptions(graph: torch.fx.GraphModule) -> Iterator[tuple[sympy.Expr, str]]:
-    """What was assumed while a graph was traced, and where in the code; then what its nodes assert of numbers."""
+    """Yield the guards of a traced graph with the line that caused each, then the assertions among its nodes."""
     environment = environment_of(node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder"))
     for guard in environment.guards if environment is not None else ():
         yield environment.replace(guard.expr), location_text(guard.sloc)
@@ -100,24 +100,24 @@ def assumptions(graph: torch.fx.GraphModule) -> Iterator[tuple[sympy.Expr, str]]
             yield value.node.expr, ""
 
 
-def function_of(expr: sympy.Expr, places: Mapping[sympy.Symbol, int]) -> Callable[[Sequence[int]], bool] | None:
-    """A condition as a function of the sizes at these places; None if it is none of them alone, or always holds."""
+def condition_function(expr: sympy.Expr, places: Mapping[sympy.Symbol, int]) -> Callable[[Sequence[int]], bool] | None:
+    """Compile a condition to a function of the sizes at these places; None if constant or of anything else."""
     if expr in (sympy.true, sympy.false) or not expr.free_symbols or expr.free_symbols - set(places):
         return None
     read = {symbol: sympy.Symbol(f"sizes[{place}]", integer=True) for symbol, place in places.items()}
     try:
         return function_of_sizes(PythonPrinter().doprint(expr.xreplace(read)))
-    except ValueError:  # it computes with more than integers
+    except ValueError:  # more than integer arithmetic
         return None
 
 
-def sizes_of(value: Any) -> Sequence[Any]:
-    """What of an argument conditions may speak of."""
+def sizes_or_number(value: Any) -> Sequence[Any]:
+    """Return the shape of a tensor, or a number as a tuple: the values that conditions are about."""
     return value.shape if isinstance(value, torch.Tensor) else (value,)
 
 
-class Sizes:
-    """The sizes of a trace as Python functions of a call's sizes."""
+class SizeExpressions:
+    """Prints symbolic sizes of a trace as Python expressions of a call's `sizes`."""
 
     def __init__(self, dims: Sequence[Dim], environment: Any) -> None:
         self._dims, self._environment = dims, environment
@@ -128,12 +128,12 @@ class Sizes:
         self.is_dynamic = bool(self._read)
 
     def condition(self) -> str:
-        """That every size is what was assumed of it."""
+        """Return the condition that every size satisfies the guards of the trace."""
         terms = [f"sizes[{place}] == {self._text(dim)}" for place, dim in enumerate(self._dims)]
         return " and ".join([*terms, *self._ranges(), *self._guards()]) or "True"
 
     def tuple_of(self, wanted: Sequence[Dim]) -> str:
-        """These expressions."""
+        """Return a tuple of these sizes."""
         return "(" + "".join(f"{self._text(dim)}, " for dim in wanted) + ")"
 
     def _text(self, dim: Any) -> str:
@@ -141,7 +141,7 @@ class Sizes:
             return str(dim)
         unknown = dim.free_symbols - set(self._read)
         if unknown:
-            raise CaptureError(f"a size of the model, {dim}, cannot be told from the sizes of its arguments")
+            raise CaptureError(f"the size {dim} in the model cannot be computed from the sizes of its arguments")
         return f"({PythonPrinter().doprint(dim.xreplace(self._read))})"
 
     def _ranges(self) -> list[str]:
@@ -153,7 +153,7 @@ class Sizes:
         return terms
 
     def _guards(self) -> list[str]:
-        """What tracing decided by, with every size that turned out to be another written as that other."""
+        """Return the guards of the trace, with equal sizes replaced by one symbol."""
         if self._environment is None:
             return []
         exprs = (self._environment.replace(guard.expr) for guard in self._environment.guards)
@@ -161,23 +161,23 @@ class Sizes:
 
 
 def function_of_sizes(expression: str) -> Callable[[Sequence[int]], Any]:
-    """A Python expression of a call's `sizes` as a function; it may compute with integers, and nothing else.
+    """Compile a Python expression of a call's `sizes` to a function; only integer arithmetic is allowed.
 
     >>> function_of_sizes("sizes[0] == 2*sizes[1] and max(sizes[1], 3) < 9")((8, 4))
     True
     >>> function_of_sizes("open('file')")
     Traceback (most recent call last):
-    ValueError: open is no function of sizes
+    ValueError: open is not allowed in an expression of sizes
     """
     for node in ast.walk(ast.parse(expression, mode="eval")):
         if not isinstance(node, _ARITHMETIC):
-            raise ValueError(f"{type(node).__name__} is no arithmetic")
+            raise ValueError(f"{type(node).__name__} is not arithmetic")
         if isinstance(node, ast.Name) and node.id not in ("sizes", *_FUNCTIONS):
-            raise ValueError(f"{node.id} is no function of sizes")
+            raise ValueError(f"{node.id} is not allowed in an expression of sizes")
         if isinstance(node, ast.Constant) and not isinstance(node.value, int):
-            raise ValueError(f"{node.value!r} is no integer")
-    made: Callable[[Sequence[int]], Any] = eval(f"lambda sizes: {expression}", {"__builtins__": {}, **_FUNCTIONS})
-    return made
+            raise ValueError(f"{node.value!r} is not an integer")
+    function: Callable[[Sequence[int]], Any] = eval(f"lambda sizes: {expression}", {"__builtins__": {}, **_FUNCTIONS})
+    return function
 
 
 _FUNCTIONS = {"max": max, "min": min, "abs": abs}

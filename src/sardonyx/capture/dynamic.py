@@ -1,4 +1,4 @@
-"""Dynamic sizes of an export: what is declared, as torch.export takes it, and what became of it."""
+"""Dynamic sizes of an export: parse dynamic_shapes, and check the traced graph against it."""
 
 from __future__ import annotations
 
@@ -11,43 +11,41 @@ import torch
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
-from sardonyx.capture.example import Call, ExampleCall
-from sardonyx.capture.export import Captured
+from sardonyx.capture.example import ArgsKwargs, ExampleCall
+from sardonyx.capture.export import DYNAMIC_SHAPES_HINT, Captured
 from sardonyx.errors import CaptureError
 from sardonyx.sizes import dim_of
 
 log = logging.getLogger(__name__)
 
-_FORM = "dynamic_shapes says of every argument, by position or by name, which sizes may change; None for no size"
 
-
-# What is declared
+# Declarations
 
 
 def shapes_of_examples(
     model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], examples: Sequence[Any]
 ) -> Any:
-    """What is dynamic: every size and integer that differs between the example calls."""
+    """Return dynamic_shapes in which every size and integer that differs between the example calls is dynamic."""
     calls: Any = torch.export.AdditionalInputs()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     for example in examples:
-        calls.add(*_without_floats(call_of(example, args, kwargs)))
+        calls.add(*_without_floats(parse_example(example, args, kwargs)))
     try:
         return calls.dynamic_shapes(model, *_without_floats((tuple(args), dict(kwargs))))
     except Exception as error:
         raise CaptureError(
-            f"the example calls do not fit each other: {str(error).splitlines()[0]}",
-            hint="each must have the same structure as the first: only sizes and numbers may differ",
+            f"the example calls differ in structure: {str(error).splitlines()[0]}",
+            hint="give each the structure of the first: only sizes and numbers may differ",
         ) from error
 
 
-def _without_floats(call: Call) -> Call:
-    """The call with one value for all floats, which torch wants to be equal."""
-    replaced: Call = pytree.tree_map_only(float, lambda _: 0.0, call)
+def _without_floats(call: ArgsKwargs) -> ArgsKwargs:
+    """Replace all floats by one value: torch requires them to be equal."""
+    replaced: ArgsKwargs = pytree.tree_map_only(float, lambda _: 0.0, call)
     return replaced
 
 
-def call_of(example: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-    """A call, from a tuple of arguments, a dict of keywords, a pair of both, or a tensor."""
+def parse_example(example: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ArgsKwargs:
+    """Parse an example call: a tuple of arguments, a dict of keywords, a pair of both, or a tensor."""
     if isinstance(example, Mapping):
         return tuple(args), {**kwargs, **example}
     if isinstance(example, torch.Tensor):
@@ -58,98 +56,99 @@ def call_of(example: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Cal
 
 
 def specs_by_name(call: ExampleCall, dynamic_shapes: Any) -> dict[str, Any]:
-    """What is declared of each argument: in the order of the call, None where nothing is."""
+    """Return the spec of each argument, in the order of the call; None where nothing is declared."""
     if dynamic_shapes is None:
         return dict.fromkeys(call.arguments)
-    declared = dynamic_shapes if isinstance(dynamic_shapes, Mapping) else _by_position(call, list(dynamic_shapes))
+    declared = dynamic_shapes if isinstance(dynamic_shapes, Mapping) else _specs_by_position(call, list(dynamic_shapes))
     specs: dict[str, Any] = dict.fromkeys(call.arguments)
     for name, spec in declared.items():
-        specs |= _by_argument(call, name, spec)
+        specs |= _specs_by_argument(call, name, spec)
     return specs
 
 
-def _by_position(call: ExampleCall, specs: list[Any]) -> Mapping[str, Any]:
-    """Declared for each parameter of `forward`, as torch.export takes it, or for each argument."""
-    if len(specs) == len(call.grouped) and all(map(_fits, call.grouped.items(), specs)):
+def _specs_by_position(call: ExampleCall, specs: list[Any]) -> Mapping[str, Any]:
+    """Match specs to the parameters of `forward`, as torch.export does, or to the arguments."""
+    if len(specs) == len(call.grouped) and all(map(_matches_parameter, call.grouped.items(), specs)):
         return dict(zip(call.grouped, specs, strict=True))
     if len(specs) == len(call.arguments):
         return dict(zip(call.arguments, specs, strict=True))
-    given = f"{len(call.arguments)} arguments: {', '.join(call.arguments)}"
-    raise _misdeclared(f"dynamic_shapes has {len(specs)} elements, and the call {given}")
+    arguments = f"{len(call.arguments)} arguments: {', '.join(call.arguments)}"
+    raise _declaration_error(f"dynamic_shapes has {len(specs)} elements, and the call {arguments}")
 
 
-def _misdeclared(what: str) -> CaptureError:
-    return CaptureError(f"torch.export cannot capture the model: {what}", hint=_FORM)
+def _declaration_error(what: str) -> CaptureError:
+    return CaptureError(f"torch.export cannot capture the model: {what}", hint=DYNAMIC_SHAPES_HINT)
 
 
-def _fits(group: tuple[str, Sequence[str]], spec: Any) -> bool:
+def _matches_parameter(group: tuple[str, Sequence[str]], spec: Any) -> bool:
     name, names = group
     return list(names) == [name] or spec is None or _is_grouped(names, spec)
 
 
 def _is_grouped(names: Sequence[str], spec: Any) -> bool:
-    """Whether a spec has one part for each argument of `*args` or `**kwargs`."""
+    """Whether a spec has one entry per argument of `*args` or `**kwargs`."""
     if isinstance(spec, Mapping):
         return set(spec) <= set(names)
     return isinstance(spec, (tuple, list)) and len(spec) == len(names)
 
 
-def _by_argument(call: ExampleCall, name: str, spec: Any) -> dict[str, Any]:
+def _specs_by_argument(call: ExampleCall, name: str, spec: Any) -> dict[str, Any]:
     names = call.grouped.get(name, [name] if name in call.arguments else None)
     if names is None:
-        given = ", ".join(call.arguments)
-        raise _misdeclared(f"dynamic_shapes names {name!r}, which the call does not have: it has {given}")
+        raise _declaration_error(
+            f"dynamic_shapes names {name!r}, which is not an argument: {', '.join(call.arguments)}"
+        )
     if list(names) == [name]:
         return {name: spec}
     if spec is None:
         return {}
     if not _is_grouped(names, spec):
-        raise _misdeclared(f"dynamic_shapes has {spec!r} for the {len(names)} arguments of {name!r}")
+        raise _declaration_error(f"dynamic_shapes has {spec!r} for the {len(names)} arguments of {name!r}")
     return dict(spec) if isinstance(spec, Mapping) else dict(zip(names, spec, strict=True))
 
 
-def hints(specs: Any) -> Any:
-    """Names written as text, which torch.export does not take, as the hint that a size is dynamic."""
+def names_to_dim_hints(specs: Any) -> Any:
+    """Replace names of sizes given as strings, which torch.export does not accept, by `Dim.DYNAMIC`."""
     if isinstance(specs, str):
         return Dim.DYNAMIC
     if isinstance(specs, Mapping):
-        return {key: hints(value) for key, value in specs.items()}
+        return {key: names_to_dim_hints(value) for key, value in specs.items()}
     if isinstance(specs, (tuple, list)):
-        return type(specs)(map(hints, specs))
+        return type(specs)(map(names_to_dim_hints, specs))
     return specs
 
 
 def leaf_specs(call: ExampleCall, specs: Mapping[str, Any]) -> list[Any]:
-    """What is declared of each flattened argument; None where nothing is."""
+    """Return the spec of each flattened argument; None where nothing is declared."""
     return [spec for name, value in call.arguments.items() for spec in _leaves(value, specs[name])]
 
 
 def _leaves(value: Any, spec: Any) -> Iterator[Any]:
-    parts = _parts(value)
+    parts = _children(value)
     if parts is None:
         yield spec
         return
     if isinstance(value, Mapping):
-        held = [spec.get(key) if isinstance(spec, Mapping) else None for key in value]
+        inner_specs = [spec.get(key) if isinstance(spec, Mapping) else None for key in value]
     else:
-        held = list(spec) if isinstance(spec, (tuple, list)) and len(spec) == len(parts) else [None] * len(parts)
-    for part, inner in zip(parts, held, strict=True):
+        inner_specs = list(spec) if isinstance(spec, (tuple, list)) and len(spec) == len(parts) else [None] * len(parts)
+    for part, inner in zip(parts, inner_specs, strict=True):
         yield from _leaves(part, inner)
 
 
-def _parts(value: Any) -> list[Any] | None:
-    """What a container of the arguments holds; None for a leaf."""
+def _children(value: Any) -> list[Any] | None:
+    """Return the children of a pytree node; None for a leaf."""
     parts, spec = pytree.tree_flatten(value, is_leaf=lambda x: x is not value)
     return None if spec.is_leaf() else parts
 
 
-# What became of it
+# The traced graph
 
 
-def _declared(
+def _declared_sizes(
     call: ExampleCall, captured: Captured, specs: Mapping[str, Any]
 ) -> Iterator[tuple[str, torch.SymInt | int, Any]]:
-    """Every size and integer of which something is declared: what it is called, what it became, and the declaration."""
+    """Yield each declared size and integer: its path, its value in the trace, and its declaration."""
     values = [node.meta.get("val") for node in captured.graph.graph.find_nodes(op="placeholder")]
     paths, declared = [path for path, _ in call.leaves], leaf_specs(call, specs)
     for index, place in captured.inputs.items():
@@ -163,9 +162,9 @@ def _declared(
 
 
 def names_of_sizes(call: ExampleCall, captured: Captured, specs: Mapping[str, Any]) -> dict[sympy.Symbol, str]:
-    """The user's names of symbolic sizes: that of `Dim("batch")`, or a text, at an axis names the size found there."""
+    """Return the user's names of symbolic sizes, from `Dim("batch")` or a string in dynamic_shapes."""
     names: dict[sympy.Symbol, str] = {}
-    for name, size in _named(call, captured, specs):
+    for name, size in _named_sizes(call, captured, specs):
         symbol = dim_of(size)
         if isinstance(symbol, sympy.Symbol):
             names.setdefault(symbol, name)
@@ -176,48 +175,50 @@ def _name_of(dim: Any) -> str:
     return dim if isinstance(dim, str) else getattr(dim, "__name__", None) or ""
 
 
-def _named(call: ExampleCall, captured: Captured, specs: Mapping[str, Any]) -> list[tuple[str, torch.SymInt | int]]:
-    return [(_name_of(dim), size) for _, size, dim in _declared(call, captured, specs) if _name_of(dim)]
+def _named_sizes(
+    call: ExampleCall, captured: Captured, specs: Mapping[str, Any]
+) -> list[tuple[str, torch.SymInt | int]]:
+    return [(_name_of(dim), size) for _, size, dim in _declared_sizes(call, captured, specs) if _name_of(dim)]
 
 
 def unify_sizes(call: ExampleCall, captured: Captured, specs: Mapping[str, Any]) -> None:
-    """Make one symbol of sizes that have one name, which torch.export took for several.
+    """Unify the symbols of sizes that have the same name.
 
-    They are equal in the example, so it is enough to ask torch whether they are.
+    They are equal in the example, so comparing them makes torch add the guard that unifies them.
     """
     first: dict[str, torch.SymInt | int] = {}
-    for name, size in _named(call, captured, specs):
+    for name, size in _named_sizes(call, captured, specs):
         bool(first.setdefault(name, size) == size)
 
 
 def refuse_constants(
     call: ExampleCall, captured: Captured, specs: Mapping[str, Any], line_of: Callable[[torch.fx.Node], str]
 ) -> None:
-    """Raise for a size that was declared dynamic and became a constant; warn of one that is left to torch."""
-    for path, size, dim in _declared(call, captured, specs):
+    """Raise for a size that was declared dynamic and became a constant; for `Dim.AUTO` only warn."""
+    for path, size, dim in _declared_sizes(call, captured, specs):
         if dim is None or isinstance(dim, int) or _hint(dim) == "STATIC" or not isinstance(dim_of(size), int):
             continue
-        where = _where(captured, size, line_of)
+        where = _cause_line(captured, size, line_of)
         if _hint(dim) == "AUTO":
             log.warning("%s is a constant of the exported model, %d%s", path, size, f", at {where}" if where else "")
             continue
         raise CaptureError(
-            f"{path} was declared dynamic, and became the constant {int(size)}",
+            f"{path} was declared dynamic, but became the constant {int(size)}",
             where=where,
-            hint="change that line, or leave that size out of dynamic_shapes",
+            hint="change that line, or remove the size from dynamic_shapes",
         )
 
 
 def _hint(dim: Any) -> str:
-    """The name of a hint, as of `Dim.AUTO`; empty for a size that has a name."""
+    """Return the name of a dim hint, such as AUTO for `Dim.AUTO`; empty for a named size."""
     return str(getattr(getattr(dim, "type", None), "name", ""))
 
 
-def _where(captured: Captured, size: torch.SymInt | int, line_of: Callable[[torch.fx.Node], str]) -> str | None:
-    """The line that made a constant of a size."""
+def _cause_line(captured: Captured, size: torch.SymInt | int, line_of: Callable[[torch.fx.Node], str]) -> str | None:
+    """Return the line that made a size a constant."""
     if not isinstance(size, torch.SymInt):
         return None
-    found = captured.specialized.get(size.node._expr, "")
-    if isinstance(found, str):
-        return found or None
-    return line_of(found) or f"the decomposition of {found.target}"
+    cause = captured.specialized.get(size.node._expr, "")
+    if isinstance(cause, str):
+        return cause or None
+    return line_of(cause) or f"the decomposition of {cause.target}"

@@ -1,7 +1,7 @@
-"""The call that a module is exported with: its arguments by name, and what of it becomes an input of the graph.
+"""The example call that a module is exported with: its arguments by name, and which numbers become inputs.
 
-Tensors of the call share no memory: torch.export takes two that do for one. A Python number may become an input, as a
-tensor without dimensions that `forward` reads by `.item()`: torch.export takes every other number for a constant.
+Tensors of the call are copied if they share memory: torch.export treats two that do as one. A Python number may become
+an input, as a 0-d tensor that `forward` reads by `.item()`: torch.export makes every other number a constant.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from torch.utils import _pytree as pytree
 
 from sardonyx.errors import CaptureError
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]
+ArgsKwargs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class ExampleCall:
-    """A call of a module, with its arguments by name: those of `*args` as `args_0`, `args_1`."""
+    """A call of a module, with its arguments by name; those of `*args` are `args_0`, `args_1`."""
 
     model: torch.nn.Module
     arguments: Mapping[str, Any]
     positional: int
-    """How many of the arguments are positional."""
+    """The number of positional arguments."""
     grouped: Mapping[str, Sequence[str]]
-    """For each parameter of `forward` that is given, the names of its arguments here."""
+    """The names in `arguments` that belong to each parameter of `forward`."""
     numbers: frozenset[int] = frozenset()
-    """Which of the flattened arguments are numbers that become inputs."""
+    """The flattened arguments that are numbers and become inputs."""
 
     @classmethod
     def of(cls, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ExampleCall:
-        """Name the arguments of a call, and separate their memory."""
+        """Name the arguments of a call, and copy tensors that share memory."""
         signature = inspect.signature(model.forward)
         try:
             bound = signature.bind(*args, **kwargs).arguments
@@ -49,12 +49,12 @@ class ExampleCall:
             grouped[name] = list(group)
             arguments |= group
         order = [*list(arguments)[: len(args)], *(name for name in arguments if name in kwargs)]
-        separate = _separate(model, [arguments[name] for name in order])
+        separate = _copy_shared_memory(model, [arguments[name] for name in order])
         return cls(model, dict(zip(order, separate, strict=True)), len(args), grouped)
 
     @property
-    def call(self) -> Call:
-        """The arguments as `forward` is called with them here: numbers that are inputs are tensors."""
+    def call(self) -> ArgsKwargs:
+        """The arguments, with numbers that are inputs as 0-d tensors."""
         leaves, spec = pytree.tree_flatten(dict(self.arguments))
         for place in self.numbers:
             leaves[place] = number_as_tensor(leaves[place])
@@ -67,17 +67,17 @@ class ExampleCall:
 
     @property
     def leaves(self) -> list[tuple[str, Any]]:
-        """Every flattened argument, with the path to it: `scale`, `xs[1]`, `options['factor']`."""
-        return [(path_to(path), leaf) for path, leaf in pytree.tree_flatten_with_path(dict(self.arguments))[0]]
+        """The flattened arguments, each with its path: `scale`, `xs[1]`, `options['factor']`."""
+        return [(format_path(path), leaf) for path, leaf in pytree.tree_flatten_with_path(dict(self.arguments))[0]]
 
     def with_numbers(self, places: Collection[int]) -> ExampleCall:
-        """The same call, with these numbers as inputs."""
+        """Return the same call with these numbers as inputs."""
         return replace(self, numbers=frozenset(places))
 
     @contextmanager
-    def presented(self) -> Iterator[None]:
+    def patched_forward(self) -> Iterator[None]:
         """While active, the module's `forward` takes each argument by name, and numbers as tensors."""
-        own, around = self.model.forward, vars(self.model).get("forward")
+        own, instance_forward = self.model.forward, vars(self.model).get("forward")
 
         @functools.wraps(own)
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -89,8 +89,8 @@ class ExampleCall:
             yield
         finally:
             del vars(self.model)["forward"]
-            if around is not None:
-                vars(self.model)["forward"] = around
+            if instance_forward is not None:
+                vars(self.model)["forward"] = instance_forward
 
     def _parameter(self, index: int) -> inspect.Parameter:
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if index < self.positional else inspect.Parameter.KEYWORD_ONLY
@@ -105,14 +105,14 @@ class ExampleCall:
 
 
 def _group(name: str, value: Any, kind: Any) -> dict[str, Any]:
-    """The arguments that one parameter takes."""
+    """Return the arguments of one parameter by name."""
     if kind is inspect.Parameter.VAR_POSITIONAL:
         return {f"{name}_{index}": item for index, item in enumerate(value)}
     return dict(value) if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
 
 
-def path_to(path: Sequence[Any]) -> str:
-    """The way to a leaf of the arguments, whose first step is an argument's name."""
+def format_path(path: Sequence[Any]) -> str:
+    """Format the path of a leaf, which starts with the name of an argument."""
     return str(path[0].key) + pytree.keystr(tuple(path[1:]))
 
 
@@ -120,53 +120,53 @@ def path_to(path: Sequence[Any]) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a Python number that can be an input: bools choose branches, as strings do."""
+    """Whether a value is a Python number that can be an input; bools are not, since they select branches."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def number_as_tensor(value: float) -> torch.Tensor:
-    """A Python number as the model takes it, as precise as it is in Python."""
+    """Return a Python number as a 0-d tensor of the same precision, float64 or int64."""
     return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
 
 
 def _read_numbers(values: Sequence[Any], places: Collection[int]) -> list[Any]:
-    """The values, with the tensors at these flattened places read as numbers."""
+    """Return the values, with the tensors at these flattened places replaced by their numbers."""
     leaves, spec = pytree.tree_flatten(list(values))
     read = [leaf.item() if place in places else leaf for place, leaf in enumerate(leaves)]
-    found: list[Any] = pytree.tree_unflatten(read, spec)
-    return found
+    values_read: list[Any] = pytree.tree_unflatten(read, spec)
+    return values_read
 
 
 # Memory
 
 
-def _separate(model: torch.nn.Module, values: list[Any]) -> list[Any]:
-    """The values, with a copy of every tensor that shares memory with another one or with a weight."""
+def _copy_shared_memory(model: torch.nn.Module, values: list[Any]) -> list[Any]:
+    """Return the values, with a copy of every tensor that shares memory with another one or with a weight."""
     leaves, spec = pytree.tree_flatten(values)
-    taken = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    used = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
     copied = False
     for place, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
-            if _storage(leaf) in taken:
-                leaves[place], copied = _copy(leaf), True
-            taken.add(_storage(leaf))
+            if _storage(leaf) in used:
+                leaves[place], copied = _clone(leaf), True
+            used.add(_storage(leaf))
     return pytree.tree_unflatten(leaves, spec) if copied else values
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    """Which memory a tensor has; the tensor itself for one that has no memory of its own."""
+    """Return an id of a tensor's storage; of the tensor itself if it has no storage."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):  # sparse tensors and wrapper subclasses
         return id(tensor)
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
+def _clone(tensor: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
-def fresh(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-    """The arguments with copies of their tensors, which a call may edit in place."""
-    copied: Call = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.clone(), (tuple(args), dict(kwargs)))
+def clone_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ArgsKwargs:
+    """Return the arguments with cloned tensors, which a call may modify in place."""
+    copied: ArgsKwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.clone(), (tuple(args), dict(kwargs)))
     return copied

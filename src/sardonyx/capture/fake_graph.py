@@ -1,4 +1,4 @@
-"""Graphs that a backend of torch.compile is handed: their arguments are fake, and sizes among them are symbols."""
+"""Trace graphs that a backend of torch.compile receives, with fake arguments and symbolic sizes."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def has_fake_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether arguments have no values: torch.export takes no such."""
+    """Whether any argument is fake or symbolic, which torch.export does not accept."""
     return any(isinstance(x, (FakeTensor, *_SYMBOLS)) for x in pytree.tree_leaves((args, kwargs)))
 
 
 def trace_fake_graph(
     model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], preserved: frozenset[str]
 ) -> tuple[torch.fx.GraphModule, pytree.TreeSpec, pytree.TreeSpec]:
-    """The ATen operators of a graph, as a graph that edits nothing, with the arrangement of arguments and results."""
+    """Trace a graph to a functional graph of ATen operators; also return the pytree specs of arguments and results."""
     leaves, in_spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     leaves = _as_placeholders(model, leaves)
     out_spec: list[pytree.TreeSpec] = []
 
     def call(*flat: Any) -> Any:
-        given, named = pytree.tree_unflatten(list(flat), in_spec)
-        results, spec = pytree.tree_flatten(model(*given, **named))
+        args, kwargs = pytree.tree_unflatten(list(flat), in_spec)
+        results, spec = pytree.tree_flatten(model(*args, **kwargs))
         out_spec.append(spec)
         return results
 
@@ -44,17 +44,17 @@ def trace_fake_graph(
 
 
 def _as_placeholders(model: torch.nn.Module, leaves: list[Any]) -> list[Any]:
-    """Arguments as the graph's placeholders have them: dynamo hands over real tensors beside symbolic sizes."""
+    """Replace arguments by the fake values of placeholders: dynamo passes real tensors with symbolic sizes."""
     nodes = model.graph.find_nodes(op="placeholder") if isinstance(model, torch.fx.GraphModule) else []
-    held = [node.meta.get("val", node.meta.get("example_value")) for node in nodes]
-    if len(held) != len(leaves):
+    fakes = [node.meta.get("val", node.meta.get("example_value")) for node in nodes]
+    if len(fakes) != len(leaves):
         return leaves
-    return [x if isinstance(x, (FakeTensor, *_SYMBOLS)) else leaf for x, leaf in zip(held, leaves, strict=True)]
+    return [x if isinstance(x, (FakeTensor, *_SYMBOLS)) else leaf for x, leaf in zip(fakes, leaves, strict=True)]
 
 
 @contextmanager
 def _allow_real_tensors(args: Sequence[Any]) -> Iterator[None]:
-    """Let constants of a graph, which are real, be used beside its fake arguments."""
+    """While active, allow a graph's constants, which are real, together with fake arguments."""
     mode: Any = detect_fake_mode(args)
     if mode is None:
         yield

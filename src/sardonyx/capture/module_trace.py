@@ -1,4 +1,4 @@
-"""One call of a module as a graph of its tensors, and for which other calls that graph stands."""
+"""Trace one call of a module to a graph of its tensors, with a guard for the calls it is valid for."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 import torch
 
-from sardonyx.capture.arguments import Arguments, ResultBuilder, Results, copy_of, held_by
+from sardonyx.capture.arguments import Arguments, ResultBuilder, Results, contents_of_containers, copy_arguments
 from sardonyx.capture.attributes import first_difference
-from sardonyx.capture.conditions import Sizes, environment_of, function_of_sizes
+from sardonyx.capture.conditions import SizeExpressions, environment_of, function_of_sizes
 from sardonyx.capture.export import Captured, capture
 from sardonyx.errors import CaptureError
 from sardonyx.sizes import Dim, dim_of, dims_of
 
-_INSIDE = "module"
+_MODULE_NAME = "module"
 
 
 class FlatModule(torch.nn.Module):
-    """A module that takes the tensors of a call one by one, and returns those that are new, one by one.
+    """A module that takes the flattened tensors of a call, and returns those that it computes.
 
-    What else the call has is held: it is part of the graph that is made of it.
+    All other arguments are constants of the traced graph.
     """
 
     results: Results
@@ -31,37 +31,37 @@ class FlatModule(torch.nn.Module):
         self,
         module: torch.nn.Module,
         forward: Callable[..., Any],
-        given: Any,
+        call: Any,
         dynamic: Collection[int] = (),
         state: Callable[[], tuple[Any, ...]] = tuple,
     ) -> None:
         super().__init__()
         self._state = state
-        self.add_module(_INSIDE, module)
-        arguments = Arguments.of(given)
-        self._forward, self._given = forward, given
+        self.add_module(_MODULE_NAME, module)
+        arguments = Arguments.of(call)
+        self._forward, self._call = forward, call
         self._integers, self._count, self._dynamic = arguments.integers, len(arguments.tensors), sorted(dynamic)
         self._gaps = arguments.gaps
 
     def forward(self, *flat: Any) -> tuple[torch.Tensor, ...]:
-        """Call the module; `results` then tells how its results are put together."""
+        """Call the module, and set `results`, which rebuilds its results."""
         tensors, integers = flat[: self._count], list(self._integers)
         for index, integer in zip(self._dynamic, flat[self._count :], strict=True):
             integers[index] = integer
-        copy = copy_of(self._given, tensors, integers)
-        before = held_by(copy)
+        copy = copy_arguments(self._call, tensors, integers)
+        before = contents_of_containers(copy)
         args, kwargs = copy.value
         state = self._state()
         result = self._forward(*args, **kwargs)
         self._refuse_change(state, self._state())
         self.symbolic = []
         self.results = Results(result, copy, before, tensors, self._gaps, self._size)
-        return self.results.take()
+        return self.results.take_tensors()
 
     def _refuse_change(self, before: tuple[Any, ...], after: tuple[Any, ...]) -> None:
         if before != after:
             changed = first_difference(before, after)
-            raise CaptureError(f"forward changes the attribute {changed!r}, which a compiled module would not")
+            raise CaptureError(f"forward changes the attribute {changed!r}, which a compiled module does not support")
 
     def _size(self, size: torch.SymInt) -> ResultBuilder:
         index = len(self.symbolic)
@@ -71,22 +71,22 @@ class FlatModule(torch.nn.Module):
 
 @dataclass(frozen=True)
 class ModuleTrace:
-    """A graph of a call."""
+    """The graph of a traced call."""
 
     graph: torch.fx.GraphModule
     weights: Mapping[int, str | torch.Tensor]
-    """Placeholders that are weights, by their names in the module, or constants of its code."""
+    """Placeholders that are weights: the name in the module, or the tensor if it is a constant of the code."""
     inputs: Mapping[int, int]
-    """Placeholders that a call gives: the place of each among the call's tensors and then its dynamic integers."""
+    """Placeholders that are arguments: the index among the call's tensors followed by its dynamic integers."""
     dynamic: tuple[int, ...]
-    """Which of a call's integers are inputs."""
+    """The indices of a call's integers that are inputs."""
     results: Results
     accepts: Callable[[Sequence[int]], bool]
-    """Whether the graph stands for calls of these sizes too."""
+    """The guard: whether the graph is valid for calls of these sizes."""
     condition: str
-    """That, as a Python expression of `sizes`."""
+    """The guard as a Python expression of `sizes`."""
     numbers: Callable[[Sequence[int]], Sequence[int]]
-    """The integers that results have in them, from a call's sizes."""
+    """Computes the symbolic integers among the results from a call's sizes."""
     is_dynamic: bool
     has_numbers: bool = False
 
@@ -99,20 +99,20 @@ class ModuleTrace:
 def trace(
     module: torch.nn.Module,
     forward: Callable[..., Any],
-    given: Any,
+    call: Any,
     arguments: Arguments,
     varying: Collection[int],
     state: Callable[[], tuple[Any, ...]],
     preserved: Collection[str] = (),
 ) -> ModuleTrace:
-    """Trace a call. `varying` are the places, in `Arguments.sizes`, of what is to stay a symbol where it can.
+    """Trace a call. `varying` are the indices in `Arguments.sizes` that are to be symbolic if possible.
 
-    `state` tells all that the module's attributes are. Torch.export takes back what a forward does to them, and would
-    leave it out of the graph. Operators named in `preserved` stay as they are.
+    `state` returns a key of the module's attributes, to detect that forward changes them: torch.export reverts such
+    changes and omits them from the graph. Operators named in `preserved` are not decomposed.
     """
     first = sum(tensor.dim() for tensor in arguments.tensors)
     dynamic = tuple(place - first for place in sorted(varying) if place >= first)
-    flat = FlatModule(module, forward, given, dynamic, state)
+    flat = FlatModule(module, forward, call, dynamic, state)
     auto: Any = torch.export.Dim.AUTO
     specs: list[Any] = []
     at = 0
@@ -123,19 +123,19 @@ def trace(
     with torch.inference_mode(False):
         captured = capture(flat, inputs, {}, ((*specs, *(auto for _ in dynamic)),), preserved)
     _refuse_edits(captured)
-    return _traced(captured, flat, arguments, dynamic)
+    return _new_trace(captured, flat, arguments, dynamic)
 
 
 def _refuse_edits(captured: Captured) -> None:
-    edited = "an argument in place" if captured.mutated else "a buffer" if captured.buffers else None
-    if edited:
+    modified = "an argument in place" if captured.mutated else "a buffer" if captured.buffers else None
+    if modified:
         raise CaptureError(
-            f"forward edits {edited}, which a compiled module cannot",
-            hint='fallback="warn" lets torch.compile(model, backend="sardonyx") do it, which can',
+            f"forward modifies {modified}, which a compiled module does not support",
+            hint='use fallback="warn", which runs it by torch.compile(model, backend="sardonyx")',
         )
 
 
-def _traced(captured: Captured, flat: FlatModule, arguments: Arguments, dynamic: tuple[int, ...]) -> ModuleTrace:
+def _new_trace(captured: Captured, flat: FlatModule, arguments: Arguments, dynamic: tuple[int, ...]) -> ModuleTrace:
     values = [node.meta.get("val") for node in captured.graph.graph.find_nodes(op="placeholder")]
     by_place = {place: values[index] for index, place in captured.inputs.items()}
     dims: list[Dim] = []
@@ -146,7 +146,7 @@ def _traced(captured: Captured, flat: FlatModule, arguments: Arguments, dynamic:
     for at, index in enumerate(dynamic):
         value = by_place.get(len(arguments.tensors) + at)
         integers[index] = dim_of(value) if isinstance(value, (int, torch.SymInt)) else integers[index]
-    sizes = Sizes([*dims, *integers], environment_of(values))
+    sizes = SizeExpressions([*dims, *integers], environment_of(values))
     weights = {index: _weight(flat, name, tensor) for index, (name, tensor) in captured.weights.items()}
     numbers = [dim_of(size) for size in flat.symbolic]
     return ModuleTrace(
@@ -155,7 +155,7 @@ def _traced(captured: Captured, flat: FlatModule, arguments: Arguments, dynamic:
         inputs=captured.inputs,
         dynamic=dynamic,
         results=flat.results,
-        accepts=_accepts(sizes),
+        accepts=_guard_function(sizes),
         condition=sizes.condition(),
         numbers=function_of_sizes(sizes.tuple_of(numbers)),
         is_dynamic=sizes.is_dynamic,
@@ -163,23 +163,23 @@ def _traced(captured: Captured, flat: FlatModule, arguments: Arguments, dynamic:
     )
 
 
-def _accepts(sizes: Sizes) -> Callable[[Sequence[int]], Any]:
-    """Whether the trace stands for a call of other sizes."""
+def _guard_function(sizes: SizeExpressions) -> Callable[[Sequence[int]], Any]:
+    """Compile the guard of a trace."""
     try:
         return function_of_sizes(sizes.condition())
     except ValueError as error:
-        raise CaptureError(f"the trace assumed more of sizes than integers can tell: {error}") from error
+        raise CaptureError(f"a guard of the trace is not integer arithmetic: {error}") from error
 
 
 def _weight(flat: FlatModule, name: str, tensor: torch.Tensor) -> str | torch.Tensor:
-    """The name of a tensor that the module holds; other tensors are constants of its code."""
-    inside = name.removeprefix(f"{_INSIDE}.")
-    return tensor if inside == name or tensor_of(flat, name) is None else inside
+    """Return the name of a tensor of the module; other tensors are constants of its code."""
+    inside = name.removeprefix(f"{_MODULE_NAME}.")
+    return tensor if inside == name or find_tensor(flat, name) is None else inside
 
 
-def tensor_of(module: torch.nn.Module, name: str) -> torch.Tensor | None:
-    """The tensor of this name in a module."""
-    found: Any = module
+def find_tensor(module: torch.nn.Module, name: str) -> torch.Tensor | None:
+    """Return the tensor of this dotted name in a module; None if there is none."""
+    value: Any = module
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return found if isinstance(found, torch.Tensor) else None
+        value = getattr(value, part, None)
+    return value if isinstance(value, torch.Tensor) else None

@@ -1,4 +1,4 @@
-"""Compile a graph whole where ONNX can express all of it, else in parts, around the nodes that stay in torch."""
+"""Compile a graph as one region if ONNX can express it, else partition it around the nodes that stay in torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from sardonyx.capture.regions import Region, copied, partition, region_of, torchs_own
+from sardonyx.capture.regions import Region, copy_graph, partition, region_of, torch_only_nodes
 from sardonyx.capture.views import views_of_inputs, views_shared_by_outputs
 from sardonyx.errors import UnsupportedOperator
 from sardonyx.options import Options
@@ -24,7 +24,7 @@ _HINT = 'options={"fallback": "warn"} runs it in torch; CONTRIBUTING.md shows ho
 
 @dataclass(frozen=True)
 class Partitioner(Generic[R]):
-    """Decides which nodes stay in torch, and compiles the rest."""
+    """Decides which nodes stay in torch, and compiles the regions between them."""
 
     kind: str
     weights: frozenset[int]
@@ -33,11 +33,11 @@ class Partitioner(Generic[R]):
     compile_region: Callable[[Region], R]
     """Raises `NotExpressible` for a region that has no translation."""
     translate: Callable[[torch.fx.GraphModule, set[torch.fx.Node]], object]
-    """Translates a graph without the nodes that stay; raises `NotExpressible` with every node that it refuses."""
+    """Translates a graph without the nodes that stay; raises `NotExpressible` with every node without a translation."""
 
     def compile(self, graph: torch.fx.GraphModule) -> R | torch.fx.GraphModule:
-        """The graph as one compiled region, or as a graph that calls compiled regions."""
-        stays = views_of_inputs(graph.graph) | torchs_own(graph.graph)
+        """Compile the graph to one region, or to a graph that calls compiled regions."""
+        stays = views_of_inputs(graph.graph) | torch_only_nodes(graph.graph)
         if self.kind != "backward":
             stays |= views_shared_by_outputs(graph.graph)
         whole = None if stays else region_of(graph, self.weights)
@@ -45,18 +45,18 @@ class Partitioner(Generic[R]):
             try:
                 return self.compile_region(whole)
             except NotExpressible as error:
-                stays |= self._refuse(error.refusals)
-        return self._partitioned(graph, stays | self._refuse(self._refusals(graph, stays)))
+                stays |= self._note_refusals(error.refusals)
+        return self._compile_parts(graph, stays | self._note_refusals(self._refusals(graph, stays)))
 
-    def _partitioned(self, graph: torch.fx.GraphModule, stays: set[torch.fx.Node]) -> torch.fx.GraphModule:
-        """The graph in parts. A part may lack what the whole has, as the size that only another part's input tells."""
+    def _compile_parts(self, graph: torch.fx.GraphModule, stays: set[torch.fx.Node]) -> torch.fx.GraphModule:
+        """Partition the graph and compile its regions, which may lack sizes that only inputs of others have."""
         while True:
-            attempt, twins = copied(graph)
+            attempt, twins = copy_graph(graph)
             self.report.regions.clear()
             try:
                 return partition(attempt, self.weights, {twins[node] for node in stays}, self.compile_region)
             except NotExpressible as error:
-                self._refuse(error.refusals)
+                self._note_refusals(error.refusals)
                 names = {refusal.node.name for refusal in error.refusals}
                 more = {node for node in graph.graph.nodes if node.name in names} - stays
                 if not more:
@@ -64,14 +64,14 @@ class Partitioner(Generic[R]):
                 stays = stays | more
 
     def _refusals(self, graph: torch.fx.GraphModule, stays: set[torch.fx.Node]) -> list[Refusal]:
-        """Nodes without a translation, those behind a refused one included."""
+        """Return all nodes without a translation, including those that depend on another one."""
         try:
             self.translate(graph, stays)
         except NotExpressible as error:
             return list({refusal.node: refusal for refusal in error.refusals}.values())
         return []
 
-    def _refuse(self, refusals: Sequence[Refusal]) -> set[torch.fx.Node]:
+    def _note_refusals(self, refusals: Sequence[Refusal]) -> set[torch.fx.Node]:
         if refusals and self.options.fallback == "error":
             raise unsupported(refusals, _HINT)
         for refusal in refusals:
@@ -81,7 +81,7 @@ class Partitioner(Generic[R]):
 
 
 def unsupported(refusals: Sequence[Refusal], hint: str) -> UnsupportedOperator:
-    """The error that names what ONNX cannot express, where it is written, and the next step."""
+    """Return the error for nodes that ONNX cannot express, with the source line of the first."""
     first = refusals[0]
     others = Counter(str(r.node.target) for r in refusals[1:])
     also = "; also " + ", ".join(f"{name} ×{count}" for name, count in others.most_common()) if others else ""

@@ -1,4 +1,4 @@
-"""Strides that eager's kernels give, where those that torch traces differ."""
+"""Correct traced strides that differ from those of eager's kernels."""
 
 from __future__ import annotations
 
@@ -17,81 +17,81 @@ _aten = torch.ops.aten
 Rule: TypeAlias = Callable[..., Any]
 
 
-def _by_element(traced: torch.Tensor, x: torch.Tensor, y: Any, **_: Any) -> torch.Tensor:
-    """As an operator by element over the same operands whose meta kernel is that of eager."""
-    alike = _aten.eq.Tensor(x, y) if isinstance(y, torch.Tensor) else _aten.eq.Scalar(x, y)
-    return traced.new_empty_strided(traced.shape, alike.stride())
+def _elementwise(traced: torch.Tensor, x: torch.Tensor, y: Any, **_: Any) -> torch.Tensor:
+    """Strides of an elementwise operator over the same operands whose meta kernel agrees with eager."""
+    reference = _aten.eq.Tensor(x, y) if isinstance(y, torch.Tensor) else _aten.eq.Scalar(x, y)
+    return traced.new_empty_strided(traced.shape, reference.stride())
 
 
 def _contiguous(traced: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    """As a kernel that lays its result out without looking at its operands."""
+    """Strides of a kernel whose result is always contiguous."""
     return traced.new_empty(traced.shape)
 
 
 def _contiguous_on_cpu(traced: Sequence[torch.Tensor], *_: Any) -> Sequence[torch.Tensor]:
-    """As a kernel that on the CPU reads a contiguous copy."""
+    """Strides of a kernel that reads a contiguous copy on the CPU."""
     return [x.new_empty(x.shape) if x.device.type == "cpu" else x for x in traced]
 
 
 def _contiguous_or_channels_last_on_cpu(traced: Sequence[torch.Tensor], x: torch.Tensor, *_: Any) -> Sequence[Any]:
-    """As a kernel that on the CPU gives its first result one of torch's memory formats."""
+    """Strides of a kernel whose first result has a memory format of torch on the CPU."""
     if x.device.type != "cpu" or suggest_memory_format(x) != torch.contiguous_format:
         return traced
     return [x.new_empty(x.shape, dtype=traced[0].dtype), *traced[1:]]
 
 
-_BY_ELEMENT = (
+_ELEMENTWISE = (
     *(_aten.logical_and.default, _aten.logical_or.default, _aten.logical_xor.default),
     *(_aten.floor_divide.default, _aten.div.Tensor_mode, _aten.copysign.Tensor),
 )
-"""Operators whose strides torch traces by a decomposition, which broadcasts or copies an operand first."""
+"""Operators that torch traces by a decomposition that broadcasts or copies an operand first."""
 _BATCH_NORMS = (
     *(_aten.native_batch_norm.default, _aten._native_batch_norm_legit.no_stats),
     *(_aten._native_batch_norm_legit_functional.default, _aten._native_batch_norm_legit_no_training.default),
 )
 _RULES: Mapping[Any, Rule] = {
-    **dict.fromkeys(_BY_ELEMENT, _by_element),
+    **dict.fromkeys(_ELEMENTWISE, _elementwise),
     **dict.fromkeys(_BATCH_NORMS, _contiguous_or_channels_last_on_cpu),
     _aten.log_sigmoid_forward.default: _contiguous_on_cpu,
     **dict.fromkeys((_aten.pow.Scalar, _aten.isin.Tensor_Tensor, _aten.isin.Tensor_Scalar), _contiguous),
 }
-"""What eager gives, by the traced result and the operands."""
+"""Functions of the traced result and the operands that return a result with eager's strides."""
 
 
 def correct_strides(graph: torch.fx.Graph) -> None:
-    """Give nodes the strides that eager's kernels give them, and those that read them what follows from that."""
+    """Give nodes the strides of eager's kernels, and propagate them to the nodes that read them."""
     if not any(node.target in _RULES for node in graph.nodes):
         return
     try:
-        corrected = _corrected(graph)
-    except RuntimeError:  # a view that torch has traced over the other strides, and that these do not allow
+        corrected = _corrected_values(graph)
+    except RuntimeError:  # a view that was traced with the other strides and is impossible with these
         return
     for node, val in corrected.items():
         node.meta = {**node.meta, "val": val}
 
 
-def _corrected(graph: torch.fx.Graph) -> dict[torch.fx.Node, Any]:
-    """The nodes whose strides change, and what they are then."""
-    found: dict[torch.fx.Node, Any] = {}
+def _corrected_values(graph: torch.fx.Graph) -> dict[torch.fx.Node, Any]:
+    """Return the nodes whose strides change, with their new values."""
+    corrected: dict[torch.fx.Node, Any] = {}
 
     def val_of(item: Any) -> Any:
-        return found.get(item, item.meta.get("val")) if isinstance(item, torch.fx.Node) else item
+        return corrected.get(item, item.meta.get("val")) if isinstance(item, torch.fx.Node) else item
 
     for node in graph.nodes:
-        stale = any(source in found for source in node.all_input_nodes)
+        stale = any(source in corrected for source in node.all_input_nodes)
         if node.op != "call_function" or not (stale or node.target in _RULES):
             continue
         old, args, kwargs = node.meta.get("val"), map_aggregate(node.args, val_of), map_aggregate(node.kwargs, val_of)
-        with _fake(old):
+        with _fake_mode(old):
             new = node.target(*args, **kwargs) if stale else old
             if node.target in _RULES:
                 new = _RULES[node.target](new, *args, **kwargs)
         if _strides(new) != _strides(old):
-            found[node] = new
-    return found
+            corrected[node] = new
+    return corrected
 
 
-def _fake(val: Any) -> Any:
+def _fake_mode(val: Any) -> Any:
     fake = next((x for x in (val if isinstance(val, (tuple, list)) else [val]) if isinstance(x, FakeTensor)), None)
     return fake.fake_mode if fake is not None else nullcontext()
 
@@ -108,17 +108,17 @@ DECOMPOSED = frozenset(
         *(_aten.logaddexp.default, _aten.logaddexp2.default),
     )
 )
-"""Operators by element whose decompositions give other strides than eager."""
+"""Elementwise operators whose decompositions give other strides than eager."""
 
 
-def laid_out(formula: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The decomposition, whose result lies in memory as eager's."""
+def with_eager_layout(decomposition: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Wrap a decomposition so that its result has the memory order of eager."""
 
     def decomposed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        made, order = formula(x, y), layout_of(_aten.eq.Tensor(x, y))
-        if order == layout_of(made):
-            return made
-        axes = order or tuple(range(made.dim()))
-        return made.permute(axes).contiguous().permute([axes.index(axis) for axis in range(made.dim())])
+        result, order = decomposition(x, y), layout_of(_aten.eq.Tensor(x, y))
+        if order == layout_of(result):
+            return result
+        axes = order or tuple(range(result.dim()))
+        return result.permute(axes).contiguous().permute([axes.index(axis) for axis in range(result.dim())])
 
     return decomposed

@@ -1,4 +1,4 @@
-"""Views and memory layout: what a result must look like beside its values."""
+"""Views, strides and memory order of results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sardonyx.sizes import Dim, Dims, dim_of, dims_of
 
 
 def is_view(node: torch.fx.Node) -> bool:
-    """Whether the node only looks at its input in another way, as its schema says."""
+    """Whether the node is a view of its input, by its schema."""
     schema = getattr(node.target, "_schema", None)
     if node.op != "call_function" or schema is None or schema.is_mutable:
         return False
@@ -20,7 +20,7 @@ def is_view(node: torch.fx.Node) -> bool:
 
 
 def views_of_inputs(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """Nodes that are views of a graph input all the way down and lead to an output.
+    """Return the chains of views from a graph input to an output.
 
     AOTAutograd rebuilds such an output from our tensor's strides and base, so it must be torch's own view.
     """
@@ -29,10 +29,10 @@ def views_of_inputs(graph: torch.fx.Graph) -> set[torch.fx.Node]:
 
 
 def views_shared_by_outputs(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """Nodes that are views all the way down of a tensor that other outputs are, or are views of, too.
+    """Return the chains of views whose base is also an output, or the base of another output.
 
-    Such outputs share memory, in which a caller may edit one of them; AOTAutograd rebuilds those that need a gradient
-    from the strides, the offset and the base of ours.
+    Such outputs share memory, and a caller may modify one in place; AOTAutograd rebuilds those that need a gradient
+    from the strides, the offset and the base of our tensor.
     """
     results = list(dict.fromkeys(_tensors(graph.output_node().args[0])))
     chains = [_view_chain(node) for node in results]
@@ -41,7 +41,7 @@ def views_shared_by_outputs(graph: torch.fx.Graph) -> set[torch.fx.Node]:
 
 
 def _view_chain(node: torch.fx.Node) -> tuple[torch.fx.Node, list[torch.fx.Node]]:
-    """What a node is a view of, and the views between."""
+    """Return the base of a chain of views, and the views."""
     chain = []
     while node.op == "call_function" and (is_view(node) or _is_item_of_view(node)):
         chain.append(node)
@@ -58,18 +58,18 @@ def _tensors(results: Any) -> list[torch.fx.Node]:
     return [node for node in results if isinstance(node, torch.fx.Node)]
 
 
-def stride_bases(graph: torch.fx.Graph) -> None:
-    """Let as_strided take the tensor that owns the memory in the place of a view, which may not show all of it."""
+def rebase_as_strided(graph: torch.fx.Graph) -> None:
+    """Apply as_strided to the base of a view, since the view may not cover all of the memory."""
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided.default):
-        view, size, stride, *given = node.args
-        base = _owner(view)
-        offset = given[0] if given and given[0] is not None else view.meta["val"].storage_offset()
+        view, size, stride, *rest = node.args
+        base = _base(view)
+        offset = rest[0] if rest and rest[0] is not None else view.meta["val"].storage_offset()
         if base is not view and base.op == "call_function" and isinstance(offset, (int, torch.fx.Node)):
             node.args = (base, size, stride, offset)
 
 
-def _owner(node: torch.fx.Node) -> torch.fx.Node:
-    """The tensor that a node is a view of, all the way down; a reshape, which may copy, owns its memory."""
+def _base(node: torch.fx.Node) -> torch.fx.Node:
+    """Return the base of a chain of views; a reshape, which may copy, is a base."""
     while (is_view(node) and not _is_composite(node.target)) or _is_item_of_view(node):
         node = node.all_input_nodes[0]
     return node
@@ -80,7 +80,7 @@ def _is_composite(target: Any) -> bool:
 
 
 def layout_of(val: torch.Tensor) -> tuple[int, ...] | None:
-    """The order in which the axes lie in memory, outermost first; None for the usual order.
+    """Return the memory order of the axes, outermost first; None if contiguous or not dense.
 
     >>> layout_of(torch.empty(2, 3, 4).permute(2, 0, 1))
     (1, 2, 0)
@@ -89,13 +89,13 @@ def layout_of(val: torch.Tensor) -> tuple[int, ...] | None:
     """
     sizes, strides = [_hint(n) for n in val.shape], [_hint(n) for n in val.stride()]
     order = sorted(range(len(sizes)), key=lambda axis: (-strides[axis], sizes[axis] == 1, axis))
-    if order == list(range(len(sizes))) or _dense(sizes, strides, range(len(sizes))):
+    if order == list(range(len(sizes))) or _is_dense(sizes, strides, range(len(sizes))):
         return None
-    return tuple(order) if _dense(sizes, strides, order) else None
+    return tuple(order) if _is_dense(sizes, strides, order) else None
 
 
 def strides_to_restore(val: torch.Tensor) -> Dims | None:
-    """The strides of a result, unless they are those of dense memory in the order that `layout_of` gives.
+    """Return the strides of a result; None if it is dense in the memory order of `layout_of`.
 
     >>> strides_to_restore(torch.empty(2, 3).t()) is None
     True
@@ -108,7 +108,7 @@ def strides_to_restore(val: torch.Tensor) -> Dims | None:
 
 
 def _dense_strides(sizes: Dims, order: Sequence[int]) -> Dims:
-    """Those that torch gives to memory without gaps."""
+    """Return the strides of dense memory in this order."""
     strides: list[Dim] = [1] * len(sizes)
     step: Dim = 1
     for axis in reversed(order):
@@ -117,7 +117,7 @@ def _dense_strides(sizes: Dims, order: Sequence[int]) -> Dims:
     return tuple(strides)
 
 
-def _dense(sizes: list[int], strides: list[int], order: Any) -> bool:
+def _is_dense(sizes: list[int], strides: list[int], order: Any) -> bool:
     expected = 1
     for axis in reversed(list(order)):
         if sizes[axis] != 1 and strides[axis] != expected:

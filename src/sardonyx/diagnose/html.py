@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from sardonyx.capture.example import fresh
+from sardonyx.capture.example import clone_tensors
 from sardonyx.diagnose import html_study
 from sardonyx.errors import MissingDependency, OptionError
 from sardonyx.options import Options
@@ -127,7 +127,7 @@ def _error(program: Any, model: Callable[..., Any], args: Sequence[Any], kwargs:
 
 
 def _fresh_call(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    args, kwargs = fresh(args, kwargs)
+    args, kwargs = clone_tensors(args, kwargs)
     return run(*args, **kwargs)
 
 

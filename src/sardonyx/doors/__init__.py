@@ -1,1 +1,1 @@
-"""The ways users come in."""
+"""Entry points: the torch.compile backend, `sardonyx.compile`, `sardonyx.export` and `sardonyx.optimize`."""

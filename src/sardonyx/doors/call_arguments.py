@@ -1,4 +1,4 @@
-"""The arguments of a call of an exported model, checked against those that it was exported with."""
+"""Check the arguments of a call of an exported model against those of the example call."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ class Argument:
     """One flattened argument: an input of the model, or a constant of it."""
 
     path: str
-    """Where it is: `scale`, `xs[1]`."""
+    """Its path: `scale`, `xs[1]`."""
     kind: ArgumentKind
-    """A `number` is fed as a tensor without dimensions, a `size` as the integer that it is."""
+    """A `number` is fed as a 0-d tensor, a `size` as an integer."""
     example: Any = None
-    """What a number or a constant was in the call that the model was exported with."""
+    """The value of a number or a constant in the example call."""
     dtype: torch.dtype | None = None
-    """The dtype that a tensor must have; None for any."""
+    """The required dtype of a tensor; None for any."""
     sizes: Sequence[int | None] | None = None
-    """The sizes that a tensor must have, None for one that may change; None for any."""
+    """The required sizes of a tensor, None for a dynamic one; None for any shape."""
 
     def feed(self, value: Any) -> Any:
-        """What the model is fed with for a value; an error if it cannot be."""
+        """Return the model's input for a value; raises if the value does not match the example."""
         if self.kind == "tensor":
-            return self._tensor(value)
+            return self._feed_tensor(value)
         if self.kind == "constant":
-            return self._constant(value)
-        return self._number(value)
+            return self._check_constant(value)
+        return self._feed_number(value)
 
-    def _tensor(self, value: Any) -> torch.Tensor:
+    def _feed_tensor(self, value: Any) -> torch.Tensor:
         if not isinstance(value, torch.Tensor):
-            raise TypeError(f"{self.path} is {_short(value)}, where the model was exported with a tensor")
+            raise TypeError(f"{self.path} is {_format_value(value)}, where the model was exported with a tensor")
         if self.dtype not in (None, value.dtype):
             raise TypeError(f"{self.path} has {value.dtype}, where the model was exported with {self.dtype}")
         if self.sizes is not None:
@@ -55,23 +55,23 @@ class Argument:
         for axis, (size, constant) in enumerate(zip(sizes, wanted, strict=True)):
             if constant not in (None, size):
                 raise ValueError(
-                    f"{self.path}.shape[{axis}] is {size}, and the model was exported with {constant}, which is a "
-                    "constant of it: export it again with that size, or with dynamic_shapes if the model allows it"
+                    f"{self.path}.shape[{axis}] is {size}, and the model was exported with {constant}, "
+                    "which is a constant of it: export it again with that size, or declare it in dynamic_shapes"
                 )
 
-    def _constant(self, value: Any) -> None:
+    def _check_constant(self, value: Any) -> None:
         if not _is_equal(value, self.example):
             raise ValueError(
-                f"{self.path} is {_short(value)}, and the model was exported with {_short(self.example)}, which is a "
-                "constant of it: export it again with the other value"
+                f"{self.path} is {_format_value(value)}, and the model was exported with "
+                f"{_format_value(self.example)}, which is a constant of it: export it again with that value"
             )
 
-    def _number(self, value: Any) -> Any:
+    def _feed_number(self, value: Any) -> Any:
         is_float = isinstance(self.example, float)
         wanted: Any = Real if is_float else Integral
         if not isinstance(value, wanted) or isinstance(value, bool) or (is_float and isinstance(value, Integral)):
             raise TypeError(
-                f"{self.path} is {_short(value)}, where the model was exported with {self.example!r}: give "
+                f"{self.path} is {_format_value(value)}, where the model was exported with {self.example!r}: pass "
                 + ("a float" if is_float else "an integer")
             )
         if self.kind == "size":
@@ -88,37 +88,37 @@ def _is_equal(value: Any, example: Any) -> bool:
         return False
 
 
-def _short(value: Any) -> str:
-    """A value in an error: of anything that may be large, its type."""
+def _format_value(value: Any) -> str:
+    """Format a value for an error: only its type if it may be large."""
     is_plain = value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device))
     return repr(value) if is_plain else f"a {type(value).__name__}"
 
 
-# How arguments are arranged
+# Structure of arguments
 
 
-def arrangement_difference(
+def structure_difference(
     names: Sequence[str], call: tuple[tuple[Any, ...], dict[str, Any]], spec: pytree.TreeSpec
 ) -> str:
-    """What is arranged in another way than it was: `xs is a list of 3, and the model was exported with a list of 2`."""
+    """Return the first structural difference: `xs is a list of 3, and the model was exported with a list of 2`."""
     values = [*call[0], *call[1].values()]
     wanted = [part for group in spec.children() for part in group.children()]
-    given = zip(names, values, wanted, strict=True)
-    found = (difference for path, value, part in given for difference in _differences(path, value, part))
-    return next(found, f"the arguments are arranged in another way than {spec}")
+    arguments = zip(names, values, wanted, strict=True)
+    differences = (difference for path, value, part in arguments for difference in _differences(path, value, part))
+    return next(differences, f"the structure of the arguments differs from {spec}")
 
 
 def _differences(path: str, value: Any, wanted: pytree.TreeSpec) -> Iterator[str]:
     parts, spec = pytree.tree_flatten(value, is_leaf=lambda x: x is not value)
-    if _outline(spec) != _outline(wanted):
-        yield f"{path} is {_outline(spec)}, and the model was exported with {_outline(wanted)}"
+    if _format_structure(spec) != _format_structure(wanted):
+        yield f"{path} is {_format_structure(spec)}, and the model was exported with {_format_structure(wanted)}"
     elif not spec.is_leaf():
         keys: Sequence[Any] = spec.context if spec.type is dict else range(len(parts))
         for key, part, inner in zip(keys, parts, wanted.children(), strict=True):
             yield from _differences(f"{path}[{key!r}]", part, inner)
 
 
-def _outline(spec: pytree.TreeSpec) -> str:
+def _format_structure(spec: pytree.TreeSpec) -> str:
     if spec.is_leaf():
         return "one value"
     if spec.type is dict:

@@ -1,4 +1,4 @@
-"""`torch.compile(model, backend="sardonyx")`, and the old name `onnxrt`."""
+"""The backend `sardonyx` of torch.compile, and its old name `onnxrt`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sardonyx.errors import OptionError
 from sardonyx.options import Options, Provider
 from sardonyx.pipeline import compile_graph
 from sardonyx.run import sessions
-from sardonyx.run.autograd import CapturedGraph, with_all_of_autograd
+from sardonyx.run.autograd import CapturedGraph, with_full_autograd
 from sardonyx.telemetry import page
 from sardonyx.telemetry.intercept import watched
 from sardonyx.telemetry.repro import reproducible
@@ -30,7 +30,7 @@ def sardonyx(
     options: Options | Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
-    """The backend that torch.compile finds by name. `mode` is accepted and, so far, changes nothing."""
+    """Compile a graph for `torch.compile(backend="sardonyx")`; `mode` is accepted, but has no effect yet."""
     if mode is not None and mode not in _MODES:
         raise OptionError(f"mode is {mode!r}", hint="use one of " + ", ".join(map(repr, _MODES)))
     return _compile(graph, inputs, Options.of(options))
@@ -43,8 +43,8 @@ def onnxrt(
     options: Any = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
-    """The backend under the name torch once had, which also takes the options of that time."""
-    return sardonyx(graph, inputs, options=modern(options), mode=mode)
+    """Compile a graph for `backend="onnxrt"`, the former name in torch, whose options are accepted too."""
+    return sardonyx(graph, inputs, options=convert_legacy_options(options), mode=mode)
 
 
 def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
@@ -58,7 +58,7 @@ def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Any], options: Option
     with reproducible(options, graph, lambda: inputs, door="dynamo", kind="captured"):
         run = aot.lower(graph, inputs, compile_one, frozenset(options.translations or ()))
     if trained:
-        run = with_all_of_autograd(run, CapturedGraph.of(graph, trained[0], options.fallback))
+        run = with_full_autograd(run, CapturedGraph.of(graph, trained[0], options.fallback))
     return watched(run, graph, options.intercept) if options.intercept else run
 
 
@@ -79,25 +79,28 @@ _RENAMED = {
 _PROVIDER_OPTIONS = ("preferred_execution_providers", "default_execution_providers", "infer_execution_providers")
 
 
-def modern(options: Any) -> Options | dict[str, Any]:
-    """Old option names in terms of the new ones; new names pass."""
+def convert_legacy_options(options: Any) -> Options | dict[str, Any]:
+    """Convert options of torch's `onnxrt` backend to ours; our own options pass unchanged."""
     if isinstance(options, Options):
         return options
-    given = dict(options) if isinstance(options, Mapping) else dict(vars(options)) if options is not None else {}
-    modern = {_RENAMED.get(key, key): value for key, value in given.items() if key not in _PROVIDER_OPTIONS}
-    if modern.pop("use_aot_autograd", True) is False:
+    old = dict(options) if isinstance(options, Mapping) else dict(vars(options)) if options is not None else {}
+    converted = {_RENAMED.get(key, key): value for key, value in old.items() if key not in _PROVIDER_OPTIONS}
+    if converted.pop("use_aot_autograd", True) is False:
         log.info("use_aot_autograd=False has no effect: graphs always come from AOTAutograd")
-    modern.pop("export_options", None)
-    providers = [*(given.get("preferred_execution_providers") or ()), *(given.get("default_execution_providers") or ())]
+    converted.pop("export_options", None)
+    providers = [
+        *(old.get("preferred_execution_providers") or ()),
+        *(old.get("default_execution_providers") or ()),
+    ]
     if providers:
-        modern["providers"] = _first_of_each_name(providers)
-    if modern.get("transforms") is None:
-        modern.pop("transforms", None)
-    return modern
+        converted["providers"] = _first_of_each_name(providers)
+    if converted.get("transforms") is None:
+        converted.pop("transforms", None)
+    return converted
 
 
 def _first_of_each_name(providers: Sequence[Provider]) -> list[Provider]:
-    """The providers without repetitions; their settings need not be hashable."""
+    """Return the providers without duplicate names; their settings need not be hashable."""
     named: dict[str, Provider] = {}
     for provider in providers:
         named.setdefault(provider if isinstance(provider, str) else provider[0], provider)

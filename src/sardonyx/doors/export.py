@@ -14,7 +14,7 @@ from onnx_ir.tensor_adapters import TorchTensor
 from torch.utils import _pytree as pytree
 
 from sardonyx.capture.dynamic import refuse_constants, shapes_of_examples, specs_by_name
-from sardonyx.capture.example import ExampleCall, fresh
+from sardonyx.capture.example import ExampleCall, clone_tensors
 from sardonyx.capture.export import Captured
 from sardonyx.capture.number_inputs import TracedCall, refuse_constant_floats
 from sardonyx.capture.partitioner import unsupported
@@ -119,10 +119,10 @@ def export(
 
 
 def _chosen(options: Mapping[str, Any], opset: int | None) -> Options:
-    """The options, with an opset that onnx has and the engine takes."""
+    """Return the options, with an opset that onnx and the engine support."""
     newest = onnx.defs.onnx_opset_version()
     if opset is not None and opset > newest:
-        raise OptionError(f"opset is {opset}, which this onnx does not have", hint=f"{newest} is its newest")
+        raise OptionError(f"opset is {opset}, but this onnx supports at most {newest}", hint="use an older opset")
     chosen = Options.of(options, opset=opset)
     return Options.of(chosen, opset=opset_of_files(chosen))
 
@@ -130,7 +130,7 @@ def _chosen(options: Mapping[str, Any], opset: int | None) -> Options:
 def _as_module(model: Any) -> torch.nn.Module:
     if isinstance(model, torch.nn.Module):
         if model.training:
-            log.warning("the model is in training mode, and is exported so; for inference call model.eval() first")
+            log.warning("the model is exported in training mode; for inference call model.eval() first")
         return model
     if not callable(model):
         raise TypeError(f"export takes a module or a function, not {type(model).__name__}")
@@ -148,7 +148,7 @@ def _trace(
     own: Mapping[str, Any],
 ) -> TracedCall:
     if examples and dynamic_shapes is not None:
-        raise OptionError("both dynamic_shapes and examples are given", hint="either says what is dynamic")
+        raise OptionError("both dynamic_shapes and examples are given", hint="use one of them to declare dynamic sizes")
     if examples:
         dynamic_shapes = shapes_of_examples(model, args, kwargs, examples)
     call = ExampleCall.of(model, args, kwargs)
@@ -157,13 +157,13 @@ def _trace(
     return traced
 
 
-# From the graph to a model that holds its weights
+# Translation
 
 
 def _with_numbers(
     traced: TracedCall, options: Options, translations: Mapping[str, Callable[..., Any]]
 ) -> tuple[TracedCall, Translation | None]:
-    """The call with those numbers as inputs that ONNX can take, and its translation; None if there are none."""
+    """Return the call with the numbers as inputs that ONNX supports, and its translation; None if there are none."""
     traced = traced.with_numbers(traced.candidates())
     while traced.call.numbers:
         try:
@@ -197,9 +197,9 @@ def _translation(captured: Captured, options: Options, translations: Mapping[str
 
 
 def _call_spec(translation: Translation, traced: TracedCall) -> CallSpec:
-    """Give the model its weights and inputs; how it is called."""
+    """Attach weights and inputs to the model, and return its call spec."""
     captured = traced.captured
-    _hold(translation, captured)
+    _attach_weights(translation, captured)
     outputs = _outputs(captured)
     return CallSpec(
         in_spec=captured.in_spec,
@@ -217,11 +217,11 @@ def _call_spec(translation: Translation, traced: TracedCall) -> CallSpec:
 
 def _arguments(traced: TracedCall) -> list[Argument]:
     nodes = traced.captured.graph.graph.find_nodes(op="placeholder")
-    given = {place: nodes[index] for index, place in traced.captured.inputs.items()}
+    placeholders = {place: nodes[index] for index, place in traced.captured.inputs.items()}
     return [
         Argument(path, "number", leaf)
         if at in traced.call.numbers
-        else _argument(path, leaf, given[at].meta.get("val"))
+        else _argument(path, leaf, placeholders[at].meta.get("val"))
         for at, (path, leaf) in enumerate(traced.call.leaves)
     ]
 
@@ -254,11 +254,11 @@ def _result(value: Any, outputs: Mapping[torch.fx.Node, int]) -> Result:
     return Result(outputs[value], complex=val.dtype.is_complex)
 
 
-def _hold(translation: Translation, captured: Captured) -> None:
-    """Give weights the names they have in the module, and their tensors; a tensor that has two names is one weight."""
+def _attach_weights(translation: Translation, captured: Captured) -> None:
+    """Attach the tensors of weights, with their names in the module; tied weights become one initializer."""
     graph = translation.model.graph
     values = {index: graph.initializers[placeholder] for placeholder, index in translation.weights.items()}
-    for i in reversed(range(len(translation.inputs))):  # complex and empty ones, which are no constants
+    for i in reversed(range(len(translation.inputs))):  # complex and empty weights, which are inputs
         if translation.inputs[i] in captured.weights:
             values[translation.inputs.pop(i)] = graph.inputs.pop(i)
     first: dict[Any, ir.Value] = {}
@@ -277,16 +277,16 @@ def _hold(translation: Translation, captured: Captured) -> None:
 
 
 def _keep_inputs(translation: Translation, captured: Captured) -> list[int]:
-    """Inputs for all tensors that the caller gives, used or not, in the caller's order; their places."""
+    """Make inputs of all tensor arguments, also unused ones, in the caller's order; return their indices."""
     graph = translation.model.graph
-    have = dict(zip(translation.inputs, graph.inputs, strict=True))
+    inputs = dict(zip(translation.inputs, graph.inputs, strict=True))
     wanted = []
     for index, placeholder in enumerate(captured.graph.graph.find_nodes(op="placeholder")):
-        if index in captured.inputs and isinstance(placeholder.meta.get("val"), torch.Tensor) and index not in have:
-            have[index] = described(placeholder.name, placeholder.meta["val"])
-        if index in have:
+        if index in captured.inputs and isinstance(placeholder.meta.get("val"), torch.Tensor) and index not in inputs:
+            inputs[index] = described(placeholder.name, placeholder.meta["val"])
+        if index in inputs:
             wanted.append(index)
-    graph.inputs[:] = [have[index] for index in wanted]
+    graph.inputs[:] = [inputs[index] for index in wanted]
     translation.inputs[:] = wanted
     return [captured.inputs[index] for index in wanted]
 
@@ -312,7 +312,7 @@ def _name(
 
 def _rename(values: Sequence[ir.Value], names: Sequence[str], what: str, taken: set[str]) -> None:
     if len(names) != len(values):
-        raise OptionError(f"{len(names)} {what} names are given for {len(values)} {what}s")
+        raise OptionError(f"{len(names)} {what} names are given, but the model has {len(values)} {what}s")
     for value, name in zip(values, names, strict=True):
         unique, number = name, 1
         while unique in taken:
@@ -321,25 +321,25 @@ def _rename(values: Sequence[ir.Value], names: Sequence[str], what: str, taken: 
         value.name = unique
 
 
-def _output_names(call_spec: CallSpec, given: Sequence[str], graph: ir.Graph) -> list[str]:
-    """The names that are given to results, or follow from where they are; those of edited arguments follow them."""
-    names = _paths(call_spec, len(graph.outputs))
+def _output_names(call_spec: CallSpec, user_names: Sequence[str], graph: ir.Graph) -> list[str]:
+    """Return the names of outputs: the user's, or those of their paths; mutated arguments come last."""
+    names = _names_from_paths(call_spec, len(graph.outputs))
     unnamed = {place for place, name in enumerate(names) if not name}
     for place, output in _mutated_outputs(call_spec):
         source = graph.inputs[call_spec.binding.inputs.index(place)]
         names[output] = names[output] or f"{source.name}_mutated"
-    if len(given) == len(names) - len(unnamed):
-        return [*given, *names[len(given) :]]
-    return list(given) or names
+    if len(user_names) == len(names) - len(unnamed):
+        return [*user_names, *names[len(user_names) :]]
+    return list(user_names) or names
 
 
 def _mutated_outputs(call_spec: CallSpec) -> list[tuple[int, int]]:
-    """The place of each argument that the module edits, and the output that has the new value."""
+    """Return the index of each argument that the module modifies in place, and the output with its new value."""
     return [(place, result.output) for place, result in call_spec.mutated.items() if result.output is not None]
 
 
-def _paths(call_spec: CallSpec, count: int) -> list[str]:
-    """Names of outputs from where they are in the results: "logits", "hidden_states_0", "output"."""
+def _names_from_paths(call_spec: CallSpec, count: int) -> list[str]:
+    """Return names of outputs from their paths in the results: "logits", "hidden_states_0", "output"."""
     results = call_spec.binding.results
     marks = pytree.tree_unflatten(list(range(len(results))), call_spec.out_spec)
     names = [""] * count
@@ -354,7 +354,7 @@ def _paths(call_spec: CallSpec, count: int) -> list[str]:
 
 
 def _name_sizes(graph: ir.Graph, names: Mapping[sympy.Symbol, str]) -> None:
-    """Write symbolic sizes with the user's names."""
+    """Rename symbolic sizes to the user's names."""
     symbols = {symbol: sympy.Symbol(name, **symbol.assumptions0) for symbol, name in names.items()}
     values = [*graph.inputs, *(value for node in graph for value in node.outputs)]
     for value in values:
@@ -363,7 +363,7 @@ def _name_sizes(graph: ir.Graph, names: Mapping[sympy.Symbol, str]) -> None:
             inference.set_dims(value, tuple(d if isinstance(d, int) else d.xreplace(symbols) for d in dims))
 
 
-# The rest of the way
+# Verification and warnings
 
 
 def _verify(program: Program, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -378,22 +378,22 @@ def _verify(program: Program, model: torch.nn.Module, args: Sequence[Any], kwarg
 
 
 def _results(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """The flattened results of a call, and what it leaves in its arguments."""
-    args, kwargs = fresh(args, kwargs)
+    """Return the flattened results of a call, and its arguments after it."""
+    args, kwargs = clone_tensors(args, kwargs)
     return pytree.tree_leaves((run(*args, **kwargs), args, kwargs))
 
 
 def _warn(program: Program, captured: Captured) -> None:
-    """Tell what a file cannot do: edit what it is called with or what it holds, or check its sizes."""
+    """Warn of what a file cannot do: modify arguments and buffers in place, or check sizes."""
     for condition in program.call_spec.conditions:
         if condition.where:
-            log.warning("the exported model is for calls with %s alone, decided at %s", condition.text, condition.where)
+            log.warning("the exported model is only valid for %s, because of %s", condition.text, condition.where)
     for name in captured.buffers:
         log.warning("the exported model does not update the buffer %s", name)
     for place, output in _mutated_outputs(program.call_spec):
         log.warning(
-            "the model edits its argument %s in place, which a file cannot: its output %s is the new value. "
-            "The program copies that into the argument",
+            "the model modifies its argument %s in place, which a file cannot: its output %s is the new value. "
+            "The program copies it into the argument",
             program.call_spec.arguments[place].path,
             program.outputs[output],
         )

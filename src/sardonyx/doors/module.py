@@ -1,4 +1,4 @@
-"""`sardonyx.compile`: a module whose forward runs through ONNX, and which is otherwise the module it was."""
+"""`sardonyx.compile`: wrap a module so that its forward runs through ONNX."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class CompiledModule(torch.nn.Module):
 
     def __init__(self, original: torch.nn.Module, options: Options, dynamic: Dynamic) -> None:
         sessions = SessionCache(original, options, dynamic)
-        sessions.bridge = _bridge(sessions)
+        sessions.compiled_forward = _compiled_forward(sessions)
         vars(self).update({name: vars(original)[name] for name in _SHARED})
-        vars(self).update(forward=sessions.bridge, _sessions=sessions, _bridging=_Bridging(sessions))
+        vars(self).update(forward=sessions.compiled_forward, _sessions=sessions, _patch=_ForwardPatch(sessions))
 
     @property
     def original(self) -> torch.nn.Module:
@@ -111,19 +111,19 @@ class CompiledModule(torch.nn.Module):
         return (call if isinstance(call, tuple) else (call,)), {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module, hooks included: past torch's own way, which tracing in another thread changes for all."""
+        """Call the module with its hooks, but not by `Module.__call__`, which tracing in another thread patches."""
         call: Callable[..., Any] = self._call_impl
         return call(*args, **kwargs)
 
-    # Everything else is the original's
+    # Everything else is delegated to the original
 
     def __getattr__(self, name: str) -> Any:
         if (name.startswith("__") and name.endswith("__")) or "_sessions" not in vars(self):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        found = getattr(self.original, name)
-        if isinstance(found, MethodType) and found.__self__ is self.original:
-            return _compiled_inside(self, found)
-        return found
+        value = getattr(self.original, name)
+        if isinstance(value, MethodType) and value.__self__ is self.original:
+            return _compiled_method(self, value)
+        return value
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self.original, name, value)
@@ -145,11 +145,11 @@ class CompiledModule(torch.nn.Module):
 
 
 _SHARED = [name for name, value in vars(torch.nn.Module()).items() if isinstance(value, (dict, set))]
-"""Where torch keeps parameters, buffers, modules and hooks: the same objects in both modules."""
+"""The dicts of parameters, buffers, modules and hooks, which both modules share."""
 
 
-def _bridge(sessions: SessionCache) -> Callable[..., Any]:
-    """A function that looks like the module's forward, and runs through its sessions."""
+def _compiled_forward(sessions: SessionCache) -> Callable[..., Any]:
+    """Return a function with the signature of the module's forward that runs its sessions."""
 
     @functools.wraps(sessions.forward)
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -158,8 +158,8 @@ def _bridge(sessions: SessionCache) -> Callable[..., Any]:
     return forward
 
 
-class _Bridging:
-    """Puts the compiled forward in the place of the original's while any thread needs it there."""
+class _ForwardPatch:
+    """Replaces the original's forward by the compiled one while any thread needs it."""
 
     def __init__(self, sessions: SessionCache) -> None:
         self._sessions, self._users, self._lock = sessions, 0, fork.Lock()
@@ -176,41 +176,41 @@ class _Bridging:
         with self._lock:
             self._users += 1
             if self._users == 1:
-                self._sessions.displace()
+                self._sessions.install_forward()
 
     def _leave(self) -> None:
         with self._lock:
             self._users -= 1
             if not self._users:
-                self._sessions.restore()
+                self._sessions.restore_forward()
 
 
-def _compiled_inside(module: CompiledModule, method: MethodType) -> Callable[..., Any]:
-    """A method of the original, in which calls of the original are compiled."""
-    bridging: _Bridging = vars(module)["_bridging"]
+def _compiled_method(module: CompiledModule, method: MethodType) -> Callable[..., Any]:
+    """Wrap a method of the original so that it calls the compiled forward."""
+    patch: _ForwardPatch = vars(module)["_patch"]
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with bridging.active():
+        with patch.active():
             return method(*args, **kwargs)
 
     @functools.wraps(method)
-    def steps(*args: Any, **kwargs: Any) -> Any:
-        with bridging.active():
+    def call_generator(*args: Any, **kwargs: Any) -> Any:
+        with patch.active():
             return (yield from method(*args, **kwargs))
 
     @functools.wraps(method)
-    async def later(*args: Any, **kwargs: Any) -> Any:
-        with bridging.active():
+    async def call_async(*args: Any, **kwargs: Any) -> Any:
+        with patch.active():
             return await method(*args, **kwargs)
 
     if inspect.isgeneratorfunction(method):
-        return steps
-    return later if inspect.iscoroutinefunction(method) else call
+        return call_generator
+    return call_async if inspect.iscoroutinefunction(method) else call
 
 
 def _delegate(name: str) -> Callable[..., Any]:
-    """A method of torch.nn.Module, called on the original, which may have another of that name."""
+    """Return a method that calls the original's method of this name, which may override torch.nn.Module's."""
 
     @functools.wraps(getattr(torch.nn.Module, name))
     def call(self: CompiledModule, *args: Any, **kwargs: Any) -> Any:
@@ -220,7 +220,7 @@ def _delegate(name: str) -> Callable[..., Any]:
     return call
 
 
-_OURS = {
+_NOT_DELEGATED = {
     "forward",
     "_call_impl",
     "_wrapped_call_impl",
@@ -229,5 +229,5 @@ _OURS = {
     "_maybe_warn_non_full_backward_hook",
 }
 for _name, _value in vars(torch.nn.Module).items():
-    if callable(_value) and not isinstance(_value, type) and not _name.startswith("__") and _name not in _OURS:
+    if callable(_value) and not isinstance(_value, type) and not _name.startswith("__") and _name not in _NOT_DELEGATED:
         setattr(CompiledModule, _name, _delegate(_name))

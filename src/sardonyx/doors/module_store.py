@@ -1,8 +1,8 @@
-"""Models of modules kept on disk, so that the next process need not trace them.
+"""Disk cache of the models of modules, so that the next process need not trace them.
 
-What is kept is the optimized model without weights, and a list of what its inputs and outputs are. It is found by the
-module's fingerprint, the call's signature and the options. The call that finds it is answered by the module itself;
-then the model is loaded and compared with that answer, and later calls use it only if it gave the same.
+An entry has the optimized model without weights, and its call spec. Its key is made of the module's fingerprint, the
+call's signature and the options. The first call that finds an entry runs the module itself; then the model is loaded
+and its results are compared with the module's. Later calls use the model only if they agree.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sardonyx.cache.machine import key_of
 from sardonyx.cache.provenance import origin_of_module
 from sardonyx.capture.arguments import Arguments
 from sardonyx.capture.conditions import function_of_sizes
-from sardonyx.capture.module_trace import FlatModule, ModuleTrace, tensor_of
+from sardonyx.capture.module_trace import FlatModule, ModuleTrace, find_tensor
 from sardonyx.capture.regions import Result
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.options import Options
@@ -46,27 +46,27 @@ log = logging.getLogger(__name__)
 _MODEL, _CALL_SPEC = "model.onnx", "call_spec.json"
 
 
-# What a model is kept under
+# Keys
 
 
 def store_key(
     module: torch.nn.Module, options: Options, arguments: Arguments, sizes: Sequence[int], varying: set[int]
 ) -> str | None:
-    """What the model of a call is kept under; None if it cannot be kept."""
+    """Return the cache key of the model of a call; None if it cannot be cached."""
     signature = _stable_text(arguments.key)
     plain = all(tensor.device.type == "cpu" and not tensor.is_complex() for tensor in arguments.tensors)
-    single = all(tensor.dim() or tensor.dtype != torch.float64 for tensor in arguments.tensors)  # taken for numbers
-    looked_at = options.transforms or options.dump or options.verify or options.report
+    single = all(tensor.dim() or tensor.dtype != torch.float64 for tensor in arguments.tensors)  # others may be numbers
+    inspected = options.transforms or options.dump or options.verify or options.report
     translated_otherwise = options.translations or not table.is_as_released()
-    if signature is None or not plain or not single or looked_at or translated_otherwise:
+    if signature is None or not plain or not single or inspected or translated_otherwise:
         return None
-    found = fingerprint(module) if default_cache(options) else None
-    if found is None:
+    module_fingerprint = fingerprint(module) if default_cache(options) else None
+    if module_fingerprint is None:
         return None
     engine = find_engine(options.engine)
     return key_of(
         what="a module's model",
-        module=found,
+        module=module_fingerprint,
         arguments=signature,
         sizes=repr([None if place in varying and size > 1 else size for place, size in enumerate(sizes)]),
         options=repr(options.artifact_key()),
@@ -75,48 +75,48 @@ def store_key(
 
 
 def _stable_text(token: Any) -> str | None:
-    """A part of a signature as text that is the same in every process; None for what is known by identity alone."""
+    """Format a part of a signature identically in every process; None if it is compared by identity."""
     if isinstance(token, tuple):
         parts = [_stable_text(part) for part in token]
         return None if None in parts else f"({', '.join(map(str, parts))})"
     if isinstance(token, type):
         origin = origin_of_module(token.__module__)
         return f"{origin} {token.__module__}.{token.__qualname__}" if origin else None
-    return repr(token) if isinstance(token, _PLAIN) else None
+    return repr(token) if isinstance(token, _STABLE_REPR) else None
 
 
-_PLAIN = (type(None), bool, int, float, str, bytes, complex, range, torch.dtype, torch.device, torch.layout)
+_STABLE_REPR = (type(None), bool, int, float, str, bytes, complex, range, torch.dtype, torch.device, torch.layout)
 
 
-# The model, and what its inputs and outputs are
+# Entries
 
 
 @dataclass(frozen=True)
 class StoredCallSpec:
-    """How a kept model is called: plain data, as JSON has it."""
+    """How a stored model is called, as plain data for JSON."""
 
     inputs: list[int | str]
-    """For each input the place among the call's tensors and dynamic integers, or the name of a weight."""
+    """For each input the index among the call's tensors and dynamic integers, or the name of a weight."""
     weights: dict[str, str]
-    """For each initializer that has no data the name of a weight."""
+    """For each initializer without data the name of a weight."""
     results: list[dict[str, Any]]
-    """For each tensor of the results an output of the model, and the order in which its axes lie in memory."""
+    """For each tensor of the results the output of the model, and the memory order of its axes."""
     reshaped: list[tuple[int, list[int]]]
-    """Outputs that are to be seen with other sizes than the engine gives them."""
+    """Outputs whose shape differs from the engine's, with the shape to restore."""
     dynamic: list[int]
     condition: str
     is_dynamic: bool
 
     def names(self) -> list[str]:
-        """The weights that the model needs."""
+        """Return the names of the weights that the model needs."""
         return sorted({*self.weights.values(), *(x for x in self.inputs if isinstance(x, str))})
 
     def binding(self) -> Binding:
-        """That of a call with the weights by name, and then the inputs."""
+        """Return the binding for arguments that are the weights in the order of `names`, then the inputs."""
         weights = {name: index for index, name in enumerate(self.names())}
-        given = iter(range(len(weights), len(weights) + len(self.inputs)))
+        arguments = iter(range(len(weights), len(weights) + len(self.inputs)))
         return Binding(
-            inputs=tuple(weights[x] if isinstance(x, str) else next(given) for x in self.inputs),
+            inputs=tuple(weights[x] if isinstance(x, str) else next(arguments) for x in self.inputs),
             results=tuple(Result(x["output"], order=x["order"] and tuple(x["order"])) for x in self.results),
             weights={name: weights[weight] for name, weight in self.weights.items()},
             fixed=frozenset(weights.values()),
@@ -125,21 +125,21 @@ class StoredCallSpec:
 
 
 def store(
-    options: Options, at: str, module: torch.nn.Module, traced: ModuleTrace, compiled: CompiledRegion | None
+    options: Options, key: str, module: torch.nn.Module, traced: ModuleTrace, compiled: CompiledRegion | None
 ) -> None:
-    """Keep the model of a call, if it is one, and one that can be called without its graph."""
+    """Store the model of a call, if it is a single region whose call spec can be stored."""
     built = None if compiled is None else compiled.built
     call_spec = _call_spec(traced, built) if built is not None else None
     cache = default_cache(options)
     if built is None or call_spec is None or cache is None:
-        log.info("the model of %s is not kept", type(module).__name__)
+        log.info("the model of %s is not stored on disk", type(module).__name__)
         return
 
     def make(folder: Path) -> None:
         (folder / _MODEL).write_bytes(built.model)
         (folder / _CALL_SPEC).write_text(json.dumps(vars(call_spec)), encoding="utf-8")
 
-    cache.keep(at, make, {"what": "module", "name": type(module).__name__, "engine": options.engine})
+    cache.keep(key, make, {"what": "module", "name": type(module).__name__, "engine": options.engine})
 
 
 def _call_spec(traced: ModuleTrace, built: Built) -> StoredCallSpec | None:
@@ -161,52 +161,52 @@ def _call_spec(traced: ModuleTrace, built: Built) -> StoredCallSpec | None:
     )
 
 
-# Back from disk
+# Loading
 
 
 class StaleModel(Exception):
-    """A kept model is not to be used: something else has to be built."""
+    """A stored model must not be used; another session has to be built."""
 
 
 def load(
-    options: Options, at: str, module: torch.nn.Module, arguments: Arguments, sizes: Sequence[int], flat: FlatModule
+    options: Options, key: str, module: torch.nn.Module, arguments: Arguments, sizes: Sequence[int], flat: FlatModule
 ) -> tuple[ModuleTrace, StoredModel, list[torch.Tensor]] | None:
-    """The kept model of a call, and the tensors that the module itself computes in it."""
+    """Return the stored model of a call, and the tensors that the module itself computes; None if there is no entry."""
     cache = default_cache(options)
-    folder = cache.get(at) if cache else None
+    folder = cache.get(key) if cache else None
     if cache is None or folder is None:
         return None
 
     def reject(reason: str) -> None:
-        log.warning("the kept model of %s is dropped: %s", type(module).__name__, reason)
-        cache.drop(at)
+        log.warning("the stored model of %s is dropped: %s", type(module).__name__, reason)
+        cache.drop(key)
 
     try:
         call_spec = StoredCallSpec(**json.loads((folder / _CALL_SPEC).read_text(encoding="utf-8")))
         accepts = function_of_sizes(call_spec.condition)
         if not accepts(sizes):
-            log.info("the kept model of %s is for other sizes", type(module).__name__)
+            log.info("the stored model of %s is for other sizes", type(module).__name__)
             return None
         run = StoredModel((folder / _MODEL).read_bytes(), call_spec, options)
         weights = [_weight(module, name) for name in call_spec.names()]
         tensors = [*arguments.dense(), *(arguments.integers[i] for i in call_spec.dynamic)]
-        given = [tensors[place] for place in call_spec.inputs if isinstance(place, int)]
-    except Exception as error:  # whatever is wrong with it
+        inputs = [tensors[place] for place in call_spec.inputs if isinstance(place, int)]
+    except Exception as error:  # a corrupt entry may fail in any way
         reject(f"it cannot be used: {error}")
         return None
     with torch.no_grad():
-        outputs = run.compared_with(lambda: flat(*arguments.dense()), weights, given, reject)
-    return _traced(call_spec, accepts, flat), run, outputs
+        outputs = run.compare_in_background(lambda: flat(*arguments.dense()), weights, inputs, reject)
+    return _new_trace(call_spec, accepts, flat), run, outputs
 
 
 def _weight(module: torch.nn.Module, name: str) -> torch.Tensor:
-    found = tensor_of(module, name)
-    if found is None:
-        raise ValueError(f"the module has no {name}")
-    return found
+    tensor = find_tensor(module, name)
+    if tensor is None:
+        raise ValueError(f"the module has no tensor {name}")
+    return tensor
 
 
-def _traced(call_spec: StoredCallSpec, accepts: Callable[[Sequence[int]], bool], flat: FlatModule) -> ModuleTrace:
+def _new_trace(call_spec: StoredCallSpec, accepts: Callable[[Sequence[int]], bool], flat: FlatModule) -> ModuleTrace:
     names = call_spec.names()
     return ModuleTrace(
         graph=torch.fx.GraphModule({}, torch.fx.Graph()),
@@ -222,7 +222,7 @@ def _traced(call_spec: StoredCallSpec, accepts: Callable[[Sequence[int]], bool],
 
 
 class StoredModel:
-    """A kept model as a callable over weights and inputs; a weight that is edited is noticed."""
+    """A stored model as a callable over weights and inputs; it detects edited weights."""
 
     def __init__(self, model: bytes, call_spec: StoredCallSpec, options: Options) -> None:
         self._model, self._options = model, options
@@ -237,32 +237,32 @@ class StoredModel:
         fork.watch(self)
 
     def forked(self) -> None:
-        """In a child process: what was still being compared with the module there never will be, and is not used."""
+        """In a child process: reject a model whose comparison was still running, since its thread is gone."""
         if self._verdict is not None and not self._verdict.done():
             self._verdict = Future()
             self._verdict.set_result(False)
 
     @property
     def should_rebuild(self) -> bool:
-        """Whether weights keep changing: they had better be inputs, which those of a kept model are not."""
+        """Whether weights change so often that they should be inputs, which a stored model does not support."""
         return self._edits > EDITS_BEFORE_THAW
 
-    def compared_with(
+    def compare_in_background(
         self,
         module: Callable[[], Sequence[torch.Tensor]],
         weights: Sequence[torch.Tensor],
-        given: Sequence[Any],
+        inputs: Sequence[Any],
         reject: Callable[[str], None],
     ) -> list[torch.Tensor]:
-        """What the module gives. The model is loaded, and compared with it, while the caller goes on.
+        """Return the module's results; load the model and compare its results in the background.
 
-        Not sooner: on the same cores, both would take as long as one after the other.
+        The module runs first: on the same cores, running both at once would take as long as one after the other.
         """
-        args = [*weights, *(x.clone() if isinstance(x, torch.Tensor) else x for x in given)]
-        beside = ThreadPoolExecutor(1)
+        args = [*weights, *(x.clone() if isinstance(x, torch.Tensor) else x for x in inputs)]
+        executor = ThreadPoolExecutor(1)
         expected = list(module())
-        self._verdict = beside.submit(self._agrees, args, [x.clone() for x in expected], reject)
-        beside.shutdown(wait=False)
+        self._verdict = executor.submit(self._agrees, args, [x.clone() for x in expected], reject)
+        executor.shutdown(wait=False)
         return expected
 
     @torch.no_grad()
@@ -273,29 +273,29 @@ class StoredModel:
             reject(f"it cannot be used: {error}")
             return False
         if self._edits:
-            log.info("weights were edited before a kept model could be compared with the module")
+            log.info("weights were edited before a stored model could be compared with the module")
             return False
         agrees = len(outputs) == len(expected) and all(map(close, outputs, expected))
         if not agrees:
-            reject("its results are not the module's")
+            reject("its results differ from the module's")
         return agrees
 
     def __call__(self, args: Sequence[Any]) -> Sequence[torch.Tensor]:
-        """The results, from the weights by name and then the inputs."""
+        """Return the results for the weights in the order of `StoredCallSpec.names`, then the inputs."""
         if self._verdict is not None and not self._verdict.result():
             raise StaleModel
         return self._run(args)
 
     def _run(self, args: Sequence[Any]) -> Sequence[torch.Tensor]:
         current = self._current
-        if current is None or not current.snapshot.holds(args):
+        if current is None or not current.snapshot.matches(args):
             current = self._load(args)
         return self._binding.restore(current.runner(self._binding.feeds(args)), args)
 
     def _load(self, args: Sequence[Any]) -> OpenSession:
-        """A session for the weights as they are now."""
+        """Open a session for the current weights."""
         with self._lock:
-            if self._current is None or not self._current.snapshot.holds(args):
+            if self._current is None or not self._current.snapshot.matches(args):
                 engine = find_engine(self._options.engine)
                 _, self._current = open_session(
                     engine, self._model, self._graph, self._binding, args, self._options, refit=refit

@@ -1,4 +1,4 @@
-"""`sardonyx.optimize`: the rewrite rules on an ONNX model that exists already."""
+"""`sardonyx.optimize`: apply the rewrite rules to an existing ONNX model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from sardonyx import opsets
 from sardonyx.capture.regions import Result
 from sardonyx.doors.call_arguments import Argument
-from sardonyx.doors.program import CallSpec, Program, hold
+from sardonyx.doors.program import CallSpec, Program, map_external_weights
 from sardonyx.errors import SardonyxError
 from sardonyx.model_files import UserModel, blaming, load_model, quietly
 from sardonyx.options import Options
@@ -42,15 +42,15 @@ def optimize(model: UserModel, *, domains: Sequence[str] | None = None, **option
     with blaming(model), collecting() as report:
         graph_report = new_graph_report("given", 0)
         with graph_report.stage("load"):
-            loaded = _described(_modern(hold(load_model(model)), chosen.opset))
+            loaded = _infer_dims(_convert_opset(map_external_weights(load_model(model)), chosen.opset))
         graph_report.operators = sum(1 for _ in loaded.graph.all_nodes())
         device = torch.device("cpu")
         library = build_file(loaded, device, chosen, graph_report, domains=domains)
     return Program(loaded, _call_spec(loaded), device, chosen, report, library)
 
 
-def _modern(model: ir.Model, wanted: int | None) -> ir.Model:
-    """The model with the opset that is wanted, or one that rules can read."""
+def _convert_opset(model: ir.Model, wanted: int | None) -> ir.Model:
+    """Convert the model to the requested opset, or to the oldest that the rules support."""
     opset = model.graph.opset_imports.get("", opsets.OLDEST)
     target = max(opset, wanted or opsets.OLDEST)
     if target == opset:
@@ -60,12 +60,12 @@ def _modern(model: ir.Model, wanted: int | None) -> ir.Model:
     except Exception as error:
         raise SardonyxError(
             f"the model has opset {opset}, and onnx cannot convert it to {target}: {error}",
-            hint="export it anew with a later opset",
+            hint="export it again with a later opset",
         ) from error
 
 
-def _described(model: ir.Model) -> ir.Model:
-    """State sizes as the rules read them: numbers, and an expression for every size that has a name."""
+def _infer_dims(model: ir.Model) -> ir.Model:
+    """Infer shapes, and set the sizes that the rules read: integers, and a symbol for every named size."""
     with quietly():
         model = ShapeInferencePass()(model).model
     graph = model.graph
@@ -84,7 +84,7 @@ def _dim(size: int | ir.SymbolicDim) -> int | sympy.Expr:
 
 
 def _call_spec(model: ir.Model) -> CallSpec:
-    """Inputs by position, a tensor or a tuple of them as the result."""
+    """Return a call spec with positional inputs and a tensor or a tuple of tensors as the result."""
     inputs, outputs = len(model.graph.inputs), len(model.graph.outputs)
     in_spec = pytree.tree_structure(((0,) * inputs, {}))
     out_spec = pytree.tree_structure(0 if outputs == 1 else (0,) * outputs)
@@ -95,6 +95,6 @@ def _call_spec(model: ir.Model) -> CallSpec:
 
 
 def _argument(value: ir.Value) -> Argument:
-    """An input, with the sizes that the model says of it."""
+    """Return the argument of an input, with the sizes that the model declares."""
     sizes = None if value.shape is None else [dim if isinstance(dim, int) else None for dim in value.shape]
     return Argument(str(value.name), "tensor", sizes=sizes)

@@ -1,4 +1,4 @@
-"""An exported model: ONNX, with weights that stay in torch's memory until they are written, and callable as before."""
+"""An exported model: a callable ONNX model whose weights stay in torch's memory until they are saved."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from onnx_ir.tensor_adapters import TorchTensor
 from torch.utils import _pytree as pytree
 
 from sardonyx import fork
-from sardonyx.capture.conditions import Condition, sizes_of
+from sardonyx.capture.conditions import Condition, sizes_or_number
 from sardonyx.capture.export import Captured
 from sardonyx.capture.regions import Result
-from sardonyx.doors.call_arguments import Argument, arrangement_difference
+from sardonyx.doors.call_arguments import Argument, structure_difference
 from sardonyx.engines import Job, Runner, artifacts
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import SardonyxError
 from sardonyx.options import Options
 from sardonyx.pipeline import fit_to_engine, refit
-from sardonyx.run.binding import Binding, restored
+from sardonyx.run.binding import Binding, restore_result
 from sardonyx.telemetry.report import Report, observed
 from sardonyx.translate.translator import in_torch
 
 _LARGEST_PROTOBUF = 2**31 - 2**24
-"""Protobuf refuses messages of 2 GiB; some room is left for the graph beside the weights."""
+"""Protobuf refuses messages of 2 GiB; this leaves some room for the graph."""
 
 
 @dataclass(frozen=True)
 class CallSpec:
-    """How a module's arguments become the model's inputs, and the model's outputs the module's results."""
+    """How arguments become the model's inputs, and the model's outputs the results."""
 
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
@@ -47,18 +47,18 @@ class CallSpec:
     arguments: Sequence[Argument]
     """The flattened arguments."""
     binding: Binding
-    """Which flattened argument each input of the model is, and how each flattened result is made of its outputs."""
+    """The flattened argument of each input of the model, and how outputs become flattened results."""
     mutated: Mapping[int, Result] = field(default_factory=dict)
-    """For each flattened argument that the module edits in place, the output that has the new value."""
+    """For each flattened argument that the module modifies in place, the output with its new value."""
     conditions: Sequence[Condition] = ()
-    """What was assumed of sizes and numbers."""
+    """The guards of the trace on sizes and numbers."""
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The model's inputs, from arguments that are arranged as those it was exported with."""
+        """Return the model's inputs for the arguments of a call; raises if they do not match the example."""
         return self.feeds(self.leaves(args, kwargs))
 
     def leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The flattened arguments, if they are arranged as those that the model was exported with."""
+        """Return the flattened arguments; raises if their structure differs from the example's."""
         named = self.in_spec.children()[1].context
         if set(kwargs) != set(named) or len(args) != self.in_spec.children()[0].num_children:
             raise TypeError(
@@ -68,13 +68,13 @@ class CallSpec:
         call = tuple(args), {name: kwargs[name] for name in named}
         leaves, spec = pytree.tree_flatten(call)
         if spec != self.in_spec:
-            raise TypeError(f"{arrangement_difference(self.names, call, self.in_spec)}; export it again for that")
+            raise TypeError(f"{structure_difference(self.names, call, self.in_spec)}; export it again with that")
         return leaves
 
     def feeds(self, leaves: Sequence[Any]) -> list[Any]:
-        """The model's inputs, from flattened arguments; an error names what differs from the example."""
+        """Return the model's inputs for flattened arguments; raises if they do not match the example."""
         fed = [argument.feed(leaf) for argument, leaf in zip(self.arguments, leaves, strict=True)]
-        numbers = [size for leaf in leaves for size in sizes_of(leaf)] if self.conditions else []
+        numbers = [size for leaf in leaves for size in sizes_or_number(leaf)] if self.conditions else []
         for condition in self.conditions:
             condition.check(numbers)
         return self.binding.feeds(fed)
@@ -101,10 +101,10 @@ class Program:
     ) -> None:
         self.model, self.report = model, report
         self.captured = captured
-        """torch's graph that the model was made of, if it was."""
+        """torch's graph that the model was translated from, if any."""
         self._library = library
         self.call_spec = call_spec
-        """How its arguments become the model's inputs, and the model's outputs its results."""
+        """How arguments become inputs, and outputs results."""
         self._device, self._options = device, options
         self._runners: dict[bool, Runner] = {}
         self._lock = fork.Lock()
@@ -125,21 +125,21 @@ class Program:
         return self._library
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model in the engine, with arguments and results as the module has them."""
+        """Run the model in the engine, with the arguments and results of the module."""
         leaves = self.call_spec.leaves(args, kwargs)
         inputs = self.call_spec.feeds(leaves)
         outputs = self._runner(inputs)(inputs)
         for place, output in self.call_spec.mutated.items():
             with torch.no_grad():
-                leaves[place].copy_(restored(output, outputs))
+                leaves[place].copy_(restore_result(output, outputs))
         return pytree.tree_unflatten(self.call_spec.binding.restore(outputs), self.call_spec.out_spec)
 
     def proto(self) -> onnx.ModelProto:
-        """The model as protobuf, weights inside."""
+        """Return the model as protobuf, with its weights."""
         if self._weight_bytes() > _LARGEST_PROTOBUF:
             raise SardonyxError(
-                f"the weights have {self._weight_bytes() / 1e9:.1f} GB, more than protobuf holds",
-                hint="program.save(path) writes them to a file beside the model",
+                f"the weights have {self._weight_bytes() / 1e9:.1f} GB, more than the limit of protobuf, 2 GB",
+                hint="program.save(path) writes them to a separate file",
             )
         return ir.to_proto(self.model)
 
@@ -156,7 +156,7 @@ class Program:
         """
         path = Path(path)
         if not path.parent.is_dir():
-            raise FileNotFoundError(f"there is no folder {path.parent}")
+            raise FileNotFoundError(f"the folder {path.parent} does not exist")
         if external_data is None:
             external_data = self._weight_bytes() > _LARGEST_PROTOBUF
         data = path.name + ".data" if external_data else None
@@ -172,11 +172,11 @@ class Program:
         return path
 
     def _weight_bytes(self) -> int:
-        held = (value.const_value for value in self.model.graph.initializers.values())
-        return sum(tensor.nbytes for tensor in held if tensor is not None)
+        tensors = (value.const_value for value in self.model.graph.initializers.values())
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def _runner(self, inputs: Sequence[torch.Tensor]) -> Runner:
-        """The session for a call: another one where an input has no elements, which some kernels must not see."""
+        """Return the session for a call; calls with an empty input get another one, with guarded kernels."""
         empty = not all(x.numel() for x in inputs)
         with self._lock:
             if empty not in self._runners:
@@ -184,11 +184,11 @@ class Program:
             return self._runners[empty]
 
     def _load(self, empty: bool = False) -> Runner:
-        """A runner over the weights in torch's memory."""
+        """Load a session over the weights in torch's memory."""
         engine = find_engine(self._options.engine)
         model = self.model.clone()
         fit_to_engine(model, engine, self._device, self._options, empty_sizes=empty)
-        weights = _leave_in_torch(model)
+        weights = _extract_weights(model)
         serialized = ir.to_proto(model).SerializeToString()
         libraries = () if self._library is None else (str(self._library),)
         job = Job.of(
@@ -206,44 +206,44 @@ class Program:
         return f"Program({', '.join(self.inputs)} → {', '.join(self.outputs)}; {self.report.nodes} nodes)"
 
 
-def hold(model: ir.Model) -> ir.Model:
-    """Map the weights of a model that are in files of their own into memory: it then runs wherever it is called."""
+def map_external_weights(model: ir.Model) -> ir.Model:
+    """Memory-map the external weights of a model, so that it runs from any working directory."""
     for graph in model.graphs():
         for name, value in graph.initializers.items():
             if isinstance(value.const_value, ir.ExternalTensor):
-                value.const_value = _mapped(value.const_value, name)
+                value.const_value = _map_weight(value.const_value, name)
     return model
 
 
-def _mapped(held: ir.ExternalTensor, name: str) -> ir.TensorProtocol:
+def _map_weight(external: ir.ExternalTensor, name: str) -> ir.TensorProtocol:
     try:
-        array = held.numpy()
+        array = external.numpy()
     except FileNotFoundError as error:
         raise SardonyxError(
-            f"the model has its weight {name!r} in {held.path}, which does not exist",
-            hint="keep the files of a model in one folder",
+            f"the weight {name!r} of the model is in {external.path}, which does not exist",
+            hint="put the model and its data files in one folder",
         ) from error
-    if held.dtype == ir.DataType.BFLOAT16:
-        return TorchTensor(_over(array.view(np.uint16)).view(torch.bfloat16), name=name)
+    if external.dtype == ir.DataType.BFLOAT16:
+        return TorchTensor(_tensor_over(array.view(np.uint16)).view(torch.bfloat16), name=name)
     if array.dtype.kind not in "biufc":
-        return ir.Tensor(array, dtype=held.dtype, name=name)  # floats of a byte, and integers of half a one
-    return TorchTensor(_over(array), name=name)
+        return ir.Tensor(array, dtype=external.dtype, name=name)  # 8-bit floats and 4-bit types
+    return TorchTensor(_tensor_over(array), name=name)
 
 
-def _over(array: np.ndarray[Any, Any]) -> torch.Tensor:
+def _tensor_over(array: np.ndarray[Any, Any]) -> torch.Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # nobody writes to a file that is mapped
+        warnings.simplefilter("ignore", UserWarning)  # mapped arrays are read-only
         return torch.from_numpy(array)
 
 
-def _leave_in_torch(model: ir.Model) -> dict[str, torch.Tensor]:
-    """Take the bytes of weights out of the model; the tensors they are in, by name."""
+def _extract_weights(model: ir.Model) -> dict[str, torch.Tensor]:
+    """Remove the data of weights from the model; return their tensors by name."""
     weights = {}
     for name, value in model.graph.initializers.items():
-        held = value.const_value
-        if not isinstance(held, (TorchTensor, ir.LazyTensor)) or not held.size:
+        stored = value.const_value
+        if not isinstance(stored, (TorchTensor, ir.LazyTensor)) or not stored.size:
             continue
-        tensor = held.raw.detach() if isinstance(held, TorchTensor) else torch.from_numpy(held.numpy())
+        tensor = stored.raw.detach() if isinstance(stored, TorchTensor) else torch.from_numpy(stored.numpy())
         weights[name] = tensor.contiguous()
-        value.const_value = in_torch(name, held.dtype, tuple(tensor.shape))
+        value.const_value = in_torch(name, stored.dtype, tuple(tensor.shape))
     return weights

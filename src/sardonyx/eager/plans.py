@@ -32,7 +32,7 @@ from sardonyx.errors import UnsupportedOperator
 from sardonyx.options import Options
 from sardonyx.pipeline import compile_graph
 from sardonyx.run.graph import CompiledGraph
-from sardonyx.run.region import Plain
+from sardonyx.run.region import BareSession
 from sardonyx.telemetry.report import collecting
 
 log = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ class Plan:
     def __init__(self, compiled: CompiledGraph) -> None:
         self._compiled = compiled
         self.direct: Direct | None = None
-        self.plain: Plain | None = None
+        self.plain: BareSession | None = None
 
     def __call__(self, call: Call) -> Results:
         """The results of a call."""
@@ -194,7 +194,7 @@ class Plan:
             None if x is None else on_device(_apart(x, memory), call.index) for x in self._compiled.run(list(given))
         ]
         if self._compiled.region is not None:
-            self.plain = self._compiled.region.plain()
+            self.plain = self._compiled.region.bare_session()
             if whole and self.plain is not None:
                 self.direct = Direct.of(self.plain, sized=self.sized)
         return results
@@ -354,7 +354,7 @@ def _like(tensor: torch.Tensor) -> torch.Tensor:
 class Direct:
     """A session of the binding's that is given the device's tensors."""
 
-    def __init__(self, runner: OnnxRuntimeRunner, plain: Plain, *, sized: bool) -> None:
+    def __init__(self, runner: OnnxRuntimeRunner, plain: BareSession, *, sized: bool) -> None:
         self._runner, self._inputs, self._results = runner, plain.inputs, plain.results
         self._sized = sized
         self._booleans = [dtype == torch.bool for dtype in runner.output_types]
@@ -362,7 +362,7 @@ class Direct:
         """What the session was given before, by places in memory that may be used again; it keeps nothing alive."""
 
     @classmethod
-    def of(cls, plain: Plain, *, sized: bool) -> Direct | None:
+    def of(cls, plain: BareSession, *, sized: bool) -> Direct | None:
         """That of a region, if its session is of that kind and gives results as they are.
 
         `sized` says that inputs have the same sizes every time.

@@ -1,1 +1,1 @@
-"""Last stage: torch tensors in and out of a session without a copy."""
+"""Last stage: run sessions on torch tensors without copying them."""

@@ -1,4 +1,4 @@
-"""How a call is bound to a model: which argument each input is, and how each result is made of the outputs."""
+"""Binding of a call to a model: which argument each input is, and how outputs become results."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ class Binding:
     inputs: tuple[int, ...]
     results: tuple[Result, ...]
     weights: Mapping[str, int] = field(default_factory=dict)
-    """For each initializer whose data is torch's the argument that it is."""
+    """Initializers whose data is in torch's memory: the argument of each."""
     fixed: frozenset[int] = frozenset()
-    """Arguments that are parameters or buffers: the same tensors on nearly every call."""
+    """Arguments that are parameters or buffers: nearly always the same tensors."""
     complex: frozenset[int] = frozenset()
-    """Arguments that are complex: the engine is given their parts, as pairs."""
+    """Complex arguments, which the engine gets as real tensors with a last axis of size 2."""
     draws: tuple[RandomSampler, ...] = ()
-    """The random numbers that the inputs after those are."""
+    """Samplers of the random inputs, which follow those in `inputs`."""
     reshaped: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """Outputs that are to be seen with other sizes than the engine gives them."""
+    """Outputs whose shape differs from the engine's, with the shape to restore."""
     strides: Sequence[SizesOfCall | None] = ()
-    """For each result how to compute the strides to restore, where any have to be."""
+    """For each result a function that computes the strides to restore; None if there are none."""
 
     @classmethod
     def of(cls, region: Region, translation: Translation) -> Binding:
-        """That of a region's translation."""
+        """Return the binding of a region's translation."""
         vals = [node.meta.get("val") for node in region.graph.graph.find_nodes(op="placeholder")]
         return cls(
             inputs=tuple(translation.inputs),
@@ -50,45 +50,45 @@ class Binding:
         )
 
     @cached_property
-    def _pairs(self) -> tuple[int, ...]:
-        """Which of the inputs are complex."""
+    def _complex_inputs(self) -> tuple[int, ...]:
+        """Indices of the complex inputs."""
         return tuple(i for i, argument in enumerate(self.inputs) if argument in self.complex)
 
     @cached_property
-    def _as_they_are(self) -> bool:
-        """Whether the first outputs are the results as they are."""
+    def _outputs_are_results(self) -> bool:
+        """Whether the first outputs are the results, unchanged."""
         return all(result == Result(i) for i, result in enumerate(self.results))
 
     @property
     def is_plain(self) -> bool:
-        """Whether inputs are arguments as they are, and each result is None or an output, none twice."""
-        taken = [result.output for result in self.results if result.output is not None]
+        """Whether inputs are unchanged arguments, and each result is None or an unchanged output, each used once."""
+        outputs = [result.output for result in self.results if result.output is not None]
         plain = all(result == Result(result.output) for result in self.results)
-        return plain and not (self.draws or self._pairs) and len(set(taken)) == len(taken)
+        return plain and not (self.draws or self._complex_inputs) and len(set(outputs)) == len(outputs)
 
     def feeds(self, args: Sequence[Any]) -> list[Any]:
-        """The engine's inputs for the arguments of a call; random ones are drawn."""
+        """Return the engine's inputs for the arguments of a call; samples the random inputs."""
         feeds = [args[i] for i in self.inputs]
-        for i in self._pairs:
+        for i in self._complex_inputs:
             feeds[i] = torch.view_as_real(feeds[i].resolve_conj())
         if self.draws:
             feeds += [draw(args) for draw in self.draws]
         return feeds
 
     def restore(self, outputs: list[torch.Tensor], args: Sequence[Any] = ()) -> Sequence[Any]:
-        """The results of a call, from the engine's outputs and the arguments that are handed back."""
+        """Return the results of a call, from the engine's outputs and from arguments that are returned unchanged."""
         for index, shape in self.reshaped.items():
-            outputs[index] = _reshaped(outputs[index], shape)
-        if self._as_they_are:
+            outputs[index] = _reshape_memory(outputs[index], shape)
+        if self._outputs_are_results:
             return outputs[: len(self.results)]
         strides = self.strides or (None,) * len(self.results)
-        return [restored(result, outputs, args, sizes) for result, sizes in zip(self.results, strides, strict=True)]
+        return [restore_result(r, outputs, args, s) for r, s in zip(self.results, strides, strict=True)]
 
 
-def restored(
+def restore_result(
     result: Result, outputs: Sequence[torch.Tensor], args: Sequence[Any] = (), strides: SizesOfCall | None = None
 ) -> Any:
-    """One result of a call."""
+    """Return one result of a call."""
     if result.passed is not None:
         return args[result.passed]
     if result.output is None:
@@ -103,8 +103,8 @@ def restored(
     return value if strides is None else with_strides(value, strides(args))
 
 
-def _reshaped(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """The same memory with other sizes, and no view: what a graph returns may be edited in place."""
-    seen = x.view(shape)
-    made = torch.empty(0, dtype=x.dtype, device=x.device)
-    return made.set_(x.untyped_storage(), seen.storage_offset(), shape, seen.stride())
+def _reshape_memory(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor over the same memory with another shape, not a view: callers may modify it in place."""
+    view = x.view(shape)
+    reshaped = torch.empty(0, dtype=x.dtype, device=x.device)
+    return reshaped.set_(x.untyped_storage(), view.storage_offset(), shape, view.stride())

@@ -1,4 +1,4 @@
-"""A build as values: what is built, what it takes for constant, and what comes of it."""
+"""A build as values: its recipe, the assumptions it makes, and the built model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sardonyx.translate.translator import Translation
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """What is built: a region of a graph, for an engine, with options."""
+    """What to build: a region of a graph, for an engine, with options."""
 
     region: Region
     kind: str
@@ -29,29 +29,29 @@ class Recipe:
     graph_report: GraphReport
     report: RegionReport
     translation: Translation | None = None
-    """One that was made already, to see whether ONNX can express the region; a build takes it over and changes it."""
+    """The translation made to check that ONNX can express the region; a build consumes it and changes it in place."""
 
 
 @dataclass(frozen=True)
 class Assumptions:
-    """Which arguments of the region are constants of the model."""
+    """Which arguments of the region the model has as constants."""
 
     weights: frozenset[int] = frozenset()
     numbers: Mapping[int, float] = field(default_factory=dict)
-    """Numbers by value."""
+    """The value of each number, by argument."""
 
 
 @dataclass(frozen=True, eq=False)
 class Built:
-    """A model ready for the engine, before its weights are given."""
+    """A model ready for the engine, without the data of its weights."""
 
     proto: onnx.ModelProto
     model: bytes
     graph: ir.Graph
-    """Whose inputs and outputs the model has."""
+    """The graph of the model, for its inputs and outputs."""
     binding: Binding
     libraries: tuple[str, ...]
     report: RegionReport
 
 
-Build: TypeAlias = Callable[[Recipe, Assumptions], Built]
+BuildFunction: TypeAlias = Callable[[Recipe, Assumptions], Built]

@@ -1,4 +1,4 @@
-"""Devices whose memory is the CPU's under another name: a graph for them is compiled and run as one of the CPU's."""
+"""Devices whose tensors are in CPU memory: their graphs are compiled and run as CPU graphs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class CpuBackedDevice:
-    """How tensors change from such a device to the CPU and back, over the same memory."""
+    """Converts tensors between such a device and the CPU, without copying memory."""
 
     on_host: Callable[[torch.Tensor], torch.Tensor]
     on_device: Callable[[torch.Tensor, int], torch.Tensor]
 
-    def graph(self, graph: torch.fx.GraphModule, device: str) -> torch.fx.GraphModule:
-        """A graph of the device's as one of the CPU's."""
+    def to_cpu_graph(self, graph: torch.fx.GraphModule, device: str) -> torch.fx.GraphModule:
+        """Return a copy of the graph with the device replaced by the CPU."""
         moved = copy.copy(graph)
         moved.graph = copy.deepcopy(graph.graph)
         for node in moved.graph.nodes:
@@ -38,16 +38,16 @@ class CpuBackedDevice:
                 setattr(moved, name, self.on_host(constant))
         return moved
 
-    def run(self, run: BoxedCall, index: int) -> BoxedCall:
-        """A compiled graph of the CPU's, for tensors of the device."""
+    def wrap(self, run: BoxedCall, index: int) -> BoxedCall:
+        """Wrap a graph compiled for the CPU so that it takes and returns tensors of the device."""
 
-        def hosted(args: list[Any]) -> Sequence[Any]:
-            given = [self.on_host(x) if isinstance(x, torch.Tensor) else x for x in args]
+        def run_on_cpu(args: list[Any]) -> Sequence[Any]:
+            on_cpu = [self.on_host(x) if isinstance(x, torch.Tensor) else x for x in args]
             args.clear()
-            return [self.on_device(x, index) if isinstance(x, torch.Tensor) else x for x in run(given)]
+            return [self.on_device(x, index) if isinstance(x, torch.Tensor) else x for x in run(on_cpu)]
 
-        hosted._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's convention
-        return hosted
+        run_on_cpu._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's convention
+        return run_on_cpu
 
 
 def _on_cpu(value: FakeTensor) -> torch.Tensor:
@@ -56,4 +56,4 @@ def _on_cpu(value: FakeTensor) -> torch.Tensor:
 
 
 DEVICES: dict[str, CpuBackedDevice] = {}
-"""By their types."""
+"""Registered devices by type."""

@@ -11,20 +11,20 @@ import torch
 from sardonyx.run.region import CompiledRegion
 
 BoxedCall: TypeAlias = Callable[[list[Any]], Sequence[Any]]
-"""Takes a list of arguments, which it clears so that tensors nobody needs can go."""
+"""Takes a list of arguments, and clears it so that unused tensors can be freed."""
 
 
 @dataclass(frozen=True)
 class CompiledGraph:
-    """A compiled graph, and what it consists of."""
+    """A compiled graph."""
 
     run: BoxedCall
     region: CompiledRegion | None = None
-    """The one region that all of the graph became; None where torch runs parts of it."""
+    """The region, if the whole graph is one; None if torch runs parts of it."""
 
     @classmethod
     def of(cls, compiled: CompiledRegion | torch.fx.GraphModule) -> CompiledGraph:
-        """From one region, or from a graph that calls regions."""
+        """Make it of one region, or of a graph that calls regions."""
         if isinstance(compiled, CompiledRegion):
             return cls(compiled.run_boxed, compiled)
         return cls(_boxed(compiled))
@@ -32,9 +32,9 @@ class CompiledGraph:
 
 def _boxed(graph: torch.fx.GraphModule) -> BoxedCall:
     def run(args: list[Any]) -> Sequence[Any]:
-        given = tuple(args)
+        unboxed = tuple(args)
         args.clear()
-        results: Sequence[Any] = graph(*given)
+        results: Sequence[Any] = graph(*unboxed)
         return results
 
     run._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's convention

@@ -1,4 +1,4 @@
-"""Drawing the random numbers of a call from torch's generator, so that `torch.manual_seed` governs them."""
+"""Random inputs of a graph, sampled from torch's random generator, so that `torch.manual_seed` applies."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from sardonyx.sizes import sizes_of_call
 from sardonyx.translate.noise import Draw
 
 RandomSampler: TypeAlias = Callable[[Sequence[Any]], torch.Tensor]
-"""Draws what one input of a graph needs, given the arguments of the call."""
+"""Samples one random input of a graph, given the arguments of the call."""
 
 _GENERATORS: dict[str, Callable[..., torch.Tensor]] = {"uniform": torch.rand, "normal": torch.randn}
 
 
 def random_sampler(draw: Draw, graph: torch.fx.GraphModule, device: torch.device) -> RandomSampler:
-    """How to draw for a call of `graph` on `device`; symbolic sizes are read off the arguments."""
+    """Return the sampler of a random input of `graph` on `device`; symbolic sizes are read from the arguments."""
     generate = _GENERATORS[draw.kind]
     if all(isinstance(dim, int) for dim in draw.dims):
         return lambda args: generate(draw.dims, dtype=draw.dtype, device=device)
     sizes = sizes_of_call(draw.dims, graph)
 
-    def with_sizes(args: Sequence[Any]) -> torch.Tensor:
+    def sample(args: Sequence[Any]) -> torch.Tensor:
         return generate(sizes(args), dtype=draw.dtype, device=device)
 
-    return with_sizes
+    return sample

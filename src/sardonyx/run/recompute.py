@@ -1,4 +1,4 @@
-"""Gradients of results that were computed without torch: torch computes them again when a backward asks."""
+"""Gradients of results that an engine computed: torch recomputes the forward when a backward needs it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ log = logging.getLogger(__name__)
 
 
 class Recompute:
-    """What is needed to compute outputs once more, differentiably, from the same inputs."""
+    """Recomputes outputs in torch with autograd, from the same inputs; `error` returns why it cannot, if so."""
 
-    def __init__(self, again: Callable[[Sequence[torch.Tensor]], Sequence[Any]], hindrance: Callable[[], str | None]):
-        self._again, self._hindrance = again, hindrance
+    def __init__(self, forward: Callable[[Sequence[torch.Tensor]], Sequence[Any]], error: Callable[[], str | None]):
+        self._forward, self._error = forward, error
         self._autocast = [(d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in ("cpu", "cuda")]
 
     def attach(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The outputs as functions of the inputs, in autograd's graph; an output that is an input stays that."""
+        """Attach the outputs to the inputs in autograd's graph; an output that is an input stays the same tensor."""
         known = {id(x) for x in inputs}
         new = [index for index, output in enumerate(outputs) if id(output) not in known]
         apply: Callable[..., Sequence[torch.Tensor]] = _Function.apply
@@ -35,38 +35,38 @@ class Recompute:
     def gradients(
         self, inputs: Sequence[torch.Tensor], needed: Sequence[bool], places: Sequence[int], grads: Sequence[Any]
     ) -> list[torch.Tensor | None]:
-        """The gradients of the inputs that need one."""
-        hindrance = self._hindrance()
-        if hindrance is not None:
+        """Return the gradients of the inputs that need one."""
+        error = self._error()
+        if error is not None:
             raise AutogradError(
-                f"the forward cannot be computed again for its gradients: {hindrance}",
-                hint="call backward before changing the module; or put it in training mode, which saves what is needed",
+                f"the forward cannot be recomputed for its gradients: {error}",
+                hint="call backward before changing the module, or put it in training mode",
             )
-        _tell_once()
-        keep = torch.is_grad_enabled()
+        _warn_once()
+        create_graph = torch.is_grad_enabled()
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
             for device, dtype, enabled in self._autocast:
                 stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
-            # Views: hooks of the inputs themselves are for the gradients that are returned, and run on those.
-            seen = [x.view_as(x) if needs else x for x, needs in zip(inputs, needed, strict=True)]
-            outputs = self._again(seen)
+            # Views: hooks of the inputs run on the returned gradients, and must not run here as well.
+            views = [x.view_as(x) if needs else x for x, needs in zip(inputs, needed, strict=True)]
+            outputs = self._forward(views)
         pairs = [(outputs[i], g) for i, g in zip(places, grads, strict=True) if g is not None]
         pairs = [(y, g) for y, g in pairs if y.requires_grad]
-        wanted = [x for x, needs in zip(seen, needed, strict=True) if needs]
+        wanted = [x for x, needs in zip(views, needed, strict=True) if needs]
         if not pairs:
             return [None] * len(inputs)
         ys, gs = zip(*pairs, strict=True)
-        found = iter(torch.autograd.grad(ys, wanted, gs, create_graph=keep, allow_unused=True))
-        return [next(found) if needs else None for needs in needed]
+        gradients = iter(torch.autograd.grad(ys, wanted, gs, create_graph=create_graph, allow_unused=True))
+        return [next(gradients) if needs else None for needs in needed]
 
 
 class _Function(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, how: Recompute, places: Sequence[int], outputs: Sequence[torch.Tensor], *inputs: torch.Tensor
+        ctx: Any, recompute: Recompute, places: Sequence[int], outputs: Sequence[torch.Tensor], *inputs: torch.Tensor
     ) -> Any:
-        ctx.how, ctx.places = how, places
+        ctx.recompute, ctx.places = recompute, places
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs)
         ctx.mark_non_differentiable(*(y for y in outputs if not (y.is_floating_point() or y.is_complex())))
@@ -74,10 +74,10 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        found = ctx.how.gradients(ctx.saved_tensors, ctx.needs_input_grad[3:], ctx.places, grads)
-        return (None, None, None, *found)
+        gradients = ctx.recompute.gradients(ctx.saved_tensors, ctx.needs_input_grad[3:], ctx.places, grads)
+        return (None, None, None, *gradients)
 
 
 @cache
-def _tell_once() -> None:
-    log.warning("in torch: a backward through a compiled module in eval mode; its forward is computed again for that")
+def _warn_once() -> None:
+    log.warning("in torch: a backward through a compiled module in eval mode; torch recomputes its forward")

@@ -1,4 +1,4 @@
-"""A region that runs: its sessions, which of them fits a call, and when to build another."""
+"""A compiled region: its LRU cache of sessions, the choice of one for a call, and when to build another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sardonyx.engines.engine import Engine, EngineChoice, Job, Runner, current_s
 from sardonyx.errors import MissingKernel
 from sardonyx.options import Options
 from sardonyx.run.binding import Binding
-from sardonyx.run.builds import Assumptions, Build, Built, Recipe
+from sardonyx.run.builds import Assumptions, BuildFunction, Built, Recipe
 from sardonyx.run.sessions import OpenSession, open_session
 from sardonyx.run.snapshot import EDITS_BEFORE_THAW, NumberSnapshot
 from sardonyx.telemetry import dump, repro
@@ -34,18 +34,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Session:
-    held: OpenSession
+    shared: OpenSession
     runner: Runner
     binding: Binding
     numbers: NumberSnapshot
     stream: int | None
 
     def run(self, args: Sequence[Any]) -> Sequence[Any]:
-        """The region's results for the arguments of a call."""
+        """Return the region's results for the arguments of a call."""
         return self.binding.restore(self.runner(self.binding.feeds(args)), args)
 
-    def run_again(self, args: Sequence[Any]) -> Sequence[Any]:
-        """The same with the same random numbers each time, which are not taken from the caller's generator."""
+    def run_with_fixed_seed(self, args: Sequence[Any]) -> Sequence[Any]:
+        """Run with the same random numbers each time, leaving the caller's random generator unchanged."""
         if not self.binding.draws:
             return self.run(args)
         with torch.random.fork_rng(devices=[]):
@@ -53,31 +53,31 @@ class _Session:
             return self.run(args)
 
     def fits(self, args: Sequence[Any], stream: Callable[[], int | None]) -> bool:
-        """Whether all that the session was built on still holds."""
+        """Whether the weights, numbers and stream that the session was built for are those of the call."""
         return (
-            self.held.snapshot.holds(args)
+            self.shared.snapshot.matches(args)
             and not (self.numbers.values and self.numbers.changed(args))
             and (self.stream is None or self.stream == stream())
         )
 
 
 @dataclass(frozen=True)
-class Plain:
-    """A session, as it is run by those who have no need for what a region does beside."""
+class BareSession:
+    """A session that can be called directly, without the checks and conversions of its region."""
 
     runner: Runner
     inputs: tuple[int, ...]
-    """Which argument each of its inputs is."""
+    """The argument of each input."""
     results: tuple[int | None, ...]
-    """Which output each result is; None for one that was not asked for."""
+    """The output of each result; None for a result that is None."""
     reshaped: frozenset[int]
-    """Outputs that are to be seen with other sizes."""
+    """Outputs whose shape has to be restored."""
 
 
 class CompiledRegion(torch.nn.Module):
-    """A region as a callable. A module only so that FX can call it."""
+    """A region as a callable; a module so that FX can call it."""
 
-    def __init__(self, recipe: Recipe, build: Build, frozen: frozenset[int]) -> None:
+    def __init__(self, recipe: Recipe, build: BuildFunction, frozen: frozenset[int]) -> None:
         super().__init__()
         self._recipe, self._build = recipe, build
         self._region, self._kind, self._options = recipe.region, recipe.kind, recipe.options
@@ -88,13 +88,13 @@ class CompiledRegion(torch.nn.Module):
         self._built: tuple[Built, NumberSnapshot] | None = None
         self._lock = fork.Lock()
         self._frozen = frozen
-        self._fixed = frozenset(_numbers(recipe.region)) if recipe.options.freeze else frozenset()
+        self._constant_numbers = frozenset(_number_inputs(recipe.region)) if recipe.options.freeze else frozenset()
         self._edits = 0
         self._chosen: CompiledRegion | None = None
         self._missing: MissingKernel | None = None
 
     def run_boxed(self, args: list[Any]) -> Sequence[Any]:
-        """Call with a list of arguments, which is cleared so that tensors nobody needs can go."""
+        """Call with a list of arguments, and clear the list so that unused tensors can be freed."""
         try:
             results = self._run(args)
         except Exception as error:
@@ -110,7 +110,7 @@ class CompiledRegion(torch.nn.Module):
         try:
             session = self._current
             if session is None or not session.fits(args, self._stream):
-                session = self._switch(args)
+                session = self._select_session(args)
             return session.run(args)
         except MissingKernel as error:
             if self._options.fallback == "error":
@@ -118,7 +118,7 @@ class CompiledRegion(torch.nn.Module):
             return self._run_in_torch(error, args)
 
     def _run_in_torch(self, error: MissingKernel, args: Sequence[Any]) -> Sequence[Any]:
-        """The results of a region that passed every check of its dtypes, and yet the engine lacks a kernel for."""
+        """Run the region in torch: its dtypes passed every check, but the engine lacks a kernel."""
         if self._missing is None:
             self._missing, self._current = error, None
             self._note_missing(error)
@@ -132,31 +132,31 @@ class CompiledRegion(torch.nn.Module):
             if node.op == "call_function" and node.target is not operator.getitem:
                 self._graph_report.note_fallback(Fallback(str(node.target), error.what, source_of(node)), warn=False)
 
-    def plain(self) -> Plain | None:
-        """How to run the session of the last call alone, if a call is nothing but that."""
+    def bare_session(self) -> BareSession | None:
+        """Return the session of the last call, if calling it directly gives the region's results."""
         session = self._current
         if session is None or session.numbers.values or not session.binding.is_plain:
             return None
         binding = session.binding
         results = tuple(result.output for result in binding.results)
-        return Plain(session.runner, binding.inputs, results, frozenset(binding.reshaped))
+        return BareSession(session.runner, binding.inputs, results, frozenset(binding.reshaped))
 
     def forward(self, *args: Any) -> Any:
-        """Call as FX calls a module."""
+        """Call the region as FX calls a module."""
         results = self.run_boxed(list(args))
         return results[0] if self._region.single else results
 
     def _stream(self) -> int | None:
-        """Which stream a session must have been made for: torch's current one, on an accelerator."""
+        """Return torch's current stream on an accelerator; sessions are made for one stream."""
         return current_stream(self._region.device)
 
-    def _switch(self, args: Sequence[Any]) -> _Session:
+    def _select_session(self, args: Sequence[Any]) -> _Session:
         if self._missing is not None:
             raise self._missing.with_traceback(None)
         with self._lock:
             if isinstance(self._engine, EngineChoice):
                 self._chosen = self._chosen or self._choose(self._engine, args)
-                self._current = self._chosen._switch(args)
+                self._current = self._chosen._select_session(args)
                 return self._current
             for key, session in self._sessions.items():
                 if session.fits(args, self._stream):
@@ -166,38 +166,38 @@ class CompiledRegion(torch.nn.Module):
             return self._build_and_check(args)
 
     def _choose(self, choice: EngineChoice, args: Sequence[Any]) -> CompiledRegion:
-        """This region for the engine that is chosen: each candidate has a model of its own."""
+        """Return this region compiled for the chosen engine; each candidate builds its own model."""
         translation, self._recipe = self._recipe.translation, replace(self._recipe, translation=None)
         assert translation is not None
         model = ir.to_proto(translation.model).SerializeToString()
         key = choice.key(model, args, self._options, self._region.device)
         engines = choice.candidates(self._options, self._region.device)
-        contenders = {engine.name: partial(self._contender, choice, engine, args) for engine in engines}
+        candidates = {engine.name: partial(self._candidate, choice, engine, args) for engine in engines}
         expected = None if translation.draws else lambda: pytree.tree_leaves(self._region.graph(*args))
-        made, chosen = choice.choose(key, contenders, expected, self._options)
-        chosen._report.choice = made
+        measurement, chosen = choice.choose(key, candidates, expected, self._options)
+        chosen._report.choice = measurement
         self._graph_report.replace(self._report, chosen._report)
         return chosen
 
     @property
     def built(self) -> Built | None:
-        """What was built last, for the engine that was chosen where there was a choice."""
+        """The last build, of the chosen engine if there was a choice."""
         if self._chosen is not None:
             return self._chosen.built
         return None if self._built is None else self._built[0]
 
-    def _contender(self, choice: EngineChoice, engine: Engine, args: Sequence[Any]) -> tuple[CompiledRegion, Any]:
-        """This region for one engine, and a call of it that draws the same random numbers each time."""
+    def _candidate(self, choice: EngineChoice, engine: Engine, args: Sequence[Any]) -> tuple[CompiledRegion, Any]:
+        """Return this region compiled for one engine, and a call of it with a fixed seed."""
         options = choice.options_for(engine, self._options)
         recipe = replace(self._recipe, engine=engine, options=options, report=RegionReport())
         region = CompiledRegion(recipe, self._build, self._frozen)
-        return region, partial(region._switch(args).run_again, args)
+        return region, partial(region._select_session(args).run_with_fixed_seed, args)
 
     def _build_and_check(self, args: Sequence[Any]) -> _Session:
         first = self._current is None
         session = self._session(args)
         if first and self._options.verify and session.binding.draws:
-            log.warning("a graph that draws random numbers cannot be verified")
+            log.warning("a graph with random numbers cannot be verified")
         elif first and self._options.verify:
             verify(self._region.graph, args, session.run(args), lambda: self._trace(args))
         self._sessions.put(id(session), session)
@@ -205,9 +205,9 @@ class CompiledRegion(torch.nn.Module):
         return session
 
     def _session(self, args: Sequence[Any]) -> _Session:
-        built, numbers = self._model(args)
+        built, numbers = self._current_build(args)
         with self._graph_report.stage("engine"):
-            job, held = open_session(
+            job, opened = open_session(
                 self._engine,
                 built.model,
                 built.graph,
@@ -218,14 +218,14 @@ class CompiledRegion(torch.nn.Module):
                 libraries=built.libraries,
             )
         self._report.sessions += 1
-        session = _Session(held, observed(job, held.runner), built.binding, numbers, job.stream)
+        session = _Session(opened, observed(job, opened.runner), built.binding, numbers, job.stream)
         page = page_of(self._options)
         if page is not None and self._report.sessions == 1:
-            self._study(page, job, session, args)
+            self._measure_for_report(page, job, session, args)
         return session
 
-    def _study(self, page: Page, job: Job, session: _Session, args: Sequence[Any]) -> None:
-        """Measure for the HTML report, with the same random numbers again afterwards."""
+    def _measure_for_report(self, page: Page, job: Job, session: _Session, args: Sequence[Any]) -> None:
+        """Measure for the HTML report, leaving the random generators unchanged."""
         why_not = page.hindrance(self._region.graph, bool(session.binding.draws))
 
         def errors() -> tuple[Mapping[str, float], float]:
@@ -236,21 +236,21 @@ class CompiledRegion(torch.nn.Module):
             page.study(self._report, job, session.runner, session.binding.feeds(args), why_not or errors)
         page.write(self._options)
 
-    def _model(self, args: Sequence[Any]) -> tuple[Built, NumberSnapshot]:
-        """What was built: kept while only weights are edited, built again when an assumption fails."""
+    def _current_build(self, args: Sequence[Any]) -> tuple[Built, NumberSnapshot]:
+        """Return the current build: reused while only weights are edited, rebuilt when an assumption fails."""
         if self._built is not None:
             built, numbers = self._built
             changed = numbers.changed(args)
             if changed:
-                log.info("a number that was taken for constant changed; it is an input from now on")
-                self._fixed -= frozenset(changed)
+                log.info("a number that was a constant changed; it is an input from now on")
+                self._constant_numbers -= frozenset(changed)
             elif built.binding.weights and self._edits_exceeded():
                 log.info("weights keep changing; they are inputs from now on")
                 self._frozen = frozenset()
             else:
                 return self._built
-        numbers = NumberSnapshot(sorted(self._fixed), args)
-        recipe, self._recipe = self._recipe, replace(self._recipe, translation=None)  # which the build changes
+        numbers = NumberSnapshot(sorted(self._constant_numbers), args)
+        recipe, self._recipe = self._recipe, replace(self._recipe, translation=None)  # the build consumes it
         built = self._build(recipe, Assumptions(self._frozen, numbers.values))
         if self._options.dump:
             weights = {name: args[index] for name, index in built.binding.weights.items()}
@@ -263,7 +263,7 @@ class CompiledRegion(torch.nn.Module):
         return self._edits > EDITS_BEFORE_THAW
 
     def _trace(self, args: Sequence[Any]) -> dict[str, torch.Tensor]:
-        """Every node's value as our translation computes it, without rewrites: for finding where one differs."""
+        """Return every node's value from the translation without rewrites, to find the first that differs."""
         nodes = [n for n in self._region.graph.graph.nodes if _is_traceable(n)]
         region = Region(
             self._region.graph,
@@ -286,11 +286,11 @@ def _is_traceable(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor)
 
 
-def _numbers(region: Region) -> list[int]:
-    """Inputs that are Python floats in disguise: dynamo hands them over as float64 tensors without dimensions."""
-    found = []
+def _number_inputs(region: Region) -> list[int]:
+    """Return the inputs that are Python floats, which dynamo passes as 0-d float64 tensors."""
+    numbers = []
     for index, node in enumerate(region.graph.graph.find_nodes(op="placeholder")):
         val = node.meta.get("val")
         if isinstance(val, torch.Tensor) and not val.dim() and val.dtype == torch.float64 and val.device.type == "cpu":
-            found.append(index)
-    return found if len(found) < 64 else []
+            numbers.append(index)
+    return numbers if len(numbers) < 64 else []

@@ -1,4 +1,4 @@
-"""Sessions shared by equal graphs over the same weights."""
+"""Live sessions, shared by equal models over the same weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sardonyx.run.snapshot import Snapshot
 
 @dataclass(eq=False)
 class OpenSession:
-    """A runner with what it was built from; alive as long as a compiled graph holds it."""
+    """A runner and a snapshot of its weights; alive as long as a compiled graph refers to it."""
 
     runner: Runner
     snapshot: Snapshot
@@ -41,7 +41,7 @@ def open_session(
     libraries: Sequence[str] = (),
     refit: Refit | None = None,
 ) -> tuple[Job, OpenSession]:
-    """A session for the weights among these arguments as they are now, and the job that it runs."""
+    """Return the job and a session for the current weights among these arguments."""
     job = Job.of(
         model,
         graph,
@@ -52,19 +52,19 @@ def open_session(
         libraries=libraries,
         refit=refit,
     )
-    return job, _shared_runner(engine, job, Snapshot(sorted(binding.weights.values()), args))
+    return job, _shared_session(engine, job, Snapshot(sorted(binding.weights.values()), args))
 
 
-def _shared_runner(engine: Engine, job: Job, snapshot: Snapshot) -> OpenSession:
-    """A runner that is alive for the same model, options and weights, or a new one."""
+def _shared_session(engine: Engine, job: Job, snapshot: Snapshot) -> OpenSession:
+    """Return the live session for the same model, options and weights, or a new one."""
     digest = hashlib.sha256(job.model).digest()
     key = (engine.name, digest, job.options.artifact_key(), str(job.device), job.stream, snapshot.identity())
-    held = _live.get(key)
-    if held is None or not snapshot.same_contents(held.snapshot):
-        held = _live[key] = OpenSession(artifacts.load(engine, job), snapshot)
-    return held
+    session = _live.get(key)
+    if session is None or not snapshot.same_contents(session.snapshot):
+        session = _live[key] = OpenSession(artifacts.load(engine, job), snapshot)
+    return session
 
 
 def clear() -> None:
-    """Forget every live session; they end with their last user."""
+    """Stop sharing live sessions; each is freed with its last user."""
     _live.clear()

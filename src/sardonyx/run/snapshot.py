@@ -1,4 +1,4 @@
-"""What a session was built from, and whether it still holds: weights as they were, scalars as they were."""
+"""Snapshots of the weights and numbers that a session was built from, to detect changes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 import torch
 
 EDITS_BEFORE_THAW = 2
-"""Weights edited more often than this are no constants: they become inputs."""
+"""Weights that are edited more often than this become inputs."""
 _SAMPLES = 16
 _address = torch.Tensor.data_ptr
 _bytes = np.ndarray.tobytes
 
 
 class Snapshot:
-    """Remembers tensors well enough to notice an edit.
+    """Detects edits of tensors.
 
-    Object, address and torch's version counter tell of every assignment, in-place operation and `load_state_dict`.
-    Writes that bypass the counter, as through `.data` or numpy, are noticed by a few elements of each tensor, so long
-    as they touch one of those.
+    Object identity, address and torch's version counter show every assignment, in-place operation and
+    `load_state_dict`. Writes that bypass the counter, as through `.data` or numpy, are detected if they touch one of a
+    few sampled elements of each tensor.
     """
 
     def __init__(self, indices: Sequence[int], args: Sequence[Any]) -> None:
@@ -30,36 +30,36 @@ class Snapshot:
         self._addresses = list(map(_address, self._tensors))
         self._counted = [i for i in self._indices if not args[i].is_inference()]
         self._versions = [args[i]._version for i in self._counted]
-        self._samples = [_sample(t) for t in self._tensors if _readable(t)]
+        self._samples = [_sample(t) for t in self._tensors if _is_readable(t)]
         self._sampled = list(map(_bytes, self._samples))
 
-    def holds(self, args: Sequence[Any]) -> bool:
-        """Whether the call's arguments are the tensors the session was built from, unedited."""
-        given = [args[i] for i in self._indices]
+    def matches(self, args: Sequence[Any]) -> bool:
+        """Whether the arguments of a call are the same tensors, unedited."""
+        tensors = [args[i] for i in self._indices]
         return (
-            all(map(is_, given, self._tensors))
-            and list(map(_address, given)) == self._addresses
+            all(map(is_, tensors, self._tensors))
+            and list(map(_address, tensors)) == self._addresses
             and [args[i]._version for i in self._counted] == self._versions
             and list(map(_bytes, self._samples)) == self._sampled
         )
 
     def identity(self) -> tuple[tuple[int, ...], ...]:
-        """What tells these tensors in this state from any other while they are alive."""
+        """Return a key of these tensors in this state, unique while they are alive."""
         return tuple(map(id, self._tensors)), tuple(self._addresses), tuple(self._versions)
 
     def same_contents(self, other: Snapshot) -> bool:
-        """Whether the sampled elements agree with those of a snapshot of the same tensors."""
+        """Whether the sampled elements equal those of another snapshot of the same tensors."""
         return self._sampled == other._sampled
 
 
-def _readable(tensor: torch.Tensor) -> bool:
-    """Whether elements can be looked at for nothing: on an accelerator that would wait for the device."""
+def _is_readable(tensor: torch.Tensor) -> bool:
+    """Whether elements can be read cheaply: on an accelerator reading waits for the device."""
     return tensor.device.type == "cpu" and tensor.numel() > 0
 
 
 def _sample(tensor: torch.Tensor) -> np.ndarray:
-    """A few elements from all over the tensor, as a view of its memory; of one with gaps, some from a row."""
-    flat = _row(tensor.detach())
+    """Return a view of a few elements spread over the tensor; if its memory has gaps, over one of its rows."""
+    flat = _flat_elements(tensor.detach())
     step = max(1, flat.numel() // _SAMPLES)
     return flat[::step].view(_BITS[tensor.element_size()]).numpy()
 
@@ -67,8 +67,8 @@ def _sample(tensor: torch.Tensor) -> np.ndarray:
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _row(tensor: torch.Tensor) -> torch.Tensor:
-    """All elements of the tensor in the order of memory, where they lie without gaps; else those of one row."""
+def _flat_elements(tensor: torch.Tensor) -> torch.Tensor:
+    """Return all elements in memory order if the memory has no gaps, else the elements of one row."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     if span == tensor.numel():
         return tensor.as_strided((span,), (1,))
@@ -78,11 +78,11 @@ def _row(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class NumberSnapshot:
-    """Numbers, handed over as tensors without dimensions, that a session holds as constants."""
+    """Numbers, passed as 0-d tensors, that a session has as constants."""
 
     def __init__(self, indices: Sequence[int], args: Sequence[Any]) -> None:
         self.values: Mapping[int, float] = {i: args[i].item() for i in indices}
 
     def changed(self, args: Sequence[Any]) -> list[int]:
-        """Which of them are different now."""
+        """Return the indices of the numbers that changed."""
         return [i for i, value in self.values.items() if args[i].item() != value]

@@ -117,9 +117,9 @@ def _options_of(callback: Any) -> Any:
             f"the model is compiled by the backend {name!r}",
             hint="give the model itself, or one that the backend 'sardonyx' compiled",
         )
-    from sardonyx.doors.dynamo import modern
+    from sardonyx.doors.dynamo import convert_legacy_options
 
-    return modern(getattr(backend, "kwargs", {}).get("options"))
+    return convert_legacy_options(getattr(backend, "kwargs", {}).get("options"))
 
 
 def _compiled(model: Callable[..., Any], options: Any, dynamic: bool | None) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ from sardonyx.engines.engine import Job, Runner
 from sardonyx.engines.onnxruntime import OnnxRuntime, OnnxRuntimeRunner
 from sardonyx.errors import EngineError, MissingDependency
 from sardonyx.options import Options
-from sardonyx.run.region import Plain
+from sardonyx.run.region import BareSession
 from sardonyx.telemetry.progress import showing
 from sardonyx.toolchain import compiler
 from sardonyx.toolchain.headers import header
@@ -137,7 +137,7 @@ class Core:
         self._library.sx_forget(ctypes.c_int64(session))
 
     def offer(
-        self, operator: Any, plain: Plain, leaves: Sequence[Layout], tensors: int, numbers: int, *, sized: bool
+        self, operator: Any, plain: BareSession, leaves: Sequence[Layout], tensors: int, numbers: int, *, sized: bool
     ) -> bool:
         """Say how calls like the one that was handed to Python are to run from now on.
 

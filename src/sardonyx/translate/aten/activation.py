@@ -23,7 +23,7 @@ def relu(g: Builder, x: Value) -> Value:
 def gelu(g: Builder, x: Value, *, approximate: str = "none") -> Value:
     if g.opset >= opsets.GELU and (approximate == "none" or g.dtype(x) != torch.float64):
         return g.Gelu(x, approximate=approximate)
-    dtype = dtypes.summing(g.dtype(x))
+    dtype = dtypes.accumulation_dtype(g.dtype(x))
     x = g.cast(x, dtype)
     half, one = g.scalar(0.5, dtype), g.scalar(1.0, dtype)
     if approximate == "none":

@@ -40,7 +40,7 @@ def _widened(g: Builder, q: Value, k: Value, v: Value, mask: Value | None) -> tu
     result = g.out[0] if isinstance(g.out, (tuple, list)) else g.out
     if result.device.type != "cpu":
         return q, k, v, mask
-    wide = dtypes.summing(g.dtype(q))
+    wide = dtypes.accumulation_dtype(g.dtype(q))
     if mask is not None and g.dtype(mask) != torch.bool:
         mask = g.cast(mask, wide)
     return g.cast(q, wide), g.cast(k, wide), g.cast(v, wide), mask

@@ -104,7 +104,7 @@ def linspace_between_tensors(g: Builder, start: Operand, end: Operand, steps: An
     """From either end towards the middle, as torch counts."""
     if not g.out.dtype.is_floating_point or not isinstance(steps, int):
         raise Unsupported("integers between tensors, whose rounding depends on the processor; or a symbolic count")
-    dtype = dtypes.summing(g.out.dtype)
+    dtype = dtypes.accumulation_dtype(g.out.dtype)
     low, high = (g.cast(number, dtype) for number in (start, end))
     step = g.Div(g.Sub(high, low), g.scalar(max(steps - 1, 1), dtype))
     places = torch.arange(steps, dtype=dtype)

@@ -20,7 +20,7 @@ _NARROW = (torch.int8, torch.uint8, torch.int16)
 
 def _wide_operands(g: Builder, *xs: Operand) -> list[Value]:
     """The operands as torch divides them: half precision in single, and narrow integers where none overflows."""
-    wide = torch.int32 if g.out.dtype in _NARROW else dtypes.summing(g.out.dtype)
+    wide = torch.int32 if g.out.dtype in _NARROW else dtypes.accumulation_dtype(g.out.dtype)
     return [g.cast(x, wide) for x in operands(g, *xs)]
 
 

@@ -51,7 +51,7 @@ def embedding_bag(
     if g.dims(indices) == (0,):
         raise Unsupported("bags of no embeddings at all")
     bags, width = g.like(g.out[0])
-    wide = dtypes.summing(g.dtype(weight))
+    wide = dtypes.accumulation_dtype(g.dtype(weight))
     rows = g.cast(g.shaped(g.Gather(weight, indices, axis=0), [*g.dims(indices), width]), wide)
     counted = _counted(g, indices, padding_idx)
     if per_sample_weights is not None:

@@ -103,7 +103,7 @@ def _accumulated(g: Builder, front: Value, given: Sequence[Value], shape: Sequen
     By ScatterElements: ONNX Runtime's ScatterND loses sums where two of its threads meet at one place.
     """
     dtype, dims = g.dtype(front), g.dims(front)
-    wide = dtypes.summing(dtype)
+    wide = dtypes.accumulation_dtype(dtype)
     sizes, width = dims[: len(given)], count_of(dims[len(given) :])
     place = given[0] if len(given) == 1 else _from_front(g, given[0], sizes[0])
     for index, size in zip(given[1:], sizes[1:], strict=True):

@@ -66,7 +66,7 @@ def _widened(g: Builder, *operands: Value) -> list[Value]:
     """Single precision in place of half on the CPU, where torch rounds such a sum once, at its end."""
     if g.out.device.type != "cpu":
         return list(operands)
-    return [g.cast(operand, dtypes.summing(g.out.dtype)) for operand in operands]
+    return [g.cast(operand, dtypes.accumulation_dtype(g.out.dtype)) for operand in operands]
 
 
 @aten("baddbmm", "addmv")

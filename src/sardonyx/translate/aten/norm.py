@@ -43,7 +43,7 @@ def _layer_norm_with_statistics(
     g: Builder, x: Value, count: int, weight: Value, bias: Value | None, eps: float
 ) -> tuple[Value, Value, Value]:
     axes = list(range(g.rank(x) - count, g.rank(x)))
-    dtype = dtypes.summing(g.dtype(x))
+    dtype = dtypes.accumulation_dtype(g.dtype(x))
     x, weight, bias = g.cast(x, dtype), g.cast(weight, dtype), None if bias is None else g.cast(bias, dtype)
     mean = g.ReduceMean(x, g.ints(axes), keepdims=1)
     centred = g.Sub(x, mean)
@@ -66,7 +66,7 @@ def native_layer_norm_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Value | None, Value | None, Value | None]:
     """With n = (x − mean)·rstd and w·grad = h: rstd · (h − mean(h) − n·mean(h·n)), and sums of grad·n and grad."""
-    dtype, rank = dtypes.summing(g.dtype(x)), g.rank(x)
+    dtype, rank = dtypes.accumulation_dtype(g.dtype(x)), g.rank(x)
     outer, inner = (g.ints(list(axes)) for axes in (range(rank - len(shape)), range(rank - len(shape), rank)))
     wide, mean, rstd = (g.cast(v, dtype) for v in (x, mean, rstd))
     grad = g.cast(grad, dtype)
@@ -116,7 +116,7 @@ def fused_rms_norm(
 def rms_norm(
     g: Builder, x: Value, shape: Sequence[Dim], weight: Value | None = None, eps: float | None = None
 ) -> Value:
-    dtype = dtypes.summing(g.dtype(x))
+    dtype = dtypes.accumulation_dtype(g.dtype(x))
     eps = torch.finfo(dtype).eps if eps is None else eps
     if weight is None:
         weight = g.expand(g.scalar(1, g.dtype(x)), list(shape))
@@ -156,7 +156,7 @@ def _batch_norm_training(
     g: Builder, x: Value, weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, Value, Value, Value]:
     """The result, then mean, reciprocal deviation and variance of each channel."""
-    dtype = dtypes.summing(g.out[1].dtype)
+    dtype = dtypes.accumulation_dtype(g.out[1].dtype)
     wide, channels = g.cast(x, dtype), g.dims(x)[1]
     axes = g.ints([axis for axis in range(g.rank(x)) if axis != 1])
     mean = g.shaped(g.ReduceMean(wide, axes, keepdims=0), [channels])
@@ -185,7 +185,7 @@ def native_batch_norm_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Value | None, Value | None, Value | None]:
     """With s = w·rstd: s·grad − (x − mean)·(s·rstd²·mean(grad·(x − mean))) − s·mean(grad); in evaluation s·grad."""
-    dtype = dtypes.summing(g.dtype(x))
+    dtype = dtypes.accumulation_dtype(g.dtype(x))
     grad, wide = g.cast(grad, dtype), g.cast(x, dtype)
     if not training:
         if running_mean is None or running_var is None:

@@ -122,7 +122,7 @@ def addcdiv(g: Builder, x: Value, a: Value, b: Value, *, value: Operand = 1) -> 
 
 @aten("lerp.Scalar", "lerp.Tensor")
 def lerp(g: Builder, x: Value, y: Value, weight: Operand) -> Value:
-    dtype = dtypes.summing(g.out.dtype)
+    dtype = dtypes.accumulation_dtype(g.out.dtype)
     x, y, w = (g.cast(v, dtype) for v in (x, y, weight))
     near, far = g.Mul(w, g.Sub(y, x)), g.Mul(g.Sub(g.scalar(1, dtype), w), g.Sub(y, x))
     small = g.Less(g.Abs(w), g.scalar(0.5, dtype))
@@ -253,7 +253,7 @@ def round_decimals(g: Builder, x: Value, *, decimals: int) -> Value:
         if decimals < 0:
             raise Unsupported("rounding integers to tens")
         return x
-    dtype = dtypes.summing(g.out.dtype)
+    dtype = dtypes.accumulation_dtype(g.out.dtype)
     x, scale = g.cast(x, dtype), g.scalar(10.0 ** abs(decimals), dtype)
     scaled, back = ("Div", "Mul") if decimals < 0 else ("Mul", "Div")
     return g.cast(g.node(back, [g.Round(g.node(scaled, [x, scale])), scale]), g.out.dtype)

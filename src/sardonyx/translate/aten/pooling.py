@@ -71,7 +71,7 @@ def _plane_starts(g: Builder, x: Value, spatial: int) -> Value:
 def max_pool_backward(g: Builder, grad: Value, x: Value, indices: Value, spatial: int) -> Value:
     """Each gradient goes to the place its largest came from; overlapping windows add up."""
     rows = _planes(g, x, spatial)
-    dtype = dtypes.summing(g.dtype(grad))
+    dtype = dtypes.accumulation_dtype(g.dtype(grad))
     nothing = g.expand(g.scalar(0, dtype), g.dims(rows))
     places, grads = _planes(g, indices, spatial), _planes(g, g.cast(grad, dtype), spatial)
     return g.reshape(g.ScatterElements(nothing, places, grads, axis=1, reduction="add"), g.dims(x))
@@ -209,7 +209,7 @@ def _adaptive_average(g: Builder, x: Value, spatial: int, size: Sequence[Dim]) -
         source, batched = _batched(g, x, spatial)
         kernel = [int(old) // new for old, new in pairs]
         return _unbatched(g, g.AveragePool(source, kernel_shape=kernel, strides=kernel), batched, g.out)
-    total = g.cast(x, dtypes.summing(g.dtype(x)))
+    total = g.cast(x, dtypes.accumulation_dtype(g.dtype(x)))
     for axis, (old, new) in enumerate(pairs, g.rank(x) - spatial):
         if old != new:
             total = g.Div(_window_sums(g, total, axis, new), _window_sizes(g, total, axis, old, new))
@@ -218,7 +218,7 @@ def _adaptive_average(g: Builder, x: Value, spatial: int, size: Sequence[Dim]) -
 
 def _adaptive_average_backward(g: Builder, grad: Value, x: Value, spatial: int) -> Value:
     """Each gradient goes in equal shares to its window. Windows that hold an element are adaptive windows, too."""
-    total = g.cast(grad, dtypes.summing(g.dtype(grad)))
+    total = g.cast(grad, dtypes.accumulation_dtype(g.dtype(grad)))
     for axis in range(g.rank(x) - spatial, g.rank(x)):
         old, new = g.dims(x)[axis], g.dims(grad)[axis]
         if old != new:

@@ -177,7 +177,7 @@ def all_(g: Builder, x: Value, dim: Axes = None, keepdim: bool = False) -> Value
 def _variance(g: Builder, x: Value, dim: Axes, correction: float | None, keepdim: bool) -> tuple[Value, Value]:
     """Variance and mean by two passes, as torch computes them; the count may be symbolic."""
     axes = _axes(g, x, dim)
-    dtype = dtypes.summing(g.dtype(x))
+    dtype = dtypes.accumulation_dtype(g.dtype(x))
     x = g.cast(x, dtype)
     average = _reduce(g, "ReduceMean", x, dim, True)
     centred = g.Sub(x, average)
@@ -367,7 +367,7 @@ def sort(
 def linalg_vector_norm(
     g: Builder, x: Value, ord: float = 2, dim: Axes = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Value:
-    wide = dtypes.summing(g.out.dtype)
+    wide = dtypes.accumulation_dtype(g.out.dtype)
     x = g.cast(x, wide)
     if ord in (1, 2):
         return _reduce(g, f"ReduceL{int(ord)}", x if _axes(g, x, dim) else g.Abs(x), dim, keepdim)

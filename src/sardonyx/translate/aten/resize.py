@@ -289,7 +289,7 @@ def _register_antialiased(name: str) -> None:
 
 def _resampled(g: Builder, x: Value, matrices: Sequence[_Matrix]) -> Value:
     """An image with each axis multiplied by a matrix."""
-    total = g.cast(x, dtypes.summing(g.dtype(x)))
+    total = g.cast(x, dtypes.accumulation_dtype(g.dtype(x)))
     for axis, matrix in enumerate(matrices, 2):
         total = (_tap_by_tap if matrix.taps <= _MOST_TAPS else _by_windows)(g, total, axis, matrix)
     return g.cast(total, g.dtype(x))

@@ -54,7 +54,7 @@ def running_product(g: Builder, x: Value, axis: int) -> Value:
 @aten("logcumsumexp")
 def logcumsumexp(g: Builder, x: Value, dim: int) -> Value:
     """log(eᵃ + eᵇ) = max + log(1 + e⁻|ᵃ⁻ᵇ|), step by step: one sum for all would lose what is far below the largest."""
-    x = g.cast(x, dtypes.summing(g.dtype(x)))
+    x = g.cast(x, dtypes.accumulation_dtype(g.dtype(x)))
     if not g.rank(x):
         return x
     axis = g.axis(x, dim)

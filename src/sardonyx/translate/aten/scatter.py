@@ -52,7 +52,7 @@ def combined(g: Builder, x: Value, axis: int, index: Value, src: Value, reductio
     if dtype == torch.bool:
         x, src = (g.Cast(value, dtype=ir.DataType.INT32) for value in (x, src))
         return g.cast(combined(g, x, axis, index, src, _OF_BOOLEANS[reduction]), torch.bool)
-    wide = dtypes.summing(dtype)  # engines combine no half precision here, though their types say they do
+    wide = dtypes.accumulation_dtype(dtype)  # engines combine no half precision here, though their types say they do
     result = g.ScatterElements(g.cast(x, wide), index, g.cast(src, wide), axis=axis, reduction=reduction)
     result = g.cast(g.shaped(result, g.dims(x)), dtype)
     if not dtype.is_floating_point or reduction not in ("max", "min"):

@@ -57,7 +57,7 @@ def segment_reduce(
     count = g.dims(offsets)[-1] - 1
     if not isinstance(count, int):
         raise Unsupported("a symbolic number of segments")
-    dtype = dtypes.summing(g.dtype(data))
+    dtype = dtypes.accumulation_dtype(g.dtype(data))
     reduction, neutral = {**_REDUCTIONS, **_EXTREMES}[reduce]
     x, start = g.cast(data, dtype), neutral if initial is None else float(initial)
     found = _between(g, _pieces(g, x, axis, offsets, reduction, start), axis, count)
