@@ -41,6 +41,12 @@ UserModel: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Mo
 """A file, its content, a model in memory, or a `Program`."""
 
 
+def is_onnx(model: object) -> bool:
+    """Whether it is a model that `load_model` reads."""
+    known = isinstance(model, (str, os.PathLike, bytes, onnx.ModelProto, ir.Model))
+    return known or isinstance(getattr(model, "model", None), ir.Model)
+
+
 def load_model(model: UserModel) -> ir.Model:
     """A model that the caller may edit: what is given stays as it is, and its weights are not copied."""
     if isinstance(model, (str, os.PathLike)):

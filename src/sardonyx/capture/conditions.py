@@ -13,10 +13,9 @@ from unittest import mock
 
 import sympy
 import torch
-from torch.utils._sympy.printers import PythonPrinter
 
 from sardonyx.errors import CaptureError
-from sardonyx.sizes import Dim
+from sardonyx.sizes import Dim, python_of, size_at
 
 
 def environment_of(values: Iterable[Any]) -> Any:
@@ -104,9 +103,9 @@ def function_of(expr: sympy.Expr, places: Mapping[sympy.Symbol, int]) -> Callabl
     """A condition as a function of the sizes at these places; None if it is none of them alone, or always holds."""
     if expr in (sympy.true, sympy.false) or not expr.free_symbols or expr.free_symbols - set(places):
         return None
-    read = {symbol: sympy.Symbol(f"sizes[{place}]", integer=True) for symbol, place in places.items()}
+    read = {symbol: size_at(place) for symbol, place in places.items()}
     try:
-        return function_of_sizes(PythonPrinter().doprint(expr.xreplace(read)))
+        return function_of_sizes(python_of(expr, read))
     except ValueError:  # it computes with more than integers
         return None
 
@@ -124,7 +123,7 @@ class Sizes:
         self._read: dict[sympy.Symbol, sympy.Symbol] = {}
         for place, dim in enumerate(dims):
             if isinstance(dim, sympy.Symbol):
-                self._read.setdefault(dim, sympy.Symbol(f"sizes[{place}]", integer=True))
+                self._read.setdefault(dim, size_at(place))
         self.is_dynamic = bool(self._read)
 
     def condition(self) -> str:
@@ -142,7 +141,7 @@ class Sizes:
         unknown = dim.free_symbols - set(self._read)
         if unknown:
             raise CaptureError(f"a size of the model, {dim}, cannot be told from the sizes of its arguments")
-        return f"({PythonPrinter().doprint(dim.xreplace(self._read))})"
+        return f"({python_of(dim, self._read)})"
 
     def _ranges(self) -> list[str]:
         terms = []

@@ -22,7 +22,7 @@ from sardonyx.capture.example import ExampleCall, is_number
 from sardonyx.capture.export import Captured, capture
 from sardonyx.capture.faked import is_faked
 from sardonyx.errors import CaptureError
-from sardonyx.sizes import dim_of, dims_of
+from sardonyx.sizes import dim_of, dims_of, size_at
 
 _ONE_BY_ONE = 8
 """Numbers that are tried one after the other where not all of them can be inputs: each try is a trace."""
@@ -133,7 +133,7 @@ class TracedCall:
         found = []
         for place, dim in self._dims_at().items():
             if read.get(dim) != place:
-                size = sympy.Symbol(f"sizes[{place}]", integer=True)
+                size = size_at(place)
                 holds = function_of(sympy.Eq(size, dim), {**read, size: place})
                 text = f"{self._names()[place]} == {dim.xreplace(names)}"
                 found += [Condition(text, holds)] if holds is not None else []

@@ -14,7 +14,7 @@ from onnx_ir.tensor_adapters import TorchTensor
 from torch.utils import _pytree as pytree
 
 from sardonyx.capture.dynamic import refuse_constants, shapes_of_examples, specs_by_name
-from sardonyx.capture.example import ExampleCall, fresh
+from sardonyx.capture.example import ExampleCall, as_module, fresh
 from sardonyx.capture.export import Captured
 from sardonyx.capture.numbers import TracedCall, refuse_constant_floats
 from sardonyx.capture.partitioner import unsupported
@@ -135,9 +135,7 @@ def _as_module(model: Any) -> torch.nn.Module:
         return model
     if not callable(model):
         raise TypeError(f"export takes a module or a function, not {type(model).__name__}")
-    module = torch.nn.Module()
-    module.forward = model
-    return module
+    return as_module(model)
 
 
 def _trace(
