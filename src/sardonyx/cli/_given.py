@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from sardonyx.cli._source import GIVEN, Source, fields, in_memory, source, tensor
+from sardonyx.cli._source import GIVEN, Inputs, Source, fields, in_memory, source, tensor
 from sardonyx.cli._told import counted, counts, example, table, tell, times, working
 from sardonyx.options import Options
 from sardonyx.telemetry.text import duration
@@ -20,6 +20,7 @@ from sardonyx.telemetry.text import duration
 __all__ = [
     "MODEL",
     "FiniteRange",
+    "Inputs",
     "Source",
     "as_json",
     "counted",
@@ -88,17 +89,22 @@ def _numbers(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -
 
 
 def input_options(command: F) -> F:
-    """--inputs, --size and --seed, which the command takes as `inputs`, `sizes` and `seed`."""
+    """--inputs, --size and --seed, which the command takes as `inputs`."""
+
+    @functools.wraps(command)
+    def with_inputs(*args: Any, inputs: Path | None, sizes: Mapping[str, int], seed: int, **given: Any) -> Any:
+        return command(*args, inputs=Inputs(inputs, sizes, seed), **given)
+
     file = click.Path(exists=True, dir_okay=False, path_type=Path)
     several: dict[str, Any] = {"multiple": True, "callback": _numbers, "metavar": "NAME=N"}
-    command = click.option(
+    with_inputs = click.option(
         "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the random inputs."
-    )(command)
-    command = click.option("--size", "sizes", help="What a size with a name is, as batch=4; else 1.", **several)(
-        command
+    )(with_inputs)
+    with_inputs = click.option("--size", "sizes", help="What a size with a name is, as batch=4; else 1.", **several)(
+        with_inputs
     )
     told = "Inputs by name, .npz or .safetensors; else those that MODEL comes with, else random ones."
-    return click.option("--inputs", type=file, metavar="FILE", help=told)(command)
+    return click.option("--inputs", type=file, metavar="FILE", help=told)(with_inputs)  # type: ignore[return-value]  # wraps it
 
 
 def engine_options(command: F) -> F:
