@@ -31,6 +31,10 @@ _MICROSOFT = "com.m"
 _ONE_FOLDER = "keep the files of a model in one folder"
 
 
+LARGEST_PROTOBUF = 2**31 - 2**24
+"""Protobuf refuses messages of 2 GiB; some room is left for the graph beside the weights."""
+
+
 class HoldsModel(Protocol):
     """Something around a model, as what `sardonyx.export` and `sardonyx.optimize` return."""
 
@@ -39,6 +43,11 @@ class HoldsModel(Protocol):
 
 UserModel: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model | HoldsModel"
 """A file, its content, a model in memory, or a `Program`."""
+
+
+def weight_bytes(model: ir.Model) -> int:
+    """The size of a model's weights."""
+    return sum(tensor.nbytes for tensor in _initializers(model.graph))
 
 
 def is_onnx(model: object) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ import click
 
 from sardonyx.cli._source import GIVEN, Inputs, Source, fields, in_memory, source, tensor
 from sardonyx.cli._told import counted, counts, example, table, tell, times, working
-from sardonyx.options import Options
+from sardonyx.options import Options, value_of_text
 from sardonyx.telemetry.text import duration
 
 __all__ = [
@@ -129,12 +128,5 @@ def options_from(engine: str | None, given: Mapping[str, str]) -> Options:
     21
     """
     written = {field.name for field in dataclasses.fields(Options) if str(field.type) in ("str", "str | None")}
-    values = {key: text if key in written else _value(text) for key, text in given.items()}
+    values = {key: text if key in written else value_of_text(text) for key, text in given.items()}
     return Options.of({**values, **({"engine": engine} if engine else {})})
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

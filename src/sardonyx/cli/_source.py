@@ -20,7 +20,6 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import onnx_ir as ir
 import torch
-from onnx_ir.tensor_adapters import TorchTensor
 from torch.utils import _pytree as pytree
 
 from sardonyx import dtypes
@@ -29,7 +28,7 @@ from sardonyx.cli._feeds import Array
 from sardonyx.cli._told import aside
 from sardonyx.doors.export import export
 from sardonyx.doors.optimize import optimize
-from sardonyx.doors.program import Program
+from sardonyx.doors.program import Program, hold
 from sardonyx.errors import MissingDependency, OptionError, SardonyxError
 from sardonyx.model_files import fault_of, load_model
 from sardonyx.options import Options
@@ -435,11 +434,7 @@ def fields(options: Options, **instead: Any) -> dict[str, Any]:
 
 def in_memory(model: ir.Model) -> ir.Model:
     """A copy of a model whose weights in files of their own are mapped into memory, wherever it is run."""
-    made = model.clone()
-    for name, value in made.graph.initializers.items():
-        if isinstance(value.const_value, ir.ExternalTensor):
-            value.const_value = TorchTensor(tensor(value.const_value.numpy()), name=name)
-    return made
+    return hold(model.clone())
 
 
 def tensor(array: Array) -> torch.Tensor:
