@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import onnx
 import onnx_ir as ir
@@ -183,12 +183,17 @@ def _check_values(model: ir.Model, name: str) -> None:
 
 def _branches(model: ir.Model) -> Iterator[ir.Graph]:
     """The graphs in attributes: branches and bodies of loops."""
+    yield from _in_attributes(model, ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+
+
+def _in_attributes(model: ir.Model, one: ir.AttributeType, several: ir.AttributeType) -> Iterator[Any]:
+    """What attributes of these types hold."""
     for node in _nodes(model):
         for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH and attribute.value is not None:
-                yield attribute.as_graph()
-            elif attribute.type == ir.AttributeType.GRAPHS and attribute.value is not None:
-                yield from attribute.as_graphs()
+            if attribute.type == one and attribute.value is not None:
+                yield attribute.value
+            elif attribute.type == several and attribute.value is not None:
+                yield from attribute.value
 
 
 # Order
@@ -266,12 +271,7 @@ def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
     """Every constant of a model: of its graph, of branches and functions, and in attributes."""
     for graph in (*_graphs(model), *_branches(model)):
         yield from _initializers(graph)
-    for node in _nodes(model):
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.TENSOR and attribute.value is not None:
-                yield attribute.as_tensor()
-            elif attribute.type == ir.AttributeType.TENSORS and attribute.value is not None:
-                yield from attribute.as_tensors()
+    yield from _in_attributes(model, ir.AttributeType.TENSOR, ir.AttributeType.TENSORS)
 
 
 def _initializers(graph: ir.Graph) -> Iterator[ir.TensorProtocol]:
