@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx_ir as ir
 import torch
@@ -68,3 +70,8 @@ def to_array(tensor: torch.Tensor) -> np.ndarray:
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.uint16).numpy().view(ir.DataType.BFLOAT16.numpy())
     return tensor.numpy()
+
+
+def fits_attribute(number: float) -> bool:
+    """Whether an attribute of ONNX, a float32, can hold a number."""
+    return not math.isfinite(number) or abs(number) <= torch.finfo(torch.float32).max

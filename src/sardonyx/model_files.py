@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import onnx
 import onnx_ir as ir
@@ -31,6 +31,10 @@ _MICROSOFT = "com.m"
 _ONE_FOLDER = "keep the files of a model in one folder"
 
 
+LARGEST_PROTOBUF = 2**31 - 2**24
+"""Protobuf refuses messages of 2 GiB; some room is left for the graph beside the weights."""
+
+
 class HoldsModel(Protocol):
     """Something around a model, as what `sardonyx.export` and `sardonyx.optimize` return."""
 
@@ -39,6 +43,17 @@ class HoldsModel(Protocol):
 
 UserModel: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model | HoldsModel"
 """A file, its content, a model in memory, or a `Program`."""
+
+
+def weight_bytes(model: ir.Model) -> int:
+    """The size of a model's weights."""
+    return sum(tensor.nbytes for tensor in _initializers(model.graph))
+
+
+def is_onnx(model: object) -> bool:
+    """Whether it is a model that `load_model` reads."""
+    known = isinstance(model, (str, os.PathLike, bytes, onnx.ModelProto, ir.Model))
+    return known or isinstance(getattr(model, "model", None), ir.Model)
 
 
 def load_model(model: UserModel) -> ir.Model:
@@ -168,12 +183,17 @@ def _check_values(model: ir.Model, name: str) -> None:
 
 def _branches(model: ir.Model) -> Iterator[ir.Graph]:
     """The graphs in attributes: branches and bodies of loops."""
+    yield from _in_attributes(model, ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+
+
+def _in_attributes(model: ir.Model, one: ir.AttributeType, several: ir.AttributeType) -> Iterator[Any]:
+    """What attributes of these types hold."""
     for node in _nodes(model):
         for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH and attribute.value is not None:
-                yield attribute.as_graph()
-            elif attribute.type == ir.AttributeType.GRAPHS and attribute.value is not None:
-                yield from attribute.as_graphs()
+            if attribute.type == one and attribute.value is not None:
+                yield attribute.value
+            elif attribute.type == several and attribute.value is not None:
+                yield from attribute.value
 
 
 # Order
@@ -251,12 +271,7 @@ def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
     """Every constant of a model: of its graph, of branches and functions, and in attributes."""
     for graph in (*_graphs(model), *_branches(model)):
         yield from _initializers(graph)
-    for node in _nodes(model):
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.TENSOR and attribute.value is not None:
-                yield attribute.as_tensor()
-            elif attribute.type == ir.AttributeType.TENSORS and attribute.value is not None:
-                yield from attribute.as_tensors()
+    yield from _in_attributes(model, ir.AttributeType.TENSOR, ir.AttributeType.TENSORS)
 
 
 def _initializers(graph: ir.Graph) -> Iterator[ir.TensorProtocol]:

@@ -40,6 +40,14 @@ def _yes_or_no(text: str) -> bool:
     return _WORDS[text.lower()]
 
 
+def value_of_text(text: str) -> Any:
+    """A value of an option as it is written on a command line: JSON, or else the text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 def _json(text: str) -> dict[str, Any]:
     found = json.loads(text)
     if not isinstance(found, dict):

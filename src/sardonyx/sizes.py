@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import sympy
 import torch
 from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 Dim: TypeAlias = "int | sympy.Expr"
@@ -22,20 +23,21 @@ def expression_of(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> symp
     expression, environment = number.node.expr, number.node.shape_env
     ranges = environment.var_to_range if environment is not None else {}
     zeros = {
-        s: _nonnegative(s) for s in expression.free_symbols if s.is_positive and s in ranges and ranges[s].lower <= 0
+        s: symbol_of(s.name) for s in expression.free_symbols if s.is_positive and s in ranges and ranges[s].lower <= 0
     }
     made: sympy.Expr = expression.xreplace(zeros)
     return made
 
 
-def _nonnegative(symbol: sympy.Symbol) -> sympy.Symbol:
-    return sympy.Symbol(symbol.name, integer=True, nonnegative=True)
+def symbol_of(name: str) -> sympy.Symbol:
+    """The symbol of a size that may be zero. Sympy takes two of one name but other assumptions for different ones."""
+    return sympy.Symbol(name, integer=True, nonnegative=True)
 
 
 def may_be_zero(dim: Dim) -> bool:
     """Whether a size can be zero, by the assumptions on its symbols.
 
-    >>> n = sympy.Symbol("n", integer=True, nonnegative=True)
+    >>> n = symbol_of("n")
     >>> may_be_zero(2 * n), may_be_zero(n + 1), may_be_zero(3)
     (True, False, False)
     """
@@ -58,6 +60,26 @@ def dims_of(tensor: torch.Tensor) -> Dims:
 
 # Values in a call
 
+
+def size_at(place: int) -> sympy.Symbol:
+    """The size at that place of a call, as `python_of` prints it."""
+    return sympy.Symbol(f"sizes[{place}]", integer=True)
+
+
+def python_of(expression: sympy.Expr, symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> str:
+    """An expression of sizes in Python, with other symbols in the place of its own."""
+    text: str = PythonPrinter().doprint(expression.xreplace(symbols))
+    return text
+
+
+def value_of(dim: Dim, values: dict[Any, int]) -> int:
+    """The value of a size where those of its symbols are known."""
+    if isinstance(dim, int):
+        return dim
+    known = values.get(dim)
+    return known if known is not None else int(sympy_interp(PythonReferenceAnalysis, values, dim))
+
+
 SizesOfCall: TypeAlias = Callable[[Sequence[Any]], tuple[int, ...]]
 """Computes numbers that depend on sizes from the arguments of a call."""
 
@@ -72,7 +94,7 @@ def sizes_of_call(dims: Dims, graph: torch.fx.GraphModule) -> SizesOfCall:
 
     def read(args: Sequence[Any]) -> tuple[int, ...]:
         values = {symbol: _read(args, *place) for symbol, place in needed.items()}
-        return tuple(_size(dim, values) for dim in dims)
+        return tuple(value_of(dim, values) for dim in dims)
 
     return read
 
@@ -88,13 +110,6 @@ def _places(graph: torch.fx.GraphModule) -> dict[Dim, tuple[int, int | None]]:
             for axis, dim in enumerate(dims_of(val)):
                 found.setdefault(dim, (index, axis))
     return found
-
-
-def _size(dim: Dim, values: dict[Dim, int]) -> int:
-    if isinstance(dim, int):
-        return dim
-    known = values.get(dim)
-    return known if known is not None else int(sympy_interp(PythonReferenceAnalysis, values, dim))
 
 
 def _read(args: Sequence[Any], index: int, axis: int | None) -> int:

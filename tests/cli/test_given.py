@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from sardonyx.cli import _feeds
-from sardonyx.cli._given import options_from, source
+from sardonyx.cli._given import Inputs, options_from, source
 from sardonyx.errors import MissingDependency, OptionError, SardonyxError
 from sardonyx.options import Options
 
@@ -74,7 +74,7 @@ def test_the_working_directory_can_be_imported_from(file: str, monkeypatch: pyte
 
 def test_the_inputs_of_a_factory_are_its_arguments(file: str) -> None:
     found = source(f"{file}:named")
-    feeds = found.feeds(None, {}, 0, found.model(Options.of()))
+    feeds = found.feeds(Inputs(), found.model(Options.of()))
     assert {name: (x.shape, x.max()) for name, x in feeds.items()} == {"x": ((3, 4), 1.0), "scale": ((), 2.0)}
     args, kwargs = found.call({"x": np.zeros((3, 4), "f"), "scale": np.float32(5)[None].reshape(())})
     assert (args, kwargs["x"].sum(), kwargs["scale"]) == ((), 0.0, 5.0)
@@ -170,7 +170,7 @@ def test_a_saved_export_keeps_what_is_dynamic(file: str, tmp_path: Path) -> None
     model = found.model(Options.of())
     (dim, width) = model.graph.inputs[0].shape or (0, 0)
     assert (found.kind, isinstance(dim, ir.SymbolicDim), width) == ("pt2", True, 4)
-    assert found.feeds(None, {str(dim): 5}, 0, model)["x"].shape == (5, 4)
+    assert found.feeds(Inputs(sizes={str(dim): 5}), model)["x"].shape == (5, 4)
     torch.testing.assert_close(found.module()(*args), module(*args))
 
 

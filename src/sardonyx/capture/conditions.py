@@ -13,10 +13,9 @@ from unittest import mock
 
 import sympy
 import torch
-from torch.utils._sympy.printers import PythonPrinter
 
 from sardonyx.errors import CaptureError
-from sardonyx.sizes import Dim
+from sardonyx.sizes import Dim, python_of, size_at
 
 
 def environment_of(values: Iterable[Any]) -> Any:
@@ -104,9 +103,9 @@ def condition_function(expr: sympy.Expr, places: Mapping[sympy.Symbol, int]) -> 
     """Compile a condition to a function of the sizes at these places; None if constant or of anything else."""
     if expr in (sympy.true, sympy.false) or not expr.free_symbols or expr.free_symbols - set(places):
         return None
-    read = {symbol: sympy.Symbol(f"sizes[{place}]", integer=True) for symbol, place in places.items()}
+    read = {symbol: size_at(place) for symbol, place in places.items()}
     try:
-        return function_of_sizes(PythonPrinter().doprint(expr.xreplace(read)))
+        return function_of_sizes(python_of(expr, read))
     except ValueError:  # more than integer arithmetic
         return None
 
@@ -124,7 +123,7 @@ class SizeExpressions:
         self._read: dict[sympy.Symbol, sympy.Symbol] = {}
         for place, dim in enumerate(dims):
             if isinstance(dim, sympy.Symbol):
-                self._read.setdefault(dim, sympy.Symbol(f"sizes[{place}]", integer=True))
+                self._read.setdefault(dim, size_at(place))
         self.is_dynamic = bool(self._read)
 
     def condition(self) -> str:
@@ -142,7 +141,7 @@ class SizeExpressions:
         unknown = dim.free_symbols - set(self._read)
         if unknown:
             raise CaptureError(f"the size {dim} in the model cannot be computed from the sizes of its arguments")
-        return f"({PythonPrinter().doprint(dim.xreplace(self._read))})"
+        return f"({python_of(dim, self._read)})"
 
     def _ranges(self) -> list[str]:
         terms = []

@@ -170,3 +170,12 @@ def clone_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ArgsKwargs:
     """Return the arguments with cloned tensors, which a call may modify in place."""
     copied: ArgsKwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.clone(), (tuple(args), dict(kwargs)))
     return copied
+
+
+def as_module(function: Any) -> torch.nn.Module:
+    """A module that calls a function; one that is a module already."""
+    if isinstance(function, torch.nn.Module):
+        return function
+    module = torch.nn.Module()
+    module.forward = function
+    return module

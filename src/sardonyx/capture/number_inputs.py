@@ -22,7 +22,7 @@ from sardonyx.capture.example import ExampleCall, is_number
 from sardonyx.capture.export import Captured, capture
 from sardonyx.capture.fake_graph import has_fake_arguments
 from sardonyx.errors import CaptureError
-from sardonyx.sizes import dim_of, dims_of
+from sardonyx.sizes import dim_of, dims_of, size_at
 
 _MAX_SINGLE_ATTEMPTS = 8
 """If not all numbers can be inputs together, up to so many are tried one by one: each attempt is a trace."""
@@ -133,7 +133,7 @@ class TracedCall:
         conditions = []
         for place, dim in self._symbolic_dims().items():
             if read.get(dim) != place:
-                size = sympy.Symbol(f"sizes[{place}]", integer=True)
+                size = size_at(place)
                 holds = condition_function(sympy.Eq(size, dim), {**read, size: place})
                 text = f"{self._size_names()[place]} == {dim.xreplace(names)}"
                 conditions += [Condition(text, holds)] if holds is not None else []

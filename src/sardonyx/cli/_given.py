@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,14 +11,15 @@ from typing import Any, TypeVar
 
 import click
 
-from sardonyx.cli._source import GIVEN, Source, fields, in_memory, source, tensor
+from sardonyx.cli._source import GIVEN, Inputs, Source, fields, in_memory, source, tensor
 from sardonyx.cli._told import counted, counts, example, table, tell, times, working
-from sardonyx.options import Options
+from sardonyx.options import Options, value_of_text
 from sardonyx.telemetry.text import duration
 
 __all__ = [
     "MODEL",
     "FiniteRange",
+    "Inputs",
     "Source",
     "as_json",
     "counted",
@@ -88,17 +88,22 @@ def _numbers(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -
 
 
 def input_options(command: F) -> F:
-    """--inputs, --size and --seed, which the command takes as `inputs`, `sizes` and `seed`."""
+    """--inputs, --size and --seed, which the command takes as `inputs`."""
+
+    @functools.wraps(command)
+    def with_inputs(*args: Any, inputs: Path | None, sizes: Mapping[str, int], seed: int, **given: Any) -> Any:
+        return command(*args, inputs=Inputs(inputs, sizes, seed), **given)
+
     file = click.Path(exists=True, dir_okay=False, path_type=Path)
     several: dict[str, Any] = {"multiple": True, "callback": _numbers, "metavar": "NAME=N"}
-    command = click.option(
+    with_inputs = click.option(
         "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the random inputs."
-    )(command)
-    command = click.option("--size", "sizes", help="What a size with a name is, as batch=4; else 1.", **several)(
-        command
+    )(with_inputs)
+    with_inputs = click.option("--size", "sizes", help="What a size with a name is, as batch=4; else 1.", **several)(
+        with_inputs
     )
     told = "Inputs by name, .npz or .safetensors; else those that MODEL comes with, else random ones."
-    return click.option("--inputs", type=file, metavar="FILE", help=told)(command)
+    return click.option("--inputs", type=file, metavar="FILE", help=told)(with_inputs)  # type: ignore[return-value]  # wraps it
 
 
 def engine_options(command: F) -> F:
@@ -123,12 +128,5 @@ def options_from(engine: str | None, given: Mapping[str, str]) -> Options:
     21
     """
     written = {field.name for field in dataclasses.fields(Options) if str(field.type) in ("str", "str | None")}
-    values = {key: text if key in written else _value(text) for key, text in given.items()}
+    values = {key: text if key in written else value_of_text(text) for key, text in given.items()}
     return Options.of({**values, **({"engine": engine} if engine else {})})
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

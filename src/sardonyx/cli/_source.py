@@ -20,7 +20,6 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import onnx_ir as ir
 import torch
-from onnx_ir.tensor_adapters import TorchTensor
 from torch.utils import _pytree as pytree
 
 from sardonyx import dtypes
@@ -29,7 +28,7 @@ from sardonyx.cli._feeds import Array
 from sardonyx.cli._told import aside
 from sardonyx.doors.export import export
 from sardonyx.doors.optimize import optimize
-from sardonyx.doors.program import Program
+from sardonyx.doors.program import Program, map_external_weights
 from sardonyx.errors import MissingDependency, OptionError, SardonyxError
 from sardonyx.model_files import fault_of, load_model
 from sardonyx.options import Options
@@ -42,6 +41,20 @@ _RETURN = "let it return (module, args) or (module, args, kwargs)"
 _SEED = 0
 GIVEN = "sardonyx.model"
 """Under which the context of a command has its model."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What a command is told of a model's inputs."""
+
+    file: Path | None = None
+    sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Of sizes that have names."""
+    seed: int = 0
+    """Of random inputs."""
+
+    def __bool__(self) -> bool:
+        return self.file is not None or bool(self.sizes)
 
 
 class Source(ABC):
@@ -84,17 +97,22 @@ class Source(ABC):
     def call(self, feeds: Mapping[str, Array]) -> Call:
         """The arguments with which the module is given these inputs of the ONNX model."""
 
-    def feeds(
-        self, inputs: Path | None, sizes: Mapping[str, int], seed: int, model: ir.Model | None = None
-    ) -> dict[str, Array]:
+    def feeds(self, inputs: Inputs, model: ir.Model) -> dict[str, Array]:
         """Inputs by their names in the ONNX model: of a file, else those it comes with, else random ones."""
-        model = model or self.model(Options.of())
-        if inputs is not None and sizes:
-            raise OptionError(f"{inputs} says the sizes already", hint="leave out --size, or --inputs")
-        if inputs is not None:
-            return _feeds.read(inputs, model)
-        own = None if sizes else self._own(model)
-        return own or _feeds.made_up(model, sizes, seed)
+        if inputs.file is not None and inputs.sizes:
+            raise OptionError(f"{inputs.file} says the sizes already", hint="leave out --size, or --inputs")
+        if inputs.file is not None:
+            return _feeds.read(inputs.file, model)
+        own = None if inputs.sizes else self._own(model)
+        return own or _feeds.made_up(model, inputs.sizes, inputs.seed)
+
+    def as_file(
+        self, model: ir.Model, inputs: Inputs, options: Options, **instead: Any
+    ) -> tuple[Program, dict[str, torch.Tensor]]:
+        """A program of the ONNX model, which takes its inputs and not the module's arguments; and these inputs."""
+        feeds = self.feeds(inputs, model)
+        program = optimize(model, **fields(options, **instead))
+        return program, {name: tensor(feeds[name]) for name in program.inputs}
 
     def _own(self, model: ir.Model) -> dict[str, Array] | None:
         """The inputs that the model comes with."""
@@ -416,11 +434,7 @@ def fields(options: Options, **instead: Any) -> dict[str, Any]:
 
 def in_memory(model: ir.Model) -> ir.Model:
     """A copy of a model whose weights in files of their own are mapped into memory, wherever it is run."""
-    made = model.clone()
-    for name, value in made.graph.initializers.items():
-        if isinstance(value.const_value, ir.ExternalTensor):
-            value.const_value = TorchTensor(tensor(value.const_value.numpy()), name=name)
-    return made
+    return map_external_weights(model.clone())
 
 
 def tensor(array: Array) -> torch.Tensor:

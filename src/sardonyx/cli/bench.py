@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, TypeAlias
 
@@ -18,6 +17,7 @@ from sardonyx import timing
 from sardonyx.cli._feeds import Array
 from sardonyx.cli._given import (
     FiniteRange,
+    Inputs,
     Source,
     as_json,
     counted,
@@ -110,9 +110,7 @@ def command(
     against: str | None,
     rounds: int,
     seconds: float,
-    inputs: Path | None,
-    sizes: Mapping[str, int],
-    seed: int,
+    inputs: Inputs,
     options: Options,
     as_json: bool,
 ) -> None:
@@ -123,7 +121,7 @@ def command(
     """
     names = _names(model, against)
     with aside(), torch.no_grad():
-        bench = _Bench(model, options, inputs, sizes, seed)
+        bench = _Bench(model, options, inputs)
         contenders = [bench.prepared(name) for name in counted([*names, OURS], "preparing", as_json)]
         _compare(contenders)
         for number in counted(range(rounds), "measuring", as_json):
@@ -170,14 +168,12 @@ def _names(model: Source, against: str | None) -> list[str]:
 class _Bench:
     """A model with its inputs, and how each contender is made to run it."""
 
-    def __init__(
-        self, model: Source, options: Options, inputs: Path | None, sizes: Mapping[str, int], seed: int
-    ) -> None:
+    def __init__(self, model: Source, options: Options, inputs: Inputs) -> None:
         self._model, self._options = model, options
         self._others = Options.of(options, native=False)
         plain = Options.of(self._others, engine=_PLAIN, optimize="none")
         self._plain = model.model(plain) if model.kind == "onnx" else model.model(plain, domains=())
-        self._feeds: dict[str, Array] = model.feeds(inputs, sizes, seed, self._plain)
+        self._feeds: dict[str, Array] = model.feeds(inputs, self._plain)
         self._args, self._kwargs = model.call(self._feeds)
         self._ours: Any = None
 

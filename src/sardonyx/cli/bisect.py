@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, cast
 
 import click
 
 from sardonyx.cli._given import (
     FiniteRange,
+    Inputs,
     Source,
     as_json,
     engine_options,
@@ -45,9 +44,7 @@ def command(
     by: str,
     tolerance: float | None,
     options: Options,
-    inputs: Path | None,
-    sizes: Mapping[str, int],
-    seed: int,
+    inputs: Inputs,
     as_json: bool,
 ) -> None:
     """Find what changes the result of a model on its way to the engine, by taking it away.
@@ -55,7 +52,7 @@ def command(
     Entries of options, ONNX Runtime's own optimizers, native kernels (with --option native=true) and rewrite rules.
     Exits with 1 where something is at fault.
     """
-    given, args, kwargs = called(model, inputs, sizes, seed)
+    given, args, kwargs = called(model, inputs)
     with working("exporting the model", as_json) as progress:
         found = bisect(
             given,

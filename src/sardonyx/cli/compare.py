@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import click
 
 from sardonyx.cli._given import (
     FiniteRange,
+    Inputs,
     Source,
     as_json,
     example,
@@ -27,13 +26,13 @@ _SHOWN = 20
 _WAYS = "How to run it: torch, torch:float64, or an engine, as onnxruntime:optimize=none,level=none. Give two."
 
 
-def called(model: Source, inputs: Path | None, sizes: Mapping[str, int], seed: int) -> tuple[Any, Any, Any]:
+def called(model: Source, inputs: Inputs) -> tuple[Any, Any, Any]:
     """What is given on the command line as a function takes it: the model, its arguments and its keywords."""
     if model.kind == "onnx":
         found = model.model(Options.of())
-        return found, (model.feeds(inputs, sizes, seed, found),), {}
+        return found, (model.feeds(inputs, found),), {}
     call = model.example()
-    if call is None or inputs is not None or sizes:
+    if call is None or inputs:
         raise SardonyxError(
             f"{model.text} is called with the arguments it comes with" + ("" if call else ", and it has none"),
             hint="let the factory return (module, args, kwargs); --inputs and --size are for ONNX files",
@@ -70,9 +69,7 @@ def command(
     nan: bool,
     tolerance: float | None,
     budget: int,
-    inputs: Path | None,
-    sizes: Mapping[str, int],
-    seed: int,
+    inputs: Inputs,
     as_json: bool,
 ) -> None:
     """Run a model in two ways and say where the error begins: operator, module and line.
@@ -80,7 +77,7 @@ def command(
     By default torch and onnxruntime; for an ONNX file, onnxruntime without and with rewrites. Exits with 1 where
     results differ, or where --nan finds something.
     """
-    given, args, kwargs = called(model, inputs, sizes, seed)
+    given, args, kwargs = called(model, inputs)
     with working("exporting the model", as_json) as progress:
         if nan:
             way = ways[0] if ways else None

@@ -15,21 +15,18 @@ from sardonyx import native
 from sardonyx.cache.disk import Entry, default_cache
 from sardonyx.cache.manifest import MANIFEST
 from sardonyx.cli._given import (
+    Inputs,
     Source,
     as_json,
     duration,
     engine_options,
     example,
-    fields,
-    in_memory,
     input_options,
     model_argument,
     tell,
-    tensor,
     working,
 )
 from sardonyx.cli._output import OutputFolder, whole
-from sardonyx.doors.optimize import optimize
 from sardonyx.engines import find
 from sardonyx.errors import OptionError, SardonyxError
 from sardonyx.options import Options
@@ -57,9 +54,7 @@ def command(
     model: Source,
     output: Path | None,
     natively: bool,
-    inputs: Path | None,
-    sizes: dict[str, int],
-    seed: int,
+    inputs: Inputs,
     options: Options,
     as_json: bool,
 ) -> None:
@@ -82,10 +77,9 @@ def command(
         )
     with working(f"compiling with {engine.name}", as_json), torch.no_grad():
         held = model.program(Options.of(options, native=False)).model  # kernels are made below, with their library
-        feeds = model.feeds(inputs, sizes, seed, held)
-        program = optimize(in_memory(held), **fields(options, optimize="none"))
+        program, given = model.as_file(held, inputs, options, optimize="none")
         started, then = time.perf_counter(), time.time()
-        program(*(tensor(feeds[name]) for name in program.inputs))
+        program(*given.values())
         seconds = time.perf_counter() - started
     kept = _kept(options, then) if keeps else []
     entry = kept[0] if len(kept) == 1 else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +9,18 @@ import click
 import torch
 
 from sardonyx.cli._given import (
+    Inputs,
     Source,
     as_json,
     engine_options,
     example,
-    fields,
     input_options,
     model_argument,
     tell,
-    tensor,
     working,
 )
 from sardonyx.cli._output import OutputFile
 from sardonyx.diagnose.profiling import Profile, profile
-from sardonyx.doors.optimize import optimize
 from sardonyx.options import Options
 
 
@@ -43,9 +40,7 @@ def command(
     model: Source,
     calls: int,
     trace: Path | None,
-    inputs: Path | None,
-    sizes: Mapping[str, int],
-    seed: int,
+    inputs: Inputs,
     options: Options,
     as_json: bool,
 ) -> None:
@@ -55,19 +50,16 @@ def command(
     runs as a file.
     """
     with working("profiling", as_json):
-        found = _profiled(model, inputs, sizes, seed, options, calls=calls, trace=trace)
+        found = _profiled(model, inputs, options, calls=calls, trace=trace)
     tell(found.as_dict(), as_json, str(found), *([f"\n{trace} written"] if trace else []))
 
 
-def _profiled(
-    model: Source, inputs: Path | None, sizes: Mapping[str, int], seed: int, options: Options, **how: Any
-) -> Profile:
-    call = None if inputs or sizes else model.example()
+def _profiled(model: Source, inputs: Inputs, options: Options, **how: Any) -> Profile:
+    call = None if inputs else model.example()
     if call is not None:
         args, kwargs = call
         return profile(model.module(), *args, options=options, **how, **kwargs)
     held = model.model(Options.of(options, native=False))
-    feeds = model.feeds(inputs, sizes, seed, held)
-    program = optimize(held, **fields(options, optimize="none"))
+    program, given = model.as_file(held, inputs, options, optimize="none")
     with torch.no_grad():
-        return profile(program, *(tensor(feeds[name]) for name in program.inputs), **how)
+        return profile(program, *given.values(), **how)

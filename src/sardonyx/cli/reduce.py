@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,6 +9,7 @@ import click
 
 from sardonyx.cli._given import (
     FiniteRange,
+    Inputs,
     Source,
     as_json,
     example,
@@ -67,9 +67,7 @@ def command(
     tolerance: float | None,
     minutes: float,
     limit: float,
-    inputs: Path | None,
-    sizes: Mapping[str, int],
-    seed: int,
+    inputs: Inputs,
     as_json: bool,
 ) -> None:
     """Cut a model that crashes, raises, is wrong or slow down to the smallest part that still does.
@@ -79,7 +77,7 @@ def command(
     """
     if line is not None and "{model}" not in line:
         raise click.BadParameter(f"--command is {line!r}, and does not say where {{model}} goes")
-    given, args, kwargs = called(model, inputs, sizes, seed)
+    given, args, kwargs = called(model, inputs)
     with working("running the model", as_json) as progress:
         found = reduce(
             given,

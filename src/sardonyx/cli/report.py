@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import click
 from rich.filesize import decimal
 
 from sardonyx.cli._given import (
+    Inputs,
     Source,
     as_json,
     engine_options,
     example,
-    fields,
     input_options,
     model_argument,
     tell,
-    tensor,
     working,
 )
 from sardonyx.cli._output import OutputFile
 from sardonyx.diagnose import html
 from sardonyx.diagnose.explain import explain
-from sardonyx.doors.optimize import optimize
 from sardonyx.options import Options
 from sardonyx.telemetry.report import Report
 
@@ -42,9 +39,7 @@ from sardonyx.telemetry.report import Report
 def command(
     model: Source,
     output: Path,
-    inputs: Path | None,
-    sizes: Mapping[str, int],
-    seed: int,
+    inputs: Inputs,
     options: Options,
     as_json: bool,
 ) -> None:
@@ -55,20 +50,19 @@ def command(
     """
     chosen = Options.of(options, report=str(output))
     with working("compiling and measuring", as_json):
-        found = _report(model, inputs, sizes, seed, chosen)
+        found = _report(model, inputs, chosen)
         html.save(found, output, chosen, title=model.name)
     size = output.stat().st_size
     told = {"output": str(output), "bytes": size, "nodes": found.nodes, "fallbacks": len(found.fallbacks)}
     tell(told, as_json, str(found), f"\n{output}  {decimal(size)}")
 
 
-def _report(model: Source, inputs: Path | None, sizes: Mapping[str, int], seed: int, options: Options) -> Report:
-    call = None if inputs or sizes else model.example()
+def _report(model: Source, inputs: Inputs, options: Options) -> Report:
+    call = None if inputs else model.example()
     if call is not None:
         args, kwargs = call
         return explain(model.module(), *args, options=options, **kwargs)
     held = model.model(Options.of(options, report=None, native=False))
-    feeds = model.feeds(inputs, sizes, seed, held)
-    program = optimize(held, **fields(options))
-    html.tell_program(program, [tensor(feeds[name]) for name in program.inputs], {})
+    program, given = model.as_file(held, inputs, options)
+    html.tell_program(program, list(given.values()), {})
     return program.report

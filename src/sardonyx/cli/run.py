@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,22 +12,19 @@ import torch
 
 from sardonyx.cli._feeds import write
 from sardonyx.cli._given import (
+    Inputs,
     Source,
     as_json,
     duration,
     engine_options,
     example,
-    fields,
-    in_memory,
     input_options,
     model_argument,
     table,
     tell,
-    tensor,
     working,
 )
 from sardonyx.cli._output import OutputFile
-from sardonyx.doors.optimize import optimize
 from sardonyx.options import Options
 from sardonyx.telemetry.text import tensor_in_words
 
@@ -52,9 +48,7 @@ def command(
     model: Source,
     output: Path | None,
     repeat: int,
-    inputs: Path | None,
-    sizes: Mapping[str, int],
-    seed: int,
+    inputs: Inputs,
     options: Options,
     as_json: bool,
 ) -> None:
@@ -64,14 +58,11 @@ def command(
     """
     with working("preparing", as_json), torch.no_grad():
         held = model.program(Options.of(options, native=False)).model  # kernels are made below, with their library
-        feeds = model.feeds(inputs, sizes, seed, held)
-        # The program of a module takes the module's arguments; this one takes the inputs of the model.
-        program = optimize(in_memory(held), **fields(options, optimize="none"))
-        given = [tensor(feeds[name]) for name in program.inputs]
+        program, given = model.as_file(held, inputs, options, optimize="none")
         seconds, results = [], []
         for _ in range(repeat):
             started = time.perf_counter()
-            results = program(*given)
+            results = program(*given.values())
             seconds.append(time.perf_counter() - started)
     results = [results] if isinstance(results, torch.Tensor) else list(results)
     outputs = dict(zip(program.outputs, results, strict=True))
@@ -81,13 +72,13 @@ def command(
         {
             "model": model.text,
             "engine": options.engine,
-            "inputs": {name: _described(tensor(x)) for name, x in feeds.items()},
+            "inputs": {name: _described(x) for name, x in given.items()},
             "outputs": {name: _described(x) for name, x in outputs.items()},
             "seconds": seconds,
             "output": output and str(output),
         },
         as_json,
-        table(["input", ""], [(name, tensor_in_words(tensor(x))) for name, x in feeds.items()]),
+        table(["input", ""], [(name, tensor_in_words(x)) for name, x in given.items()]),
         table(["output", ""], [(name, tensor_in_words(x)) for name, x in outputs.items()]),
         _times(options.engine, seconds),
         *([f"{output} written"] if output else []),

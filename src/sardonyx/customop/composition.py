@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import sympy
 import torch
 
 from sardonyx import dtypes, opsets
@@ -19,6 +18,7 @@ from sardonyx.engines.registry import find
 from sardonyx.errors import DeclarationError
 from sardonyx.options import Options
 from sardonyx.pipeline import fit_to_engine
+from sardonyx.sizes import symbol_of
 from sardonyx.translate import inference
 from sardonyx.translate.builder import Builder
 
@@ -120,7 +120,7 @@ class Composition:
             if not isinstance(value, torch.Tensor):
                 return value
             made = ir.Value(name=f"x{len(inputs)}", type=ir.TensorType(dtypes.to_onnx(value.dtype)))
-            dims = [sympy.Symbol(f"d{len(inputs)}_{i}", integer=True, nonnegative=True) for i in range(value.dim())]
+            dims = [symbol_of(f"d{len(inputs)}_{i}") for i in range(value.dim())]
             inference.set_dims(made, tuple(dims))
             g.sizes.learn(made, tuple(dims))
             inputs.append(made)

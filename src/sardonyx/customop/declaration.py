@@ -67,29 +67,31 @@ def custom_op(
     tensor([2., 2.])
     """
     existing = None if isinstance(signature, str) else _overload(signature)
-    text = signature if existing is None else str(existing._schema)
-    parsed = parse(text, dtypes)
-    if sum(x is not None for x in (cpp, python, onnx)) != 1:
-        raise DeclarationError(f"{parsed.qualified} needs one of cpp, python and onnx: what computes it")
-    if cuda is not None and cpp is None:
-        raise DeclarationError(f"{parsed.qualified} has a kernel for the GPU and none for the CPU", hint="give cpp too")
-    shapes = ShapeRule(parsed, shape)
-    if existing is not None and backward is not None:
-        raise DeclarationError(f"{parsed.qualified} is an operator of torch already, which has its own gradient")
+    parsed = parse(signature if existing is None else str(existing._schema), dtypes)
+    _check_sides(parsed, (cpp, python, onnx), has_gpu_alone=cuda is not None and cpp is None)
     identity = _identity(parsed, domain, name, version)
     given = _Given(
         parsed,
         identity,
-        shapes,
+        ShapeRule(parsed, shape),
         None if cpp is None else Kernel.of(cpp, parsed.qualified, 1),
         None if cuda is None else Kernel.of(cuda, parsed.qualified, 1),
         None if python is None else by_position(python, parsed),
         None if onnx is None else _composition(parsed, identity, onnx, inline),
-        _gradient(parsed, backward),
+        _gradient(parsed, backward, existing),
         doc,
         tuple(flags),
     )
     return CustomOp(given, existing, fake=shape is not None)
+
+
+def _check_sides(signature: Signature, sides: Sequence[object], *, has_gpu_alone: bool) -> None:
+    if sum(side is not None for side in sides) != 1:
+        raise DeclarationError(f"{signature.qualified} needs one of cpp, python and onnx: what computes it")
+    if has_gpu_alone:
+        raise DeclarationError(
+            f"{signature.qualified} has a kernel for the GPU and none for the CPU", hint="give cpp too"
+        )
 
 
 def _identity(signature: Signature, domain: str | None, name: str | None, version: int) -> Identity:
@@ -135,9 +137,11 @@ class _Backward:
     wanted: Sequence[str]
 
 
-def _gradient(signature: Signature, backward: Callable[..., Any] | CustomOp | None) -> _Backward | None:
+def _gradient(signature: Signature, backward: Callable[..., Any] | CustomOp | None, existing: Any) -> _Backward | None:
     if backward is None:
         return None
+    if existing is not None:
+        raise DeclarationError(f"{signature.qualified} is an operator of torch already, which has its own gradient")
     known = set(known_to_backward(signature))
     what = f"the backward of {signature.qualified}"
     if not isinstance(backward, CustomOp):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Optional
@@ -20,10 +19,9 @@ from sardonyx import dtypes
 from sardonyx.customop.in_torch import bound, choice_of
 from sardonyx.customop.shapes import CannotTell, ShapeRule, Unknown
 from sardonyx.customop.signature import Attribute, Identity, Signature, Tensor
+from sardonyx.dtypes import fits_attribute
 from sardonyx.errors import Unsupported
 from sardonyx.translate.builder import Builder
-
-_LARGEST = torch.finfo(torch.float32).max
 
 _ATTRIBUTES: Mapping[str, tuple[OpSchema.AttrType, Callable[[str, Any], ir.Attr]]] = {
     "int": (OpSchema.AttrType.INT, lambda name, value: ir.AttrInt64(name, int(value))),
@@ -190,7 +188,7 @@ def _attribute(attribute: Attribute, value: Any) -> ir.Attr:
     items = value if isinstance(value, (list, tuple)) else [value]
     if any(isinstance(x, (sympy.Expr, ir.Value)) and not getattr(x, "is_number", False) for x in items):
         raise Unsupported(f"its {attribute.name} depends on the inputs, and in ONNX it is an attribute, a constant")
-    if attribute.type.startswith("float") and any(math.isfinite(x) and abs(x) > _LARGEST for x in map(float, items)):
+    if attribute.type.startswith("float") and not all(map(fits_attribute, map(float, items))):
         raise Unsupported(f"its {attribute.name}, {value}, is more than an attribute of ONNX, a float32, can hold")
     return _ATTRIBUTES[attribute.type][1](attribute.name, value)
 

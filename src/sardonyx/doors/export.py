@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import onnx
 import onnx_ir as ir
@@ -14,7 +14,7 @@ from onnx_ir.tensor_adapters import TorchTensor
 from torch.utils import _pytree as pytree
 
 from sardonyx.capture.dynamic import refuse_constants, shapes_of_examples, specs_by_name
-from sardonyx.capture.example import ExampleCall, clone_tensors
+from sardonyx.capture.example import ExampleCall, as_module, clone_tensors
 from sardonyx.capture.export import Captured
 from sardonyx.capture.number_inputs import TracedCall, refuse_constant_floats
 from sardonyx.capture.partitioner import unsupported
@@ -29,7 +29,7 @@ from sardonyx.pipeline import build_file
 from sardonyx.run.binding import Binding
 from sardonyx.sizes import dim_of, dims_of
 from sardonyx.telemetry.page import page_of
-from sardonyx.telemetry.report import collecting, new_graph_report
+from sardonyx.telemetry.report import GraphReport, collecting, new_graph_report
 from sardonyx.telemetry.repro import reproducible
 from sardonyx.telemetry.repro_capture import reproducible_capture
 from sardonyx.telemetry.source import source_of
@@ -76,29 +76,18 @@ def export(
     >>> program.model.graph.inputs[0].shape
     Shape([SymbolicDim('batch'), 4])
     """
-    model = _as_module(model)
-    chosen = _chosen(options, opset)
-    args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
-    kwargs = dict(kwargs or {})
-    chosen = Options.of(chosen, translations=translations) if translations is not None else chosen
-    own = chosen.translations or {}
+    model, chosen = _as_module(model), _chosen(options, opset, translations)
+    args, kwargs = (args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs or {})
     with collecting() as report:
         graph_report = new_graph_report("exported", 0)
-        call = args, kwargs, dynamic_shapes, examples
-        with graph_report.stage("capture"), reproducible_capture(chosen, model, *call):
-            traced = _trace(model, *call, own)
-        with graph_report.stage("translate"):
-            traced, translation = _with_numbers(traced, chosen, own)
-            refuse_constant_floats(traced, examples)
-        captured = traced.captured
-        graph_report.operators = sum(node.op == "call_function" for node in captured.graph.graph.nodes)
+        traced, translation = _captured(model, (args, kwargs, dynamic_shapes, examples), chosen, graph_report)
+        captured, device = traced.captured, device_of(traced.captured.graph)
         with reproducible(chosen, captured.graph, door="export", kind="exported"):
             with graph_report.stage("translate"):
-                translation = translation or _translate(captured, chosen, own)
+                translation = translation or _translate(captured, chosen)
                 call_spec = _call_spec(translation, traced)
                 graph_report.note_own(translation.own)
                 onnx_functions.make_functions(translation.model, functions)
-            device = device_of(captured.graph)
             library = build_file(
                 translation.model,
                 device,
@@ -109,22 +98,18 @@ def export(
                 name=lambda graph: _name(graph, call_spec, input_names, output_names, traced.names_of_sizes()),
             )
     program = Program(translation.model, call_spec, device, chosen, report, library, captured)
-    _warn(program, captured)
-    if chosen.verify:
-        _verify(program, model, args, kwargs)
-    page = page_of(chosen)
-    if page is not None:
-        page.tell_program(program, args, kwargs, model)
+    _check(program, model, args, kwargs, chosen)
     return program
 
 
-def _chosen(options: Mapping[str, Any], opset: int | None) -> Options:
+def _chosen(options: Mapping[str, Any], opset: int | None, translations: Mapping[Any, Any] | None) -> Options:
     """Return the options, with an opset that onnx and the engine support."""
     newest = onnx.defs.onnx_opset_version()
     if opset is not None and opset > newest:
         raise OptionError(f"opset is {opset}, but this onnx supports at most {newest}", hint="use an older opset")
     chosen = Options.of(options, opset=opset)
-    return Options.of(chosen, opset=opset_of_files(chosen))
+    own = {} if translations is None else {"translations": translations}
+    return Options.of(chosen, opset=opset_of_files(chosen), **own)
 
 
 def _as_module(model: Any) -> torch.nn.Module:
@@ -134,54 +119,61 @@ def _as_module(model: Any) -> torch.nn.Module:
         return model
     if not callable(model):
         raise TypeError(f"export takes a module or a function, not {type(model).__name__}")
-    module = torch.nn.Module()
-    module.forward = model
-    return module
+    return as_module(model)
 
 
-def _trace(
-    model: torch.nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    dynamic_shapes: Any,
-    examples: Sequence[Any],
-    own: Mapping[str, Any],
-) -> TracedCall:
+_Call: TypeAlias = tuple[Sequence[Any], Mapping[str, Any], Any, Sequence[Any]]
+"""Arguments, keywords, `dynamic_shapes` and further examples."""
+
+
+def _captured(
+    model: torch.nn.Module, call: _Call, options: Options, report: GraphReport
+) -> tuple[TracedCall, Translation | None]:
+    """The call traced, with the numbers as inputs that can be; and its translation, if that had to be made to tell."""
+    with report.stage("capture"), reproducible_capture(options, model, *call):
+        traced = _trace(model, call, options)
+    with report.stage("translate"):
+        traced, translation = _with_numbers(traced, options)
+        refuse_constant_floats(traced, call[-1])
+    report.operators = sum(node.op == "call_function" for node in traced.captured.graph.graph.nodes)
+    return traced, translation
+
+
+def _trace(model: torch.nn.Module, call: _Call, options: Options) -> TracedCall:
+    args, kwargs, dynamic_shapes, examples = call
     if examples and dynamic_shapes is not None:
         raise OptionError("both dynamic_shapes and examples are given", hint="use one of them to declare dynamic sizes")
     if examples:
         dynamic_shapes = shapes_of_examples(model, args, kwargs, examples)
-    call = ExampleCall.of(model, args, kwargs)
-    traced = TracedCall.of(call, specs_by_name(call, dynamic_shapes), own)
-    refuse_constants(call, traced.captured, traced.specs, source_of)
+    example = ExampleCall.of(model, args, kwargs)
+    traced = TracedCall.of(example, specs_by_name(example, dynamic_shapes), options.translations or {})
+    refuse_constants(example, traced.captured, traced.specs, source_of)
     return traced
 
 
 # Translation
 
 
-def _with_numbers(
-    traced: TracedCall, options: Options, translations: Mapping[str, Callable[..., Any]]
-) -> tuple[TracedCall, Translation | None]:
+def _with_numbers(traced: TracedCall, options: Options) -> tuple[TracedCall, Translation | None]:
     """Return the call with the numbers as inputs that ONNX supports, and its translation; None if there are none."""
     traced = traced.with_numbers(traced.candidates())
     while traced.call.numbers:
         try:
-            return traced, _translation(traced.captured, options, translations)
+            return traced, _translation(traced.captured, options)
         except NotExpressible as error:
             refused = traced.numbers_of([refusal.node for refusal in error.refusals]) or traced.call.numbers
             traced = traced.with_numbers(sorted(traced.call.numbers - refused))
     return traced, None
 
 
-def _translate(captured: Captured, options: Options, translations: Mapping[str, Callable[..., Any]]) -> Translation:
+def _translate(captured: Captured, options: Options) -> Translation:
     try:
-        return _translation(captured, options, translations)
+        return _translation(captured, options)
     except NotExpressible as error:
         raise unsupported(error.refusals, hint="export(..., translations={operator: function}) adds one") from error
 
 
-def _translation(captured: Captured, options: Options, translations: Mapping[str, Callable[..., Any]]) -> Translation:
+def _translation(captured: Captured, options: Options) -> Translation:
     outputs = _outputs(captured)
     return translate(
         captured.graph,
@@ -191,7 +183,7 @@ def _translation(captured: Captured, options: Options, translations: Mapping[str
         weights=captured.weights,
         lack=lambda node: lack(node, opset_of_files(options), None),
         noise="nodes",
-        translations=translations,
+        translations=options.translations,
         translator=options.translator,
     )
 
@@ -366,6 +358,18 @@ def _name_sizes(graph: ir.Graph, names: Mapping[sympy.Symbol, str]) -> None:
 # Verification and warnings
 
 
+def _check(
+    program: Program, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], options: Options
+) -> None:
+    """Warn of what a file cannot do; compare it with the module and add it to the HTML report, where asked to."""
+    _warn(program)
+    if options.verify:
+        _verify(program, model, args, kwargs)
+    page = page_of(options)
+    if page is not None:
+        page.tell_program(program, args, kwargs, model)
+
+
 def _verify(program: Program, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     with torch.no_grad():
         expected, results = (_results(run, args, kwargs) for run in (model, program))
@@ -383,12 +387,12 @@ def _results(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
     return pytree.tree_leaves((run(*args, **kwargs), args, kwargs))
 
 
-def _warn(program: Program, captured: Captured) -> None:
+def _warn(program: Program) -> None:
     """Warn of what a file cannot do: modify arguments and buffers in place, or check sizes."""
     for condition in program.call_spec.conditions:
         if condition.where:
             log.warning("the exported model is only valid for %s, because of %s", condition.text, condition.where)
-    for name in captured.buffers:
+    for name in program.captured.buffers if program.captured else ():
         log.warning("the exported model does not update the buffer %s", name)
     for place, output in _mutated_outputs(program.call_spec):
         log.warning(

@@ -21,6 +21,7 @@ from sardonyx.model_files import UserModel, blaming, load_model, quietly
 from sardonyx.options import Options
 from sardonyx.pipeline import build_file
 from sardonyx.run.binding import Binding
+from sardonyx.sizes import symbol_of
 from sardonyx.telemetry.report import collecting, new_graph_report
 from sardonyx.translate import inference
 
@@ -80,7 +81,7 @@ def _infer_dims(model: ir.Model) -> ir.Model:
 
 
 def _dim(size: int | ir.SymbolicDim) -> int | sympy.Expr:
-    return size if isinstance(size, int) else sympy.Symbol(str(size.value), integer=True, nonnegative=True)
+    return size if isinstance(size, int) else symbol_of(str(size.value))
 
 
 def _call_spec(model: ir.Model) -> CallSpec:

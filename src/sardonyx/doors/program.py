@@ -26,14 +26,12 @@ from sardonyx.doors.call_arguments import Argument, structure_difference
 from sardonyx.engines import Job, Runner, artifacts
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import SardonyxError
+from sardonyx.model_files import LARGEST_PROTOBUF, weight_bytes
 from sardonyx.options import Options
 from sardonyx.pipeline import fit_to_engine, refit
 from sardonyx.run.binding import Binding, restore_result
 from sardonyx.telemetry.report import Report, observed
 from sardonyx.translate.translator import in_torch
-
-_LARGEST_PROTOBUF = 2**31 - 2**24
-"""Protobuf refuses messages of 2 GiB; this leaves some room for the graph."""
 
 
 @dataclass(frozen=True)
@@ -136,9 +134,9 @@ class Program:
 
     def proto(self) -> onnx.ModelProto:
         """Return the model as protobuf, with its weights."""
-        if self._weight_bytes() > _LARGEST_PROTOBUF:
+        if weight_bytes(self.model) > LARGEST_PROTOBUF:
             raise SardonyxError(
-                f"the weights have {self._weight_bytes() / 1e9:.1f} GB, more than the limit of protobuf, 2 GB",
+                f"the weights have {weight_bytes(self.model) / 1e9:.1f} GB, more than the limit of protobuf, 2 GB",
                 hint="program.save(path) writes them to a separate file",
             )
         return ir.to_proto(self.model)
@@ -158,7 +156,7 @@ class Program:
         if not path.parent.is_dir():
             raise FileNotFoundError(f"the folder {path.parent} does not exist")
         if external_data is None:
-            external_data = self._weight_bytes() > _LARGEST_PROTOBUF
+            external_data = weight_bytes(self.model) > LARGEST_PROTOBUF
         data = path.name + ".data" if external_data else None
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
             ir.save(self.model, Path(folder) / path.name, external_data=data)
@@ -170,10 +168,6 @@ class Program:
                 os.replace(Path(folder) / data, path.parent / data)
             os.replace(Path(folder) / path.name, path)
         return path
-
-    def _weight_bytes(self) -> int:
-        tensors = (value.const_value for value in self.model.graph.initializers.values())
-        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def _runner(self, inputs: Sequence[torch.Tensor]) -> Runner:
         """Return the session for a call; calls with an empty input get another one, with guarded kernels."""

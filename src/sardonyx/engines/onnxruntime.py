@@ -17,6 +17,7 @@ from sardonyx.engines.contiguous import is_contiguous
 from sardonyx.engines.engine import Availability, Engine, Job, Runner
 from sardonyx.engines.ortvalue import from_torch
 from sardonyx.errors import EngineError, MissingDependency, MissingKernel, OptionError
+from sardonyx.native.session import onnxruntime
 from sardonyx.optimize.legalize import Kernels
 from sardonyx.threads import Quiet
 from sardonyx.toolchain.operator_libraries import libraries_of
@@ -46,7 +47,7 @@ class OnnxRuntime(Engine):
     def probe(self) -> Availability:
         """Whether a working onnxruntime is installed."""
         try:
-            return Availability(self.name, _onnxruntime().__version__)
+            return Availability(self.name, onnxruntime().__version__)
         except MissingDependency as error:
             return Availability(self.name, None, error.what)
 
@@ -54,7 +55,7 @@ class OnnxRuntime(Engine):
         """On the CPU, convolutions over blocks of channels, where there are any."""
         if device.type != "cpu" or operators.isdisjoint(blocked.OPERATORS):
             return frozenset()
-        found = blocked.domain(_onnxruntime())
+        found = blocked.domain(onnxruntime())
         return frozenset({found} if found else ())
 
     def kernels(self, device: torch.device) -> Kernels:
@@ -80,30 +81,13 @@ class OnnxRuntime(Engine):
 
 
 @cache
-def _onnxruntime() -> Any:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise MissingDependency(
-            f"the engine 'onnxruntime' needs the package onnxruntime ({error})",
-            hint='pip install "sardonyx[cpu]", or "sardonyx[gpu]" for CUDA; never both',
-        ) from error
-    if not hasattr(onnxruntime, "InferenceSession"):
-        raise MissingDependency(
-            "onnxruntime is installed but broken, as happens when its CPU and GPU wheels overwrite each other",
-            hint="pip uninstall onnxruntime onnxruntime-gpu, then install one of them",
-        )
-    return onnxruntime
-
-
-@cache
 def _kernels(provider: str) -> Kernels:
     """The kernels of one provider. Asking for those of all would load every provider's library, and can crash.
 
     Where it does not list them, as the CUDA provider does not, it is taken to accept any dtype: nodes that it lacks a
     kernel for run on the CPU. What is inexact is known all the same.
     """
-    _onnxruntime()
+    onnxruntime()
     try:
         kernels = ortvalue.binding().get_registered_ep_kernel_defs(provider)
     except Exception as error:
@@ -128,7 +112,7 @@ class OnnxRuntimeRunner(Runner):
     """One session, called with torch tensors and nothing copied."""
 
     def __init__(self, job: Job) -> None:
-        _onnxruntime()  # or an error that says what is missing
+        onnxruntime()  # or an error that says what is missing
         if job.options.engine_options:
             raise OptionError(
                 f"onnxruntime has no engine_options, and was given {dict(job.options.engine_options)}",
@@ -154,7 +138,7 @@ class OnnxRuntimeRunner(Runner):
 
     def _open(self, job: Job) -> None:
         """Create the session."""
-        ort = _onnxruntime()
+        ort = onnxruntime()
         options = session_options(ort, job.options.session_options)
         for library in (*job.libraries, *libraries_of(job.model)):
             options.register_custom_ops_library(str(library))
@@ -338,7 +322,7 @@ def _providers(ort: Any, job: Job) -> list[Any]:
 
 def checked_provider(provider: Any) -> Any:
     """A provider that this onnxruntime has: it would use the CPU in place of an unknown one, and only print so."""
-    ort = _onnxruntime()
+    ort = onnxruntime()
     name, settings = (provider, {}) if isinstance(provider, str) else provider
     if name not in ort.get_available_providers():
         raise OptionError(

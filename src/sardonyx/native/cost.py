@@ -11,6 +11,7 @@ import sympy
 from sardonyx.native.lower import LAYOUT
 from sardonyx.native.nests import count
 from sardonyx.native.region import CannotLower, dims_of
+from sardonyx.sizes import value_of
 
 SOME = 64
 """What a size is taken for that is not known before the call."""
@@ -49,7 +50,7 @@ def _elements(value: ir.Value) -> int:
         size = sympy.sympify(count(dims_of(value)))
     except CannotLower:
         return 0
-    return int(size.subs(dict.fromkeys(size.free_symbols, SOME)))
+    return value_of(size, dict.fromkeys(size.free_symbols, SOME))
 
 
 def _bytes(value: ir.Value) -> int:

@@ -12,6 +12,7 @@ from sardonyx.native.products import ProductPrinter, VectorPrinter
 from sardonyx.native.region import CannotLower, Lowering, is_fixed
 from sardonyx.native.scalars import TYPES, code_of, symbol_name
 from sardonyx.native.values import Buffer, gathered, views_of
+from sardonyx.sizes import value_of
 
 
 class Kernel:
@@ -76,7 +77,7 @@ class Kernel:
     def writes(self) -> int:
         """How many elements it writes, a symbolic size taken for some dozens."""
         symbols = dict.fromkeys(self._sources, SOME)
-        return sum(int(sympy.sympify(count(buffer.dims)).subs(symbols)) for buffer in self.outputs)
+        return sum(value_of(count(buffer.dims), symbols) for buffer in self.outputs)
 
     def code(self, name: str) -> str:
         """The definitions, under a namespace of that name."""

@@ -27,7 +27,7 @@ from sardonyx.native.values import (
     views_of,
 )
 from sardonyx.optimize.pattern import array_of
-from sardonyx.sizes import Dim, Dims
+from sardonyx.sizes import Dim, Dims, symbol_of
 from sardonyx.translate.inference import broadcast
 
 COSTLY = frozenset({"exp", "log", "erf", "tanh", "sigmoid", "pow", "sin", "cos", "sqrt", "div", "softplus"})
@@ -372,7 +372,7 @@ def _dim(dim: int | ir.SymbolicDim, value: ir.Value) -> Dim:
         return dim
     if dim.value is None:
         raise CannotLower(f"a size of {value.name} is unknown")
-    return sympy.Symbol(str(dim.value), integer=True, positive=True)
+    return symbol_of(str(dim.value))
 
 
 def dtype_of(value: ir.Value) -> ir.DataType:

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
 from sardonyx.errors import EngineError, MissingDependency
-
-_LARGEST_PROTOBUF = 2**31 - 2**24
-"""Protobuf refuses messages of 2 GiB; some room is left for the graph beside the weights."""
+from sardonyx.model_files import LARGEST_PROTOBUF, weight_bytes
 
 
+@cache
 def onnxruntime() -> Any:
     """The package."""
     try:
         import onnxruntime
     except ImportError as error:
         raise MissingDependency(
-            "a session needs the package onnxruntime", hint='pip install "sardonyx[cpu]"'
+            f"a session needs the package onnxruntime ({error})",
+            hint='pip install "sardonyx[cpu]", or "sardonyx[gpu]" for CUDA; never both',
         ) from error
+    if not hasattr(onnxruntime, "InferenceSession"):
+        raise MissingDependency(
+            "onnxruntime is installed but broken, as happens when its CPU and GPU wheels overwrite each other",
+            hint="pip uninstall onnxruntime onnxruntime-gpu, then install one of them",
+        )
     return onnxruntime
 
 
@@ -72,5 +78,5 @@ def write(model: ir.Model, path: Path) -> None:
 
 def has_weights_apart(model: ir.Model) -> bool:
     """Whether weights of a model are, or have to be, in other files: ONNX Runtime finds these only beside the model."""
-    held = [x.const_value for x in model.graph.initializers.values() if x.const_value is not None]
-    return any(isinstance(x, ir.ExternalTensor) for x in held) or sum(x.nbytes for x in held) > _LARGEST_PROTOBUF
+    apart = any(isinstance(x.const_value, ir.ExternalTensor) for x in model.graph.initializers.values())
+    return apart or weight_bytes(model) > LARGEST_PROTOBUF

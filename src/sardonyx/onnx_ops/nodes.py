@@ -11,6 +11,7 @@ import onnx
 import torch
 
 from sardonyx import dtypes
+from sardonyx.dtypes import fits_attribute
 from sardonyx.errors import EngineError, Unsupported
 from sardonyx.onnx_ops.schemas import MICROSOFT, NAMESPACE, OUTPUTS, Operator, opset
 from sardonyx.opsets import IR_VERSION
@@ -18,7 +19,6 @@ from sardonyx.opsets import IR_VERSION
 Dim: TypeAlias = "int | str | None"
 _FEW = 8
 """As many dimensions as tensors have."""
-_LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def attributes_of(operator: Operator, given: Mapping[str, Any]) -> dict[str, Any
             continue
         several = isinstance(value, (list, tuple))
         numbers = value if several else [value]
-        if attribute.type.startswith("float") and any(math.isfinite(x) and abs(x) > _LARGEST for x in numbers):
+        if attribute.type.startswith("float") and not all(map(fits_attribute, numbers)):
             raise refused(operator, f"{attribute.name} is {value}, more than an attribute, a float32, can hold")
         found[attribute.name] = tuple(value) if several else value
     return found

@@ -13,12 +13,12 @@ import onnx_ir as ir
 import torch
 
 from sardonyx import dtypes
+from sardonyx.dtypes import fits_attribute
 from sardonyx.errors import Unsupported
 
 if TYPE_CHECKING:
     from sardonyx.translate.builder import Builder
 
-_LARGEST = torch.finfo(torch.float32).max
 
 _ONE: Mapping[str, Callable[[str, Any], ir.Attr]] = {
     "f": lambda name, value: ir.AttrFloat32(name, _real(name, value)),
@@ -78,7 +78,7 @@ def _attribute(key: str, value: Any) -> ir.Attr:
 
 def _real(name: str, value: Any) -> float:
     number = float(value)
-    if math.isfinite(number) and abs(number) > _LARGEST:
+    if not fits_attribute(number):
         raise Unsupported(f"its {name}, {number}, is more than an attribute of ONNX, a float32, can hold")
     return number
 

@@ -10,11 +10,12 @@ import torch
 
 from sardonyx.diagnose.comparison.errors import Health, error_of, health_of, tolerance_of
 from sardonyx.diagnose.comparison.result import Comparison, Row, ranked
-from sardonyx.diagnose.comparison.subject import Model, Place, Subject, is_onnx, subject_of
+from sardonyx.diagnose.comparison.subject import Model, Place, Subject, subject_of
 from sardonyx.diagnose.comparison.trace import Trace, trace_of
 from sardonyx.diagnose.comparison.way import PLAIN, Given, Way
 from sardonyx.engines.registry import opset_of_files
 from sardonyx.errors import OptionError
+from sardonyx.model_files import is_onnx
 
 _BUDGET = 2**28
 """Bytes of values that are held at a time, of each way."""

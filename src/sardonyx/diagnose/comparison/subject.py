@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from ast import literal_eval
 from collections.abc import Mapping, Sequence
@@ -10,15 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
 
 from sardonyx import dtypes
-from sardonyx.capture.example import is_number, number_as_tensor
+from sardonyx.capture.example import as_module, is_number, number_as_tensor
 from sardonyx.capture.export import Captured
 from sardonyx.errors import OptionError
+from sardonyx.model_files import is_onnx
 from sardonyx.telemetry.source import source_of
 
 Model: TypeAlias = "torch.nn.Module | Any"
@@ -93,21 +92,6 @@ def subject_of(
     return Subject(program.model, feeds, program.captured, module, calls)
 
 
-def is_onnx(model: Model) -> bool:
-    """Whether a model is ONNX already."""
-    known = isinstance(model, (str, os.PathLike, bytes, onnx.ModelProto, ir.Model))
-    return known or isinstance(getattr(model, "model", None), ir.Model)
-
-
-def as_module(function: Any) -> torch.nn.Module:
-    """A module that calls a function; one that is a module already."""
-    if isinstance(function, torch.nn.Module):
-        return function
-    module = torch.nn.Module()
-    module.forward = function
-    return module
-
-
 def _call(given: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     if isinstance(given, Mapping):
         return tuple(args), {**kwargs, **given}
@@ -124,8 +108,7 @@ def _call(given: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
 def _of_onnx(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], also: Sequence[Any]) -> Subject:
     from sardonyx.doors.optimize import optimize
 
-    given = model.model if isinstance(getattr(model, "model", None), ir.Model) else model
-    base = optimize(given, optimize="none").model
+    base = optimize(model, optimize="none").model
     inputs = [str(x.name) for x in base.graph.inputs if not x.is_initializer()]
     first = _feeds(inputs, base, args, kwargs)
     calls = [({**first, **x},) if isinstance(x, Mapping) else _call(x, (), {})[0] for x in also]

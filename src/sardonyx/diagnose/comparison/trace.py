@@ -24,6 +24,7 @@ from sardonyx.diagnose.comparison.subject import Feeds, Subject, leaves_of
 from sardonyx.diagnose.comparison.way import Way, level
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import EngineError, OptionError, SardonyxError
+from sardonyx.model_files import LARGEST_PROTOBUF, weight_bytes
 from sardonyx.native import native
 from sardonyx.optimize import optimize
 from sardonyx.optimize.selection import selected
@@ -31,8 +32,6 @@ from sardonyx.options import Options
 
 log = logging.getLogger(__name__)
 
-_LARGEST = 2**31 - 2**24
-"""Bytes of weights up to which ONNX Runtime is asked for the model that it makes of one."""
 _UNKNOWN = 4
 """Values of unknown size are taken to be this part of the budget."""
 
@@ -339,7 +338,7 @@ def _as_engine_runs(model: ir.Model, options: Options, feeds: Feeds) -> tuple[ir
     off = level("none")
     if given.get("graph_optimization_level") == off:
         return model, options
-    if _weight_bytes(model) > _LARGEST:
+    if weight_bytes(model) > LARGEST_PROTOBUF:
         log.warning("the weights are too large to ask onnxruntime for its model: values are fetched as they come")
         return model, options
     with tempfile.TemporaryDirectory() as folder:
@@ -351,11 +350,6 @@ def _as_engine_runs(model: ir.Model, options: Options, feeds: Feeds) -> tuple[ir
         run(inside, with_session(options, optimized_model_filepath=str(path), log_severity_level=4), feeds)
         made = ir.from_proto(ir.to_proto(ir.load(path)))
     return made, with_session(options, graph_optimization_level=off)
-
-
-def _weight_bytes(model: ir.Model) -> int:
-    held = (value.const_value for value in model.graph.initializers.values())
-    return sum(tensor.nbytes for tensor in held if tensor is not None)
 
 
 def _bytes(model: ir.Model, feeds: Feeds) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -11,7 +10,7 @@ import torch
 
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import OptionError
-from sardonyx.options import Options
+from sardonyx.options import Options, value_of_text
 
 Given: TypeAlias = "str | Options | Mapping[str, Any] | Way"
 """How a way is written: text, or the options to run with."""
@@ -101,9 +100,9 @@ def _set(chosen: dict[str, Any], key: str, value: str) -> None:
     elif dot and group == "config":
         chosen.setdefault("session_options", {}).setdefault("config", {})[name] = value
     elif dot and group in _GROUPS:
-        chosen.setdefault(_GROUPS[group], {})[name] = _value(value)
+        chosen.setdefault(_GROUPS[group], {})[name] = value_of_text(value)
     else:
-        chosen[key] = value if key in ("optimize", "compile_options", "translator") else _value(value)
+        chosen[key] = value if key in ("optimize", "compile_options", "translator") else value_of_text(value)
 
 
 def level(name: str) -> Any:
@@ -113,10 +112,3 @@ def level(name: str) -> Any:
     if name not in LEVELS:
         raise OptionError(f"there is no level {name!r}", hint="use one of " + ", ".join(LEVELS))
     return getattr(onnxruntime().GraphOptimizationLevel, LEVELS[name])
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

@@ -12,7 +12,8 @@ import onnx
 import onnx_ir as ir
 
 from sardonyx import dtypes
-from sardonyx.diagnose.comparison.subject import Call, Model, as_module, is_onnx, subject_of
+from sardonyx.capture.example import as_module
+from sardonyx.diagnose.comparison.subject import Call, Model, subject_of
 from sardonyx.diagnose.comparison.way import Given, Way
 from sardonyx.diagnose.reduction.case import Array, Case
 from sardonyx.diagnose.reduction.failing import AnyCase, Kind, Predicate, Test, by_command, by_predicate, by_running
@@ -23,6 +24,7 @@ from sardonyx.diagnose.reduction.traced import TRACED_PASSES, TracedCase
 from sardonyx.diagnose.reduction.worker import Worker
 from sardonyx.engines.registry import require
 from sardonyx.errors import OptionError
+from sardonyx.model_files import is_onnx
 
 Tell: TypeAlias = Callable[[str], object]
 

@@ -115,24 +115,8 @@ def flash(
     return flash_for_cpu(g, q, k, v, dropout_p, is_causal, scale=scale)
 
 
-@aten("_scaled_dot_product_efficient_attention")
+@aten("_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention")
 def efficient(
-    g: Builder,
-    q: Value,
-    k: Value,
-    v: Value,
-    attn_bias: Value | None,
-    compute_log_sumexp: bool = False,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-) -> tuple[Value, ...]:
-    return flash_for_cpu(g, q, k, v, dropout_p, is_causal, attn_mask=attn_bias, scale=scale)
-
-
-@aten("_scaled_dot_product_cudnn_attention")
-def cudnn(
     g: Builder,
     q: Value,
     k: Value,

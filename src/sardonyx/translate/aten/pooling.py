@@ -304,8 +304,8 @@ def first_largest(g: Builder, x: Value) -> Value:
 
 
 def _register(spatial: int) -> None:
-    @aten(f"max_pool{spatial}d_with_indices")
-    def with_indices(
+    @aten(f"max_pool{spatial}d_with_indices", f"max_pool{spatial}d")
+    def maximum(
         g: Builder,
         x: Value,
         kernel_size: Any,
@@ -313,21 +313,11 @@ def _register(spatial: int) -> None:
         padding: Any = 0,
         dilation: Any = 1,
         ceil_mode: bool = False,
-    ) -> tuple[Value, Value | None]:
-        wanted = g.reads_output(1)
-        return _max_pool(g, x, spatial, kernel_size, stride, padding, dilation, ceil_mode, wanted)
-
-    @aten(f"max_pool{spatial}d")
-    def plain(
-        g: Builder,
-        x: Value,
-        kernel_size: Any,
-        stride: Any = (),
-        padding: Any = 0,
-        dilation: Any = 1,
-        ceil_mode: bool = False,
-    ) -> Value:
-        return _max_pool(g, x, spatial, kernel_size, stride, padding, dilation, ceil_mode, False)[0]
+    ) -> Value | tuple[Value, Value | None]:
+        has_indices = isinstance(g.out, (tuple, list))
+        wanted = has_indices and g.reads_output(1)
+        found = _max_pool(g, x, spatial, kernel_size, stride, padding, dilation, ceil_mode, wanted)
+        return found if has_indices else found[0]
 
     @aten(f"avg_pool{spatial}d")
     def average(
