@@ -80,7 +80,7 @@ class TestEntryPoints:
             find("absent")
 
     def test_one_that_is_no_engine_is_an_error(self) -> None:
-        with pytest.raises(EngineError, match=r"no sardonyx\.engines\.Engine"):
+        with pytest.raises(EngineError, match=r"not a sardonyx\.engines\.Engine"):
             find("wrong")
 
 
