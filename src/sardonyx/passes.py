@@ -13,7 +13,7 @@ from sardonyx.engines.engine import Engine, static_sizes
 from sardonyx.native import native, takes_none
 from sardonyx.optimize import empty, optimize
 from sardonyx.optimize.legalize import legalize
-from sardonyx.optimize.selection import selected
+from sardonyx.optimize.selection import select_rules
 from sardonyx.options import Options
 from sardonyx.run.binding import Binding
 from sardonyx.telemetry import dump
@@ -87,7 +87,7 @@ def _draw(stage: str, model: ir.Model, context: Context) -> None:
 
 def rewrite(model: ir.Model, context: Context) -> ir.Model:
     """Apply the rules that the options choose, of domains that the engine, or the file, takes."""
-    names = selected(context.options.optimize)
+    names = select_rules(context.options.optimize)
     context.report.rules = optimize(model, domains=_domains(model, context), names=names)
     for function in model.functions.values():
         body = ir.Model(function.graph, ir_version=model.ir_version)
@@ -97,7 +97,7 @@ def rewrite(model: ir.Model, context: Context) -> ir.Model:
 
 def has_rules(context: Context) -> bool:
     """Whether the options choose any rules."""
-    return bool(selected(context.options.optimize))
+    return bool(select_rules(context.options.optimize))
 
 
 def _domains(model: ir.Model, context: Context) -> frozenset[str]:

@@ -23,7 +23,7 @@ from sardonyx.doors.call_arguments import Argument, Kind
 from sardonyx.doors.program import Calling, Program
 from sardonyx.engines.registry import opset_of_files
 from sardonyx.errors import OptionError, VerificationError
-from sardonyx.optimize.legalize import lack
+from sardonyx.optimize.legalize import unsupported_reason
 from sardonyx.options import Options
 from sardonyx.pipeline import build_file
 from sardonyx.run.binding import Binding
@@ -190,7 +190,7 @@ def _translation(captured: Captured, options: Options, translations: Mapping[str
         outputs=list(outputs),
         orders=[None] * len(outputs),
         weights=captured.held,
-        lack=lambda node: lack(node, opset_of_files(options), None),
+        unsupported_reason=lambda node: unsupported_reason(node, opset_of_files(options), None),
         noise="nodes",
         translations=translations,
         translator=options.translator,

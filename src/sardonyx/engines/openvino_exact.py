@@ -17,8 +17,8 @@ import onnx_ir as ir
 import torch
 
 from sardonyx.errors import EngineError
-from sardonyx.optimize.legalize import Kernels, lack
-from sardonyx.optimize.scopes import graphs_of
+from sardonyx.optimize.legalize import Kernels, unsupported_reason
+from sardonyx.optimize.subgraphs import graphs_of
 from sardonyx.translate.translator import WEIGHTS_LOCATION
 
 Range: TypeAlias = tuple[float, float]
@@ -70,7 +70,7 @@ def check(model: ir.Model, weights: Mapping[str, torch.Tensor]) -> None:
     opset, exact, ranges = model.graph.opset_imports[""], Exact({}), _Ranges(frozenset(model.graph.inputs), weights)
     for graph in graphs_of(model.graph):
         for node in graph:
-            reason = lack(node, opset, exact)
+            reason = unsupported_reason(node, opset, exact)
             if reason:
                 raise EngineError(f"openvino computes in a narrower dtype: {reason}", hint=_HINT)
             ranges.propagate(node)
