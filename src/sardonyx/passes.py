@@ -189,7 +189,7 @@ def leave_reshapes_to_torch(model: ir.Model, context: Context) -> ir.Model:
 
 def finish_functions(model: ir.Model, context: Context) -> ir.Model:
     """Make ONNX functions of modules that are to be some, and tell where nodes come from."""
-    onnx_functions.finish(model)
+    onnx_functions.add_constant_nodes(model)
     dump.add_metadata(model)
     return model
 

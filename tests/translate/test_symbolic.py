@@ -87,7 +87,7 @@ def test_a_number_that_a_file_cannot_hold_is_refused() -> None:
 
 
 def test_an_attribute_without_a_type_is_an_error() -> None:
-    with pytest.raises(ValueError, match="'epsilon': its type comes after its name, epsilon_f"):
+    with pytest.raises(ValueError, match=r"'epsilon' of g\.op has no type suffix: use epsilon_f"):
         exported(lambda g, x, w, eps: g.op("my::Norm", x, epsilon=eps))
 
 

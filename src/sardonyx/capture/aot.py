@@ -29,7 +29,7 @@ def decompositions(training: bool = False, whole: frozenset[str] = frozenset()) 
 
     Operators named in `whole` stay as they are, too.
     """
-    found = _decompositions(training, table.edits())
+    found = _decompositions(training, table.revision())
     return {target: rule for target, rule in found.items() if target.name() not in whole} if whole else found
 
 

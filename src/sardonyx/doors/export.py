@@ -36,7 +36,7 @@ from sardonyx.telemetry.source import source_of
 from sardonyx.telemetry.verify import close, difference
 from sardonyx.translate import functions as onnx_functions
 from sardonyx.translate import inference
-from sardonyx.translate.translator import NotExpressible, Translation, described, translate
+from sardonyx.translate.translator import NotExpressible, Translation, translate, value_from_fx
 
 log = logging.getLogger(__name__)
 
@@ -191,7 +191,7 @@ def _translation(captured: Captured, options: Options, translations: Mapping[str
         orders=[None] * len(outputs),
         weights=captured.held,
         unsupported_reason=lambda node: unsupported_reason(node, opset_of_files(options), None),
-        noise="nodes",
+        random_mode="nodes",
         translations=translations,
         translator=options.translator,
     )
@@ -284,7 +284,7 @@ def _keep_inputs(translation: Translation, captured: Captured) -> list[int]:
     wanted = []
     for index, placeholder in enumerate(captured.graph.graph.find_nodes(op="placeholder")):
         if index in captured.given and isinstance(placeholder.meta.get("val"), torch.Tensor) and index not in have:
-            have[index] = described(placeholder.name, placeholder.meta["val"])
+            have[index] = value_from_fx(placeholder.name, placeholder.meta["val"])
         if index in have:
             wanted.append(index)
     graph.inputs[:] = [have[index] for index in wanted]

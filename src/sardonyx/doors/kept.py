@@ -57,7 +57,7 @@ def key(
     plain = all(tensor.device.type == "cpu" and not tensor.is_complex() for tensor in arguments.tensors)
     single = all(tensor.dim() or tensor.dtype != torch.float64 for tensor in arguments.tensors)  # taken for numbers
     looked_at = options.transforms or options.dump or options.verify or options.report
-    translated_otherwise = options.translations or not table.is_as_released()
+    translated_otherwise = options.translations or not table.has_only_own_translations()
     if told is None or not plain or not single or looked_at or translated_otherwise:
         return None
     found = fingerprint(module) if default_cache(options) else None

@@ -30,7 +30,7 @@ from sardonyx.options import Options
 from sardonyx.pipeline import fit_to_engine, refit
 from sardonyx.run.binding import Binding, restored
 from sardonyx.telemetry.report import Report, observed
-from sardonyx.translate.translator import in_torch
+from sardonyx.translate.translator import external_weight
 
 _LARGEST_PROTOBUF = 2**31 - 2**24
 """Protobuf refuses messages of 2 GiB; some room is left for the graph beside the weights."""
@@ -245,5 +245,5 @@ def _leave_in_torch(model: ir.Model) -> dict[str, torch.Tensor]:
             continue
         tensor = held.raw.detach() if isinstance(held, TorchTensor) else torch.from_numpy(held.numpy())
         weights[name] = tensor.contiguous()
-        value.const_value = in_torch(name, held.dtype, tuple(tensor.shape))
+        value.const_value = external_weight(name, held.dtype, tuple(tensor.shape))
     return weights

@@ -143,26 +143,26 @@ class _Ranges:
         limits = _LIMITS.get(_dtype(output), _UNKNOWN)
         if node.op_type in _ARITHMETIC:
             ranges = [self.range_of(value) for value in node.inputs if value is not None and _is_integer(value)]
-            found = _ARITHMETIC[node.op_type](node, ranges)
-            self._require(node, found, limits)
-            return found
+            result = _ARITHMETIC[node.op_type](node, ranges)
+            self._require(node, result, limits)
+            return result
         if node.op_type in _VALUE_OPERANDS:
             indices = _VALUE_OPERANDS[node.op_type] or range(len(node.inputs))
             operands = [node.inputs[i] for i in indices if i < len(node.inputs)]
             return _union([self.range_of(v) for v in operands if v is not None and _is_integer(v)] or [limits])
         if node.op_type == "Cast":
             operand = node.inputs[0]
-            found = self.range_of(operand) if operand is not None and _is_integer(operand) else (0, 1)
-            found = limits if operand is not None and _is_floating(operand) else found
-            return found if _within(found, limits) or not _is_narrow(output) else limits
+            result = self.range_of(operand) if operand is not None and _is_integer(operand) else (0, 1)
+            result = limits if operand is not None and _is_floating(operand) else result
+            return result if _within(result, limits) or not _is_narrow(output) else limits
         if node.op_type in _INDICES and not _is_narrow(output):
             return _union(
                 [_INPUT_RANGE, *(self.range_of(v) for v in node.inputs[:1] if v is not None and _is_integer(v))]
             )
         return limits if _is_narrow(output) else _UNKNOWN
 
-    def _require(self, node: ir.Node, found: Range, limits: Range) -> None:
-        if not _within(found, limits):
+    def _require(self, node: ir.Node, result: Range, limits: Range) -> None:
+        if not _within(result, limits):
             raise EngineError(
                 f"openvino computes integers in 32 bits or float; {node.op_type} ({node.name}) may exceed that",
                 hint=_HINT,
@@ -266,5 +266,5 @@ def _union(ranges: list[Range]) -> Range:
     return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
-def _within(found: Range, limits: Range) -> bool:
-    return limits[0] <= found[0] and found[1] <= limits[1]
+def _within(result: Range, limits: Range) -> bool:
+    return limits[0] <= result[0] and result[1] <= limits[1]

@@ -152,12 +152,12 @@ def unsupported_reason(node: ir.Node, opset: int, kernels: Kernels | None) -> st
     type_names = _type_names(types)
     for name, type_name in type_names.items():
         if name in formal.allowed and type_name not in formal.allowed[name]:
-            return f"ONNX's {node.op_type} does not support {types[name].name.lower()}"
+            return f"ONNX's {node.op_type} does not take {types[name].name.lower()}"
     if kernels is None or _has_kernel(node, opset, types, kernels, formal):
         return None
     if _wider_types(node, opset, types, kernels, formal):
         return None
-    return f"the engine's {node.op_type} does not support " + " and ".join(
+    return f"the engine's {node.op_type} does not take " + " and ".join(
         d.name.lower() for d in dict.fromkeys(types.values())
     )
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 
 from sardonyx.sizes import sizes_of_call
-from sardonyx.translate.noise import Draw
+from sardonyx.translate.random_inputs import RandomInput
 
 Drawer: TypeAlias = Callable[[Sequence[Any]], torch.Tensor]
 """Draws what one input of a graph needs, given the arguments of the call."""
@@ -16,9 +16,9 @@ Drawer: TypeAlias = Callable[[Sequence[Any]], torch.Tensor]
 _GENERATORS: dict[str, Callable[..., torch.Tensor]] = {"uniform": torch.rand, "normal": torch.randn}
 
 
-def drawer(draw: Draw, graph: torch.fx.GraphModule, device: torch.device) -> Drawer:
+def drawer(draw: RandomInput, graph: torch.fx.GraphModule, device: torch.device) -> Drawer:
     """How to draw for a call of `graph` on `device`; symbolic sizes are read off the arguments."""
-    generate = _GENERATORS[draw.kind]
+    generate = _GENERATORS[draw.distribution]
     if all(isinstance(dim, int) for dim in draw.dims):
         return lambda args: generate(draw.dims, dtype=draw.dtype, device=device)
     sizes = sizes_of_call(draw.dims, graph)

@@ -173,7 +173,7 @@ class CompiledRegion(torch.nn.Module):
         key = choice.key(model, args, self._options, self._region.device)
         engines = choice.candidates(self._options, self._region.device)
         contenders = {engine.name: partial(self._contender, choice, engine, args) for engine in engines}
-        expected = None if translation.draws else lambda: pytree.tree_leaves(self._region.graph(*args))
+        expected = None if translation.random_inputs else lambda: pytree.tree_leaves(self._region.graph(*args))
         made, chosen = choice.choose(key, contenders, expected, self._options)
         chosen._report.choice = made
         self._graph_report.replace(self._report, chosen._report)
