@@ -63,10 +63,7 @@ class _Compilation:
 
 
 def _key(engine: Engine, identity: str, job: Job) -> str:
-    """Return the cache key of the artifact.
-
-    `identity` is the engine's own code and may miss an option, so the options that engines read are included.
-    """
+    """Return the cache key of the artifact. An engine's `identity` may miss an option, so options are included too."""
     return key_of(
         engine=engine.name,
         identity=identity,

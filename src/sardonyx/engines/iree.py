@@ -221,12 +221,10 @@ def _close_all() -> None:
 
 def _flags(options: Options) -> tuple[str, ...]:
     """Return the compiler's flags; the user's come last and take precedence."""
-    engine_options = dict(options.engine_options or {})
-    more, system = engine_options.pop("flags", ()), engine_options.pop("system_library", False)
-    if engine_options:
-        raise OptionError(
-            f"iree has no engine option {next(iter(engine_options))!r}", hint="iree takes 'flags' and 'system_library'"
-        )
+    own = dict(options.engine_options or {})
+    more, system = own.pop("flags", ()), own.pop("system_library", False)
+    if own:
+        raise OptionError(f"iree has no engine option {next(iter(own))!r}", hint="use 'flags' or 'system_library'")
     more = shlex.split(more) if isinstance(more, str) else list(more)
     return (*_DEFAULT_FLAGS, *([_SYSTEM_LIBRARY] if system else ()), *more, *shlex.split(options.compile_options))
 

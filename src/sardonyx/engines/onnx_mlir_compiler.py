@@ -235,15 +235,13 @@ class Container(Compiler):
         """Return the folder's path on the host, which the daemon needs for a mount."""
         path = str(_host_path(folder.resolve(), self.settings.host_paths))
         if ":" in path:
-            raise EngineError(
-                f"the folder {path!r} cannot be mounted in a container: its path has a colon", hint=_FOLDER_HINT
-            )
+            raise EngineError(f"a folder with a colon in its path cannot be mounted: {path!r}", hint=_FOLDER_HINT)
         return path
 
 
 _MOUNT_NOT_VISIBLE = "sardonyx: the mounted folder is not visible in the container"
 _DAEMON_HINT = (
-    'check that the daemon runs; inside a container, mount its socket, or set engine_options={"socket": "unix://…"}'
+    'check that the daemon runs; in a container mount its socket, or set engine_options={"socket": "unix://…"}'
 )
 _FOLDER_HINT = "set another cache_dir, or another temporary folder with the environment variable TMPDIR"
 
@@ -310,9 +308,7 @@ def run_compiler(compiler: Compiler, folder: Path, stem: str) -> Path:
         compiler.stop()
         if isinstance(error, subprocess.TimeoutExpired):
             what = f"timed out after {compiler.settings.timeout:g} s"
-            raise _compile_error(
-                what, command, log_path, 'set a longer limit with engine_options={"timeout": seconds}'
-            ) from None
+            raise _compile_error(what, command, log_path, 'raise it with engine_options={"timeout": seconds}') from None
         raise
     library = folder / f"{stem}.so"
     if status:

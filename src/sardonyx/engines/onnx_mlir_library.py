@@ -67,7 +67,7 @@ _TYPES = {
 }
 """The names of element types in a library's signature."""
 
-_CLEAR_CACHE_HINT = "run `sardonyx cache clear` and compile again; if that fails too, this compiler is not compatible"
+_HINT = "run `sardonyx cache clear` and compile again; if that fails too, this compiler is not compatible"
 
 
 @dataclass(frozen=True)
@@ -150,9 +150,7 @@ class Library:
             entries: list[dict[str, Any]] = json.loads(text or b"null")
             return [{"type": str(entry["type"]), "dims": list(entry["dims"])} for entry in entries]
         except (ValueError, TypeError, KeyError) as error:
-            raise EngineError(
-                f"invalid {kind.lower()} signature in the library: {text!r}", hint=_CLEAR_CACHE_HINT
-            ) from error
+            raise EngineError(f"invalid {kind.lower()} signature in the library: {text!r}", hint=_HINT) from error
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[_RuntimeTensor]:
         """Run the model on the memory of these tensors; each returned object frees its result."""
@@ -192,9 +190,7 @@ def _function(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> 
     try:
         function = library[name]
     except AttributeError:
-        raise EngineError(
-            f"the library that onnx-mlir compiled has no function {name}", hint=_CLEAR_CACHE_HINT
-        ) from None
+        raise EngineError(f"the library that onnx-mlir compiled has no function {name}", hint=_HINT) from None
     function.restype, function.argtypes = result, arguments
     return function
 
@@ -293,7 +289,7 @@ def _dims_agree(dims: Sequence[int | str | None] | None, listed: Sequence[Any]) 
 
 
 def _wrong_library(reason: str) -> EngineError:
-    return EngineError(f"the compiled library does not match the model: {reason}", hint=_CLEAR_CACHE_HINT)
+    return EngineError(f"the compiled library does not match the model: {reason}", hint=_HINT)
 
 
 def _checked_input(port: Port, x: torch.Tensor | int, sizes: dict[str, int]) -> torch.Tensor:
@@ -304,9 +300,7 @@ def _checked_input(port: Port, x: torch.Tensor | int, sizes: dict[str, int]) -> 
         raise EngineError(f"the input {port.name!r} is on {x.device}, but onnx-mlir runs on the CPU only")
     mismatch = port.mismatch(x.dtype, x.shape, sizes)
     if mismatch:
-        raise EngineError(
-            f"the input {port.name!r} {mismatch}", hint="compile for these sizes, or declare them dynamic"
-        )
+        raise EngineError(f"the input {port.name!r} {mismatch}", hint="compile for this shape, or make it dynamic")
     return contiguous(x)
 
 
@@ -314,14 +308,11 @@ def _checked_output(port: Port, result: _RuntimeTensor, sizes: dict[str, int], u
     """Return a result as a torch tensor, or raise if it does not match the model."""
     if result.onnx_dtype != _onnx_dtype(port.dtype):
         raise EngineError(
-            f"the result {port.name!r} has ONNX dtype {result.onnx_dtype}, expected {port.dtype}",
-            hint=_CLEAR_CACHE_HINT,
+            f"the result {port.name!r} has ONNX dtype {result.onnx_dtype}, expected {port.dtype}", hint=_HINT
         )
     mismatch = port.mismatch(port.dtype, result.shape, sizes)
     if mismatch or not result.is_contiguous():
-        raise EngineError(
-            f"the result {port.name!r} {mismatch or f'has strides {result.strides}'}", hint=_CLEAR_CACHE_HINT
-        )
+        raise EngineError(f"the result {port.name!r} {mismatch or f'has strides {result.strides}'}", hint=_HINT)
     return result.as_torch(port.dtype, used)
 
 

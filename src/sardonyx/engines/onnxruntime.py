@@ -153,7 +153,6 @@ class OnnxRuntimeRunner(Runner):
         fork.watch(self)
 
     def _open(self, job: Job) -> None:
-        """Create the session."""
         ort = _onnxruntime()
         options = session_options(ort, job.options.session_options)
         for library in (*job.libraries, *libraries_of(job.model)):

@@ -26,17 +26,18 @@ Range: TypeAlias = tuple[float, float]
 _FLOAT_EXACT = 1 << 24
 """Integers up to this are exact in float."""
 _INT32_MAX = (1 << 31) - 1
+_INT32: Range = (-_INT32_MAX, _INT32_MAX)
 _EXACT: Range = (-_FLOAT_EXACT, _FLOAT_EXACT)
 _INPUT_LIMIT = 1 << 23
-_INPUT_RANGE: Range = (-_INPUT_LIMIT, _INPUT_LIMIT)
+_INPUTS: Range = (-_INPUT_LIMIT, _INPUT_LIMIT)
 _UNKNOWN: Range = (-math.inf, math.inf)
 _LIMITS: Mapping[ir.DataType, Range] = {
     ir.DataType.INT8: (-128, 127),
     ir.DataType.UINT8: (0, 255),
     ir.DataType.INT16: (-(1 << 15), (1 << 15) - 1),
     ir.DataType.UINT16: (0, (1 << 16) - 1),
-    ir.DataType.INT32: (-_INT32_MAX, _INT32_MAX),
-    ir.DataType.INT64: (-_INT32_MAX, _INT32_MAX),
+    ir.DataType.INT32: _INT32,
+    ir.DataType.INT64: _INT32,
 }
 """The range in which it computes each integer dtype as torch does."""
 _HINT = 'use options={"engine": "onnxruntime"}'
@@ -111,16 +112,14 @@ class _Ranges:
         )
         if node.op_type in _COMPUTED and not about_sizes:
             for value in read:
-                self._require(
-                    node, self.range_of(value), _EXACT if node.op_type in _IN_FLOAT else (-_INT32_MAX, _INT32_MAX)
-                )
+                self._require(node, self.get(value), _EXACT if node.op_type in _IN_FLOAT else _INT32)
         for output in filter(_is_integer, node.outputs):
             if about_sizes and node.op_type != "Range":
                 self._sizes.add(output)
             else:
                 self._ranges[output] = self._result(node, output)
 
-    def range_of(self, value: ir.Value) -> Range:
+    def get(self, value: ir.Value) -> Range:
         """Return the range of a value: computed, or read from a constant; that of an input is checked at each call."""
         if value in self._ranges:
             return self._ranges[value]
@@ -130,7 +129,7 @@ class _Ranges:
         limits = _LIMITS.get(_dtype(value), _UNKNOWN)
         if _is_narrow(value):
             return limits
-        return _INPUT_RANGE if value in self._sizes or value in self._inputs else _UNKNOWN
+        return _INPUTS if value in self._sizes or value in self._inputs else _UNKNOWN
 
     def _constant_range(self, tensor: ir.TensorProtocol) -> Range:
         if isinstance(tensor, ir.ExternalTensor) and tensor.location == WEIGHTS_LOCATION:
@@ -142,23 +141,21 @@ class _Ranges:
     def _result(self, node: ir.Node, output: ir.Value) -> Range:
         limits = _LIMITS.get(_dtype(output), _UNKNOWN)
         if node.op_type in _ARITHMETIC:
-            ranges = [self.range_of(value) for value in node.inputs if value is not None and _is_integer(value)]
+            ranges = [self.get(value) for value in node.inputs if value is not None and _is_integer(value)]
             result = _ARITHMETIC[node.op_type](node, ranges)
             self._require(node, result, limits)
             return result
         if node.op_type in _VALUE_OPERANDS:
             indices = _VALUE_OPERANDS[node.op_type] or range(len(node.inputs))
             operands = [node.inputs[i] for i in indices if i < len(node.inputs)]
-            return _union([self.range_of(v) for v in operands if v is not None and _is_integer(v)] or [limits])
+            return _union([self.get(v) for v in operands if v is not None and _is_integer(v)] or [limits])
         if node.op_type == "Cast":
             operand = node.inputs[0]
-            result = self.range_of(operand) if operand is not None and _is_integer(operand) else (0, 1)
+            result = self.get(operand) if operand is not None and _is_integer(operand) else (0, 1)
             result = limits if operand is not None and _is_floating(operand) else result
             return result if _within(result, limits) or not _is_narrow(output) else limits
         if node.op_type in _INDICES and not _is_narrow(output):
-            return _union(
-                [_INPUT_RANGE, *(self.range_of(v) for v in node.inputs[:1] if v is not None and _is_integer(v))]
-            )
+            return _union([_INPUTS, *(self.get(v) for v in node.inputs[:1] if v is not None and _is_integer(v))])
         return limits if _is_narrow(output) else _UNKNOWN
 
     def _require(self, node: ir.Node, result: Range, limits: Range) -> None:

@@ -40,7 +40,7 @@ class ReferenceRunner(Runner):
         try:
             self._evaluator = ReferenceEvaluator(ir.to_proto(model))
         except Exception as error:
-            custom = ", ".join(sorted({_qualified_name(node) for node in model.graph.all_nodes() if node.domain}))
+            custom = ", ".join(sorted({_name(node) for node in model.graph.all_nodes() if node.domain}))
             raise EngineError(
                 f"onnx's evaluator refused the model: {_first_line(error)}"
                 + (f"; the model has {custom}" if custom else ""),
@@ -69,15 +69,13 @@ def _name_operator_in_errors(node: onnx.NodeProto, run: Callable[..., Any]) -> C
         try:
             return run(*args, **kwargs)
         except Exception as error:
-            message = f"{type(error).__name__}: {_first_line(error)}"
-            raise EngineError(
-                f"onnx's evaluator failed at {_qualified_name(node)} ({node.name}): {message}", hint=_HINT
-            ) from error
+            text = f"{type(error).__name__}: {_first_line(error)}"
+            raise EngineError(f"onnx's evaluator failed at {_name(node)} ({node.name}): {text}", hint=_HINT) from error
 
     return call
 
 
-def _qualified_name(node: ir.Node | onnx.NodeProto) -> str:
+def _name(node: ir.Node | onnx.NodeProto) -> str:
     return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
 
 

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import sympy
 
 from sardonyx import dtypes
-from sardonyx.optimize.subgraphs import graphs_of, unused_tag
+from sardonyx.optimize.subgraphs import nodes_of, unused_tag
 from sardonyx.sizes import Dim, Dims, may_be_zero
 from sardonyx.translate.builder import MICROSOFT, Builder
 from sardonyx.translate.inference import set_dims
@@ -25,9 +25,7 @@ def guard_empty(model: ir.Model) -> int:
     g = Builder(model.graph.opset_imports[""], tag=unused_tag(model.graph))
     for value in model.graph.inputs:
         g.sizes.learn(value, value.meta.get("dims") or ())
-    guarded = [
-        (node, sizes) for graph in list(graphs_of(model.graph)) for node in graph if (sizes := _guarded_sizes(node))
-    ]
+    guarded = [(node, sizes) for node in nodes_of(model.graph) if (sizes := _guarded_sizes(node))]
     for node, sizes in guarded:
         _guard(g, node, sizes)
     for value in g.initializers.values():

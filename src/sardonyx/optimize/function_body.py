@@ -20,7 +20,7 @@ def function_body(node: ir.Node, opset: int, formal: Signature, types: Mapping[s
     if body is None:
         return ()
     named = {name: dtype for name, dtype in zip(body.input, inputs, strict=False) if dtype is not None}
-    return tuple(_infer_types(body, proto, schema, named).graph)
+    return tuple(_infer(body, proto, schema, named).graph)
 
 
 def _function(schema: Any, node: onnx.NodeProto, inputs: Sequence[ir.DataType | None]) -> onnx.FunctionProto | None:
@@ -39,9 +39,7 @@ def _parse(body: bytes) -> onnx.FunctionProto | None:
     return function if function.node else None
 
 
-def _infer_types(
-    body: onnx.FunctionProto, call: onnx.NodeProto, schema: Any, inputs: Mapping[str, ir.DataType]
-) -> ir.Model:
+def _infer(body: onnx.FunctionProto, call: onnx.NodeProto, schema: Any, inputs: Mapping[str, ir.DataType]) -> ir.Model:
     """Return the body as a graph with inferred types."""
     graph = onnx.helper.make_graph(
         [_bind_attributes(node, call, schema) for node in body.node],

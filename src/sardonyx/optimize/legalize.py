@@ -99,7 +99,7 @@ def _legalize_graph(graph: ir.Graph, opset: int, kernels: Kernels) -> Counter[st
         if formal is None:
             continue
         types = _types(node, formal)
-        if types is None or _has_kernel(node, opset, types, kernels, formal):
+        if types is None or _can_run(node, opset, types, kernels, formal):
             continue
         wider = _wider_types(node, opset, types, kernels, formal)
         if wider:
@@ -153,7 +153,7 @@ def unsupported_reason(node: ir.Node, opset: int, kernels: Kernels | None) -> st
     for name, type_name in type_names.items():
         if name in formal.allowed and type_name not in formal.allowed[name]:
             return f"ONNX's {node.op_type} does not take {types[name].name.lower()}"
-    if kernels is None or _has_kernel(node, opset, types, kernels, formal):
+    if kernels is None or _can_run(node, opset, types, kernels, formal):
         return None
     if _wider_types(node, opset, types, kernels, formal):
         return None
@@ -162,20 +162,18 @@ def unsupported_reason(node: ir.Node, opset: int, kernels: Kernels | None) -> st
     )
 
 
-def _has_kernel(
-    node: ir.Node, opset: int, types: Mapping[str, ir.DataType], kernels: Kernels, formal: Signature
-) -> bool:
+def _can_run(node: ir.Node, opset: int, types: Mapping[str, ir.DataType], kernels: Kernels, formal: Signature) -> bool:
     """Whether the engine has a kernel for these dtypes, or one for each node of the operator's function body."""
     if not kernels.accepts(node.op_type, opset, _type_names(types)):
         return False
     body = function_body(node, opset, formal, types) if kernels.expands(node.op_type, opset) else ()
-    return all(_has_kernel_in_body(inner, opset, kernels) for inner in body)
+    return all(_can_run_in_body(inner, opset, kernels) for inner in body)
 
 
-def _has_kernel_in_body(node: ir.Node, opset: int, kernels: Kernels) -> bool:
+def _can_run_in_body(node: ir.Node, opset: int, kernels: Kernels) -> bool:
     formal = signature(node.op_type, opset)
     types = None if formal is None or bodies_of(node) else _types(node, formal)
-    return formal is None or types is None or _has_kernel(node, opset, types, kernels, formal)
+    return formal is None or types is None or _can_run(node, opset, types, kernels, formal)
 
 
 def _wider_types(
@@ -189,7 +187,7 @@ def _wider_types(
             changed = {
                 n: wide for n, dtype in types.items() if dtype == narrow and type_name in formal.allowed.get(n, ())
             }
-            if changed and _has_kernel(node, opset, {**types, **changed}, kernels, formal):
+            if changed and _can_run(node, opset, {**types, **changed}, kernels, formal):
                 return changed
     return None
 

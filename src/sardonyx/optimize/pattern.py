@@ -17,7 +17,7 @@ _COMMUTATIVE = {"Add", "Mul", "Max", "Min", "And", "Or"}
 
 
 @dataclass(frozen=True)
-class NodePattern:
+class Pattern:
     """A node of a pattern: an operator applied to patterns, or to names that bind values.
 
     A `shared` node may have other readers; any other inner node must be read by the pattern alone, so that the
@@ -25,7 +25,7 @@ class NodePattern:
     """
 
     op_type: str
-    inputs: tuple[NodePattern | str | float, ...]
+    inputs: tuple[Pattern | str | float, ...]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     domain: str = ""
     name: str | None = None
@@ -55,19 +55,17 @@ class NodePattern:
         if index == len(values):
             yield bound
             return
-        for extended in _match_input(self.inputs[index], values[index], bound, scope):
+        for extended in _match(self.inputs[index], values[index], bound, scope):
             yield from self._match_inputs(values, index + 1, extended, scope)
 
 
-def _match_input(
-    pattern: NodePattern | str | float, value: ir.Value | None, bound: Bindings, scope: Scope
-) -> Iterator[Bindings]:
+def _match(pattern: Pattern | str | float, value: ir.Value | None, bound: Bindings, scope: Scope) -> Iterator[Bindings]:
     if value is None:
         return
     if isinstance(pattern, str):
         if bound.get(pattern, value) is value:
             yield {**bound, pattern: value}
-    elif isinstance(pattern, NodePattern):
+    elif isinstance(pattern, Pattern):
         producer = value.producer()
         if producer is None or producer.graph is not scope:  # a loop must not recompute an outer value
             return
@@ -118,15 +116,15 @@ def array_of(value: ir.Value | None) -> Any:
 class _Patterns:
     """`P.Add(x, y, axis=1)` creates a pattern; `P.Add(..., _name="sum")` binds its result too."""
 
-    def __getattr__(self, op_type: str) -> Callable[..., NodePattern]:
+    def __getattr__(self, op_type: str) -> Callable[..., Pattern]:
         def make(
-            *inputs: NodePattern | str | float,
+            *inputs: Pattern | str | float,
             _domain: str = "",
             _name: str | None = None,
             _shared: bool = False,
             **attributes: Any,
-        ) -> NodePattern:
-            return NodePattern(op_type, inputs, attributes, _domain, _name, _shared)
+        ) -> Pattern:
+            return Pattern(op_type, inputs, attributes, _domain, _name, _shared)
 
         return make
 

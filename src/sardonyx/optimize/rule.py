@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import onnx_ir as ir
 
 from sardonyx.errors import Unsupported
-from sardonyx.optimize.pattern import Bindings, NodePattern
+from sardonyx.optimize.pattern import Bindings, Pattern
 from sardonyx.sizes import Dims
 from sardonyx.translate.builder import Builder
 
@@ -98,14 +98,14 @@ RULES: list[Rule] = []
 """All rules, in the order in which they are tried at a node."""
 
 
-def rule(*patterns: NodePattern, needs: str = "", late: bool = False) -> Callable[[Rewrite], Rewrite]:
+def rule(*patterns: Pattern, needs: str = "", late: bool = False) -> Callable[[Rewrite], Rewrite]:
     """Register a function as the rewrite of one or more patterns; the rule has its name in CamelCase."""
 
     def register(rewrite: Rewrite) -> Rewrite:
         name = rule_name(rewrite.__name__)
         for pattern in patterns:
 
-            def matches(node: ir.Node, pattern: NodePattern = pattern) -> Iterator[Bindings]:
+            def matches(node: ir.Node, pattern: Pattern = pattern) -> Iterator[Bindings]:
                 return pattern.matches(node, {})
 
             RULES.append(Rule(name, pattern.op_type, matches, rewrite, rewrite.__doc__ or "", needs, late))

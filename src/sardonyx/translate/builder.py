@@ -146,7 +146,7 @@ class Builder:
     @contextmanager
     def translating(self, node: torch.fx.Node) -> Iterator[None]:
         """Attribute appended nodes to the FX node; remove them if the translation fails."""
-        around = self._origin, self.out
+        outer = self._origin, self.out
         self._origin, self.out = node, node.meta.get("val")
         mark, drawn = len(self.nodes), len(self.random.inputs)
         try:
@@ -159,7 +159,7 @@ class Builder:
             self.sizes.forget(self.nodes)
             raise
         finally:
-            self._origin, self.out = around
+            self._origin, self.out = outer
 
     @contextmanager
     def body(self) -> Iterator[list[ir.Node]]:

@@ -62,7 +62,7 @@ class Node:
         signature = schemas.signature(self._op_type, g.opset)
         if signature is None:
             raise Unsupported(f"ONNX has no {self._op_type} in opset {g.opset}")
-        inputs = self._cast_operands(g, operands, signature)
+        inputs = self._cast(g, operands, signature)
         return g.node(self._op_type, inputs, dtype=self._result_type(inputs, attributes, signature), **attributes)
 
     def _result_type(
@@ -83,9 +83,7 @@ class Node:
             return operand.append(g, arguments)
         return arguments[operand] if isinstance(operand, str) else operand
 
-    def _cast_operands(
-        self, g: Builder, operands: Sequence[Any], signature: schemas.Signature
-    ) -> list[ir.Value | None]:
+    def _cast(self, g: Builder, operands: Sequence[Any], signature: schemas.Signature) -> list[ir.Value | None]:
         """Return the operands as tensors, those of one type constraint in one dtype that ONNX supports."""
         by_constraint: defaultdict[str, list[Any]] = defaultdict(list)
         for index, operand in enumerate(operands):

@@ -66,14 +66,14 @@ class SizeTable:
     @contextmanager
     def scope(self) -> Iterator[None]:
         """Restrict what is learned and computed meanwhile to this context."""
-        around = self._sources, self._multiples, self._computed, self._values, self._vectors, self._reals
+        outer = self._sources, self._multiples, self._computed, self._values, self._vectors, self._reals
         self._sources, self._multiples = self._sources.copy(), self._multiples.copy()
         self._computed = self._computed.copy()
         self._values, self._vectors, self._reals = self._values.copy(), self._vectors.copy(), self._reals.copy()
         try:
             yield
         finally:
-            self._sources, self._multiples, self._computed, self._values, self._vectors, self._reals = around
+            self._sources, self._multiples, self._computed, self._values, self._vectors, self._reals = outer
 
     def bind(self, symbol: sympy.Symbol, value: ir.Value, axis: int | None = None) -> None:
         """Define a symbol as a dimension of the value, or as the integer that it contains."""

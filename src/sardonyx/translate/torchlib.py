@@ -121,21 +121,19 @@ def translate(
     from torch.onnx._internal.exporter import _building
 
     names = [argument.name for argument in _schema(node).arguments]
-    arguments: Mapping[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
+    bound: Mapping[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
     function = _function(node, first)
     if first:
-        _check_arguments(node, arguments)
-    elif any(isinstance(x, sympy.Expr) for x in tree_leaves(list(arguments.values()))):
+        _check_arguments(node, bound)
+    elif any(isinstance(x, sympy.Expr) for x in tree_leaves(list(bound.values()))):
         raise Unsupported("torchlib's translation does not support a symbolic size here")
-    arguments = _promote(g, node, arguments)
+    bound = _promote(g, node, bound)
     recorder: Any = _building.OpRecorder(  # type: ignore[abstract]  # mypy takes the bodies in its base class for empty
         _opset(g.opset), {}
     )
     try:
         with evaluator.default_as(recorder):
-            result = _call(
-                g, function, [arguments[name] for name in names[: len(args)]], {k: arguments[k] for k in kwargs}
-            )
+            result = _call(g, function, [bound[name] for name in names[: len(args)]], {k: bound[k] for k in kwargs})
         _check_count(node, result)
         for appended in _inline_calls(recorder):
             _adopt(g, appended)

@@ -91,12 +91,8 @@ def translate(
     `random_mode` is where random numbers come from. `translations`, by qualified name, override the table. With the
     `translator` "torchlib", torchlib is tried before the table too.
     """
-    run = _State(
-        Builder(opset, random_mode=random_mode),
-        unsupported_reason,
-        translations or {},
-        torchlib_first=translator == "torchlib",
-    )
+    g = Builder(opset, random_mode=random_mode)
+    run = _State(g, unsupported_reason, translations or {}, torchlib_first=translator == "torchlib")
     run.g.reserve(node.name for node in graph.graph.nodes)
     frozen = set(weights)
     placeholders = list(graph.graph.find_nodes(op="placeholder"))
@@ -304,14 +300,12 @@ def _inline(run: _State, graph: torch.fx.GraphModule, operands: Sequence[Any]) -
         if inner.refusals:
             raise _InSubgraph(inner.refusals[0])
         returned = graph.graph.output_node().args[0]
-        results = [
-            _subgraph_result(inner, x) for x in (returned if isinstance(returned, (tuple, list)) else (returned,))
-        ]
+        results = [_result(inner, x) for x in (returned if isinstance(returned, (tuple, list)) else (returned,))]
     control.rename(g, g.nodes[mark:], symbols)
     return results
 
 
-def _subgraph_result(run: _State, x: Any) -> ir.Value | None:
+def _result(run: _State, x: Any) -> ir.Value | None:
     val = x.meta.get("val") if isinstance(x, torch.fx.Node) else x
     if isinstance(val, torch.Tensor) and x in run.values:
         value: ir.Value = run.values[x]
@@ -385,7 +379,6 @@ def _is_empty(expected: Any) -> bool:
 
 
 def _empty_value(g: Builder, expected: torch.Tensor) -> ir.Value:
-    """Return an empty tensor, of sizes that may be symbolic."""
     dims = dims_of(expected)
     sizes = [dim if isinstance(dim, int) else 1 for dim in dims]
     constant = g.constant(dtypes.to_array(torch.empty(sizes, dtype=expected.dtype)), dtypes.to_onnx(expected.dtype))

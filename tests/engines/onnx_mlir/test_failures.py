@@ -65,7 +65,7 @@ def test_a_compiler_that_takes_too_long_is_killed_with_its_children(
         built(job_of(ADD, compiler_path=str(slow), engine_options={"timeout": 100}), folder)
     assert "timed out after 100 s" in caught.value.what
     assert "about to hang" in caught.value.what
-    assert caught.value.hint == 'set a longer limit with engine_options={"timeout": seconds}'
+    assert caught.value.hint == 'raise it with engine_options={"timeout": seconds}'
     assert ended(slow)
     assert list(folder.iterdir()) == []
 

@@ -27,9 +27,7 @@ def attention(m: Match) -> ir.Value:
     m.require(m.g.opset >= opsets.ATTENTION, "Attention needs opset 23")
     m.require(m.v.dtype == ir.DataType.FLOAT, "no kernel for the dtype")
     rank = len(m.dims(m.scores))
-    m.require(
-        rank in (3, 4) and m.attribute(m.weights, "axis", -1) in (-1, rank - 1), "the softmax is not along the keys"
-    )
+    m.require(rank in (3, 4) and m.attribute(m.weights, "axis", -1) in (-1, rank - 1), "not softmax over the keys")
     scores, bias = _split_bias(m, m.scores)
     q, k, scale = _split_scores(m, scores, 1.0)
     m.require(m.dims(q)[:-2] == m.dims(k)[:-2] == m.dims(m.v)[:-2], "the batch dimensions differ")
@@ -174,9 +172,7 @@ def projections_into_attention(m: Match) -> ir.Value:
 
     Only for constants in the model: the concatenated weights are computed when the model is written, and not stored.
     """
-    m.require(
-        not m.node.domain and len(m.node.inputs) == 3 and len(m.dims(m.result)) == 3, "it has a mask, or is not in rows"
-    )
+    m.require(not m.node.domain and len(m.node.inputs) == 3 and len(m.dims(m.result)) == 3, "masked, or not in rows")
     flags = {name: a.value for name, a in m.node.attributes.items()}
     heads = flags.pop("q_num_heads", 0)
     m.require(heads == flags.pop("kv_num_heads", 0) and heads > 0, "grouped heads")

@@ -55,13 +55,8 @@ def _weight(m: Match, width: int, *, of_input: int, of_output: int) -> tuple[ir.
     m.require(not m.node.domain and weight.dtype == ir.DataType.FLOAT, "no kernel for the dtype")
     m.require(not weight.is_initializer(), "constant weights are blocked by the engine")
     m.require(len(dims) == 4 and all(isinstance(dim, int) for dim in dims), "not a 2-d convolution")
-    m.require(
-        m.attribute(m.result, "group", 1) == 1 and "auto_pad" not in m.node.attributes, "grouped, or automatic padding"
-    )
-    m.require(
-        dims[of_input] % width == 0 and dims[of_output] % width == 0,
-        "the number of channels is not a multiple of the block size",
-    )
+    m.require(m.attribute(m.result, "group", 1) == 1 and "auto_pad" not in m.node.attributes, "grouped or auto_pad")
+    m.require(dims[of_input] % width == 0 and dims[of_output] % width == 0, "channels do not fill blocks")
     n, _, *positions = m.dims(m.result)
     known = [dim for dim in (n, *positions) if isinstance(dim, int)]
     m.require(len(known) < 3 or math.prod(known) >= _LEAST_POSITIONS[m.node.op_type], "too few positions")

@@ -22,9 +22,7 @@ def batch_norm_into_conv(m: Match) -> ir.Value:
     """
     m.require(len(m.node.outputs) == 1 and not m.attribute(m.result, "training_mode", 0), "in training mode")
     weight, *statistics = (array_of(value) for value in (m.weight, m.scale, m.shift, m.mean, m.var))
-    m.require(
-        weight is not None and all(s is not None for s in statistics), "its values are not constants in the model"
-    )
+    m.require(weight is not None and all(s is not None for s in statistics), "its values are not constants")
     m.require(weight.dtype in (np.float32, np.float64), "no kernel for the dtype")
     scale, shift, mean, var = (s.astype(np.float64) for s in statistics)
     factor = scale / np.sqrt(var + m.attribute(m.result, "epsilon", 1e-5))
@@ -44,6 +42,6 @@ def _bias(m: Match) -> np.ndarray | float:
     if value is None:
         return 0.0
     bias: np.ndarray | None = array_of(value)
-    m.require(bias is not None, "its values are not constants in the model")
+    m.require(bias is not None, "its values are not constants")
     assert bias is not None
     return bias.astype(np.float64)

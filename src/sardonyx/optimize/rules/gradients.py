@@ -81,8 +81,8 @@ def _is_filled(value: ir.Value, number: float) -> bool:
 @rule_at("Reshape")
 def join_stacks_before_transpose(m: Match) -> ir.Value:
     """Reshape(xᵀ) = Reshape(x)ᵀ, if only batch axes are joined: the product then takes the transpose."""
-    turned = m.node.inputs[0]
-    transpose = turned.producer() if turned is not None else None
+    transposed = m.node.inputs[0]
+    transpose = transposed.producer() if transposed is not None else None
     order = permutation_of(transpose)
     rank = len(order)
     m.require(rank > 2 and order == [*range(rank - 2), rank - 1, rank - 2], "not transposed matrices")
@@ -91,9 +91,7 @@ def join_stacks_before_transpose(m: Match) -> ir.Value:
     readers = [use.node.op_type for use in m.result.uses()]
     m.require(all(reader in ("MatMul", "FusedMatMul") for reader in readers) and bool(readers), "no product reads it")
     dims = m.dims(m.result)
-    m.require(
-        len(dims) == 3 and dims[1:] == m.dims(transpose.outputs[0])[-2:], "the Reshape does not join leading axes"
-    )
+    m.require(len(dims) == 3 and dims[1:] == m.dims(transpose.outputs[0])[-2:], "not a join of leading axes")
     stacked = m.g.reshape(transpose.inputs[0], (dims[0], dims[2], dims[1]))
     return m.g.shaped(m.g.Transpose(stacked, perm=[0, 2, 1]), dims)
 

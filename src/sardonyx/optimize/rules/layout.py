@@ -89,13 +89,11 @@ def sink_transpose_through_elementwise(m: Match) -> ir.Value:
 def sink_transpose_through_arithmetic(m: Match) -> ir.Value:
     """f(Transpose(x), Transpose(y)) = Transpose(f(x, y)); a number needs no Transpose."""
     sides = [(x, _transposed_from(x)) for x in m.node.inputs if x is not None]
-    perms = [turned[1] for _, turned in sides if turned is not None]
+    perms = [transposed[1] for _, transposed in sides if transposed is not None]
     m.require(bool(perms) and perms[0] == perms[-1], "no Transposes before it, or different ones")
-    numbers = [x for x, turned in sides if turned is None]
-    m.require(
-        not numbers or (_is_number(m, numbers[0], len(perms[0])) and _meets_transpose(m)), "no Transpose would be saved"
-    )
-    operands = [x if turned is None else turned[0] for x, turned in sides]
+    numbers = [x for x, transposed in sides if transposed is None]
+    m.require(not numbers or (_is_number(m, numbers[0], len(perms[0])) and _meets_transpose(m)), "no Transpose saved")
+    operands = [x if transposed is None else transposed[0] for x, transposed in sides]
     return m.g.transpose(m.g.node(m.node.op_type, operands), perms[0])
 
 

@@ -101,7 +101,6 @@ def _check_row(m: Match, row: ir.Value) -> None:
 
 
 def _with_inputs(m: Match, *inputs: ir.Value) -> ir.Value:
-    """Return the normalization with other inputs."""
     norm = m.norm.producer()
     assert norm is not None
     attributes = {name: attribute.value for name, attribute in norm.attributes.items()}

@@ -25,17 +25,17 @@ def _gemm(m: Match, a: ir.Value, b: ir.Value, c: ir.Value | None, **flips: int) 
     return m.g.shaped(m.g.Gemm(a, b, c, **attributes), m.dims(m.result))
 
 
-@rule(P.Gemm("a", P.Transpose("b", _shared=True, _name="turned"), "c"))
+@rule(P.Gemm("a", P.Transpose("b", _shared=True, _name="transposed"), "c"))
 def gemm_takes_transposed_right(m: Match) -> ir.Value:
     """Gemm(a, bᵀ, c) = Gemm(a, b, c; transB)."""
-    m.require(_swaps_last_two(m.turned), "not a matrix transpose")
+    m.require(_swaps_last_two(m.transposed), "not a matrix transpose")
     return _gemm(m, m.a, m.b, m.c, transB=1)
 
 
-@rule(P.Gemm(P.Transpose("a", _shared=True, _name="turned"), "b", "c"))
+@rule(P.Gemm(P.Transpose("a", _shared=True, _name="transposed"), "b", "c"))
 def gemm_takes_transposed_left(m: Match) -> ir.Value:
     """Gemm(aᵀ, b, c) = Gemm(a, b, c; transA)."""
-    m.require(_swaps_last_two(m.turned), "not a matrix transpose")
+    m.require(_swaps_last_two(m.transposed), "not a matrix transpose")
     return _gemm(m, m.a, m.b, m.c, transA=1)
 
 
@@ -43,11 +43,11 @@ def _is_float(value: ir.Value) -> bool:
     return value.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
-@rule(P.MatMul("a", P.Transpose("b", _shared=True, _name="turned")))
+@rule(P.MatMul("a", P.Transpose("b", _shared=True, _name="transposed")))
 def matrices_to_gemm(m: Match) -> ir.Value:
     """MatMul(a, bᵀ) = Gemm(a, b; transB) for matrices."""
     m.require(len(m.dims(m.a)) == 2 and len(m.dims(m.b)) == 2, "not two matrices")
-    m.require(_swaps_last_two(m.turned), "not a matrix transpose")
+    m.require(_swaps_last_two(m.transposed), "not a matrix transpose")
     m.require(_is_float(m.a), "Gemm needs floating point")
     return m.g.shaped(m.g.Gemm(m.a, m.b, transB=1), m.dims(m.result))
 
@@ -90,20 +90,20 @@ def _fused(m: Match, a: ir.Value, b: ir.Value, **attributes: int | float) -> ir.
     return m.g.shaped(m.g.FusedMatMul(a, b, domain=MICROSOFT, **attributes), m.dims(m.result))
 
 
-@rule(P.MatMul("a", P.Transpose("b", _shared=True, _name="turned")), needs=MICROSOFT)
+@rule(P.MatMul("a", P.Transpose("b", _shared=True, _name="transposed")), needs=MICROSOFT)
 def matmul_takes_transposed_right(m: Match) -> ir.Value:
     """MatMul(a, bᵀ) = FusedMatMul(a, b; transB)."""
     m.require(len(m.dims(m.a)) > 1, "FusedMatMul is wrong for a vector")
-    m.require(_swaps_last_two(m.turned), "not a matrix transpose")
+    m.require(_swaps_last_two(m.transposed), "not a matrix transpose")
     m.require(m.a.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE), "FusedMatMul has no kernel for the dtype")
     return _fused(m, m.a, m.b, transB=1)
 
 
-@rule(P.MatMul(P.Transpose("a", _shared=True, _name="turned"), "b"), needs=MICROSOFT)
+@rule(P.MatMul(P.Transpose("a", _shared=True, _name="transposed"), "b"), needs=MICROSOFT)
 def matmul_takes_transposed_left(m: Match) -> ir.Value:
     """MatMul(aᵀ, b) = FusedMatMul(a, b; transA)."""
     m.require(len(m.dims(m.b)) > 1, "FusedMatMul is wrong for a vector")
-    m.require(_swaps_last_two(m.turned), "not a matrix transpose")
+    m.require(_swaps_last_two(m.transposed), "not a matrix transpose")
     m.require(m.a.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE), "FusedMatMul has no kernel for the dtype")
     return _fused(m, m.a, m.b, transA=1)
 
@@ -192,8 +192,6 @@ def sink_reshape_through_batched_product(m: Match) -> ir.Value:
     a, b = m.dims(m.a), m.dims(m.b)
     m.require(len(a) == len(b) > 3 and a[:-2] == b[:-2], "not two batches of the same shape")
     for source, view in ((m.a, m.left), (m.b, m.right)):
-        m.require(
-            len(m.dims(view)) == 3 and m.dims(view)[1:] == m.dims(source)[-2:], "the Reshape does not join leading axes"
-        )
+        m.require(len(m.dims(view)) == 3 and m.dims(view)[1:] == m.dims(source)[-2:], "not a join of leading axes")
     product = m.g.shaped(m.g.MatMul(m.a, m.b), (*a[:-1], b[-1]))
     return m.g.reshape(product, m.dims(m.result))

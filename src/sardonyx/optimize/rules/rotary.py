@@ -89,12 +89,12 @@ def _rows(m: Match, factor: ir.Value) -> bool:
     return bool(dims) and dims[-1] != 1
 
 
-@rule(P.RotaryEmbedding(P.Transpose("x", _shared=True, _name="turned"), "cos", "sin"))
+@rule(P.RotaryEmbedding(P.Transpose("x", _shared=True, _name="transposed"), "cos", "sin"))
 def rotary_in_rows(m: Match) -> ir.Value:
     """RotaryEmbedding over transposed heads = the same over rows, transposed afterwards, so that Transposes merge."""
-    m.require(permutation_of(m.turned.producer()) == [0, 2, 1, 3], "not heads before length")
+    m.require(permutation_of(m.transposed.producer()) == [0, 2, 1, 3], "not heads before length")
     batch, length, heads, width = _dims_of_four(m, m.x)
     m.require(isinstance(heads, int) and heads > 0, "the number of heads is symbolic or zero")
     rows = m.g.reshape(m.x, [batch, length, heads * width])
-    turned = m.g.shaped(m.g.RotaryEmbedding(rows, m.cos, m.sin, num_heads=heads), m.dims(rows))
-    return m.g.transpose(m.g.reshape(turned, m.dims(m.x)), [0, 2, 1, 3])
+    rotated = m.g.shaped(m.g.RotaryEmbedding(rows, m.cos, m.sin, num_heads=heads), m.dims(rows))
+    return m.g.transpose(m.g.reshape(rotated, m.dims(m.x)), [0, 2, 1, 3])

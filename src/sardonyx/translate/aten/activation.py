@@ -219,7 +219,7 @@ def safe_softmax(g: Builder, x: Value, dim: int, dtype: torch.dtype | None = Non
 def softmax_or_zero(g: Builder, x: Value, dim: int = -1) -> Value:
     """Softmax, and zero for rows that are −∞ throughout, which attend to nothing."""
     dtype = g.dtype(x)
-    nothing, axes = g.scalar(-math.inf, dtype), g.ints([g.axis(x, dim)] if g.rank(x) else [])
+    lowest, axes = g.scalar(-math.inf, dtype), g.ints([g.axis(x, dim)] if g.rank(x) else [])
     largest, total = (g.ReduceMax(x, axes, keepdims=1), g.ReduceSum(x, axes, keepdims=1)) if g.rank(x) else (x, x)
-    empty = g.And(g.Equal(largest, nothing), g.Equal(total, nothing))  # the maximum alone ignores NaN
+    empty = g.And(g.Equal(largest, lowest), g.Equal(total, lowest))  # the maximum alone ignores NaN
     return g.Where(empty, g.scalar(0, dtype), _softmax(g, "Softmax", x, dim, dtype))

@@ -24,7 +24,7 @@ def _attention(
         raise Unsupported("attention with dropout")
     q, k, v, mask = _widen(g, q, k, v, mask)
     if g.opset < opsets.ATTENTION or g.rank(q) != 4 or g.rank(k) != 4 or _is_plain_double(g, q, k, scale):
-        return _decompose(g, q, k, v, mask, causal, scale)
+        return _unfused(g, q, k, v, mask, causal, scale)
     y = g.Attention(q, k, v, _mask_of_two_dims(g, mask), is_causal=int(causal), scale=scale)
     return g.shaped(y, [*g.dims(q)[:-1], g.dims(v)[-1]])
 
@@ -53,9 +53,7 @@ def _mask_of_two_dims(g: Builder, mask: Value | None) -> Value | None:
     return g.unsqueeze(mask, range(2 - g.rank(mask)))
 
 
-def _decompose(
-    g: Builder, q: Value, k: Value, v: Value, mask: Value | None, causal: bool, scale: float | None
-) -> Value:
+def _unfused(g: Builder, q: Value, k: Value, v: Value, mask: Value | None, causal: bool, scale: float | None) -> Value:
     dtype = g.dtype(q)
     width = g.dims(q)[-1]
     if scale is None and not isinstance(width, int):

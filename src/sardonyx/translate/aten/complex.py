@@ -21,7 +21,6 @@ Value = ir.Value
 
 
 def _operands(g: Builder, *xs: Any) -> list[Value]:
-    """Return the operands in the dtype of the result."""
     return [g.cast(x, g.out.dtype) for x in xs]
 
 

@@ -53,9 +53,7 @@ def convolution(
     batched = g.rank(x) == spatial + 2
     source = x if batched else g.unsqueeze(x, [0])
     if transposed:
-        y = g.ConvTranspose(
-            source, weight, bias, **{**common, **_apply_output_padding(common, per_axis(output_padding, spatial))}
-        )
+        y = g.ConvTranspose(source, weight, bias, **common | _pad_output(common, per_axis(output_padding, spatial)))
     else:
         y = g.Conv(source, weight, bias, **common)
     if batched:
@@ -63,7 +61,7 @@ def convolution(
     return g.squeeze(g.shaped(y, [1, *g.like(g.out)]), [0])
 
 
-def _apply_output_padding(common: Mapping[str, Any], extra: list[int]) -> dict[str, Any]:
+def _pad_output(common: Mapping[str, Any], extra: list[int]) -> dict[str, Any]:
     """Apply torch's output padding. Engines support less than the stride; beyond, padding at the end is reduced."""
     if all(e < s for e, s in zip(extra, common["strides"], strict=True)):
         return {"output_padding": extra} if any(extra) else {}
@@ -85,9 +83,8 @@ def conv(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Value:
-    return convolution(
-        g, x, weight, bias, per_axis(stride, 1), per_axis(padding, 1), per_axis(dilation, 1), False, [0], groups
-    )
+    steps = [per_axis(values, 1) for values in (stride, padding, dilation)]
+    return convolution(g, x, weight, bias, *steps, False, [0], groups)
 
 
 @aten("convolution_backward")
@@ -131,7 +128,7 @@ class _Steps:
         return g.Conv(x, weight, strides=self.stride, pads=self.padding * 2, dilations=self.dilation, group=self.groups)
 
     def transposed_conv(self, g: Builder, grad: Value, weight: Value, dims: Dims) -> Value:
-        """Return to an input of these sizes; elements at the end that a stride skips get zero."""
+        """Return the gradient of an input of these sizes; elements at the end that a stride skips get zero."""
         kernel = require_static(g.dims(weight)[2:], "the gradient of a convolution with a kernel of")
         rows = zip(dims[2:], g.dims(grad)[2:], kernel, self.stride, self.padding, self.dilation, strict=True)
         rest = [dim_of(size - ((out - 1) * s - 2 * p + d * (k - 1) + 1)) for size, out, k, s, p, d in rows]

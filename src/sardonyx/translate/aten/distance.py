@@ -51,8 +51,8 @@ def _distances_by_products(g: Builder, x: Value, y: Value) -> Value:
     cross = g.MatMul(x, g.transpose(y, [*axes[:-2], axes[-1], axes[-2]]))
     last = g.ints([-1])
     squares = [g.shaped(g.ReduceSum(g.Mul(v, v), last, keepdims=1), [*g.dims(v)[:-1], 1]) for v in (x, y)]
-    turned = g.transpose(squares[1], [*axes[:-2], axes[-1], axes[-2]])
-    total = g.Sub(g.Add(squares[0], turned), g.Mul(cross, g.scalar(2, g.out.dtype)))
+    transposed = g.transpose(squares[1], [*axes[:-2], axes[-1], axes[-2]])
+    total = g.Sub(g.Add(squares[0], transposed), g.Mul(cross, g.scalar(2, g.out.dtype)))
     return g.Sqrt(g.Max(total, g.scalar(0, g.out.dtype)))
 
 

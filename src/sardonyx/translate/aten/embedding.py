@@ -131,11 +131,11 @@ def embedding_bag_backward(
     if sparse:
         raise Unsupported(_SPARSE)
     bags, width = g.dims(grad)
-    nothing = _filled(g, 0, [num_weights, width], g.dtype(grad))
+    zeros = _filled(g, 0, [num_weights, width], g.dtype(grad))
     number = g.unsqueeze(bag_size, [1])
     if mode == _MAX:
         masked = g.Where(g.Equal(number, g.scalar(0, g.dtype(bag_size))), g.scalar(0, g.dtype(grad)), grad)
-        return scatter_combined(g, nothing, 0, g.cast(maximum_indices, torch.int64), masked, "add")
+        return scatter_combined(g, zeros, 0, g.cast(maximum_indices, torch.int64), masked, "add")
     if mode == _MEAN:
         grad = g.Div(grad, g.cast(_at_least_one(g, number), g.dtype(grad)))
     bag = _bag_of(g, indices, offsets, bags)
@@ -147,7 +147,7 @@ def embedding_bag_backward(
     counted = g.unsqueeze(_is_not_padding(g, indices, padding_idx), [1])
     rows = g.Where(counted, rows, g.scalar(0, g.dtype(grad)))
     places = g.expand(g.unsqueeze(g.cast(indices, torch.int64), [1]), g.dims(rows))
-    return scatter_combined(g, nothing, 0, places, rows, "add")
+    return scatter_combined(g, zeros, 0, places, rows, "add")
 
 
 def _frequencies(g: Builder, indices: Value, count: Dim, dtype: torch.dtype) -> Value:

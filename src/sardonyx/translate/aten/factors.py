@@ -43,7 +43,6 @@ def to_double(g: Builder, a: Value) -> Value:
 
 
 def transposed(g: Builder, a: Value) -> Value:
-    """Transpose the matrices."""
     axes = list(range(g.rank(a)))
     return g.transpose(a, [*axes[:-2], axes[-1], axes[-2]])
 
@@ -77,13 +76,12 @@ def identity(g: Builder, batch: Dims, rows: int, columns: int | None = None) -> 
     return g.expand(g.constant(eye), [*batch, *eye.shape])
 
 
-def empty_results(g: Builder, *values: float) -> tuple[Value, ...]:
+def on_empty(g: Builder, *values: float) -> tuple[Value, ...]:
     """Return the results for empty matrices that are not empty themselves."""
     return tuple(filled(g, out, v) for v, out in zip(values, g.out, strict=True))
 
 
 def filled(g: Builder, out: torch.Tensor, value: float = 0) -> Value:
-    """Return a result filled with one value."""
     return g.expand(g.scalar(value, out.dtype), g.like(out))
 
 
@@ -189,7 +187,6 @@ def _row_indices(g: Builder, rows: int) -> Value:
 
 
 def _swap_rows(g: Builder, rows: int, k: int, chosen: Value) -> Value:
-    """Return row indices with two of them swapped."""
     numbers, here = _row_indices(g, rows), g.scalar(k, torch.int64)
     order = g.Where(g.Equal(numbers, chosen), here, numbers)
     return g.Where(g.Equal(numbers, here), chosen, order)
@@ -230,7 +227,7 @@ def lu_factor_ex(g: Builder, a: Value, *, pivot: bool = True, check_errors: bool
     if check_errors:
         raise Unsupported("an error for a singular matrix")
     if 0 in g.dims(a):
-        return empty_results(g, 0, 0, 0)
+        return on_empty(g, 0, 0, 0)
     lu = Lu(g, _single(g, a))
     return lu.packed, lu.pivots(), lu.info()
 
@@ -249,7 +246,7 @@ def lu_unpack(
     g: Builder, packed: Value, pivots: Value, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> tuple[Value, ...]:
     if 0 in g.dims(packed):
-        return _empty_plu(g) if unpack_pivots else empty_results(g, 0, 0, 0)
+        return _empty_plu(g) if unpack_pivots else on_empty(g, 0, 0, 0)
     rows, _ = matrix_sizes(g, packed)
     p = _permutation(g, row_order(g, pivots, rows), rows) if unpack_pivots else filled(g, g.out[0])
     if not unpack_data:
@@ -277,7 +274,7 @@ def cholesky_ex(g: Builder, a: Value, *, upper: bool = False, check_errors: bool
     if check_errors:
         raise Unsupported("an error for a matrix that is not positive-definite")
     if 0 in g.dims(a):
-        return empty_results(g, 0, 0)
+        return on_empty(g, 0, 0)
     size, _ = matrix_sizes(g, a)
     rest = transposed(g, to_double(g, a)) if upper else to_double(g, a)
     columns, roots = [], []
@@ -355,7 +352,7 @@ def _apply_reflections(g: Builder, vectors: Value, taus: Value, x: Value, transp
 @aten("geqrf")
 def geqrf(g: Builder, a: Value) -> tuple[Value, ...]:
     if 0 in g.dims(a):
-        return empty_results(g, 0, 0)
+        return on_empty(g, 0, 0)
     done = _Qr(g, to_double(g, a))
     rows, columns = matrix_sizes(g, a)
     below = g.Trilu(done.vectors, g.scalar(-1, torch.int64), upper=0)

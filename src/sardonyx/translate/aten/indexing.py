@@ -138,8 +138,8 @@ def _masked_put(g: Builder, x: Value, indices: Sequence[Value | None], values: V
         raise Unsupported("assigning with a mask and other indices")
     values = g.cast(values, g.dtype(x))
     if accumulate:
-        nothing = g.expand(g.scalar(0, g.dtype(x)), g.dims(x))
-        added = _masked_put(g, nothing, indices, values, False)
+        zeros = g.expand(g.scalar(0, g.dtype(x)), g.dims(x))
+        added = _masked_put(g, zeros, indices, values, False)
         return g.Or(x, added) if g.dtype(x) == torch.bool else g.Add(x, added)
     rest = g.dims(x)[g.rank(mask) :]
     if g.rank(values) > len(rest):
@@ -247,12 +247,10 @@ def take(g: Builder, x: Value, index: Value) -> Value:
 
 
 def flat(g: Builder, x: Value) -> Value:
-    """Flatten `x` to one dimension."""
     return g.reshape(x, [element_count(g.dims(x))])
 
 
 def element_count(dims: Sequence[Dim]) -> Dim:
-    """Return the number of elements of a tensor of these sizes."""
     return dim_of(math.prod(dims))
 
 

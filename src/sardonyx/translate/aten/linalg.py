@@ -12,10 +12,10 @@ from sardonyx.errors import Unsupported
 from sardonyx.sizes import Dims
 from sardonyx.translate.aten.factors import (
     Lu,
-    empty_results,
     filled,
     identity,
     matrix_sizes,
+    on_empty,
     row_order,
     to_double,
     transposed,
@@ -37,7 +37,7 @@ def _lu_for_determinant(g: Builder, a: Value) -> Lu:
 @aten("_linalg_det")
 def det(g: Builder, a: Value) -> tuple[Value, ...]:
     if 0 in g.dims(a):
-        return empty_results(g, 1, 0, 0)
+        return on_empty(g, 1, 0, 0)
     lu = _lu_for_determinant(g, a)
     determinant = lu.sign()
     for pivot in lu.diagonal():
@@ -48,7 +48,7 @@ def det(g: Builder, a: Value) -> tuple[Value, ...]:
 @aten("_linalg_slogdet")
 def slogdet(g: Builder, a: Value) -> tuple[Value, ...]:
     if 0 in g.dims(a):
-        return empty_results(g, 1, 0, 0, 0)
+        return on_empty(g, 1, 0, 0, 0)
     lu = _lu_for_determinant(g, a)
     sign, size = lu.sign(), Number(g, g.scalar(0.0, torch.float64))
     for pivot in lu.diagonal():
@@ -61,7 +61,7 @@ def inv_ex(g: Builder, a: Value, *, check_errors: bool = False) -> tuple[Value, 
     if check_errors:
         raise Unsupported("an error for a singular matrix")
     if 0 in g.dims(a):
-        return empty_results(g, 0, 0)
+        return on_empty(g, 0, 0)
     lu = Lu(g, to_double(g, a))
     return _solve(g, lu.packed, lu.order(), identity(g, (), matrix_sizes(g, a)[0])), lu.info()
 
@@ -71,7 +71,7 @@ def solve_ex(g: Builder, a: Value, b: Value, *, left: bool = True, check_errors:
     if check_errors:
         raise Unsupported("an error for a singular matrix")
     if 0 in g.dims(a):
-        return empty_results(g, 0, 0, 0, 0)
+        return on_empty(g, 0, 0, 0, 0)
     vector = g.rank(b) == 1 or g.dims(b) == g.dims(a)[:-1]
     b = to_double(g, g.unsqueeze(b, [-1]) if vector else b)
     lu = Lu(g, to_double(g, a))

@@ -82,7 +82,6 @@ def addbmm(g: Builder, bias: Value, x: Value, y: Value, *, beta: Operand = 1, al
 
 
 def _sum_batch(g: Builder, products: Value) -> Value:
-    """Sum the matrices of a batch."""
     if dtypes.is_integer(g.out.dtype):
         return g.cast(integer_sum(g, products, [0], False), g.out.dtype)
     return g.ReduceSum(products, g.ints([0]), keepdims=0)

@@ -222,7 +222,6 @@ def _updated_statistics(g: Builder, running: Value, current: Value, momentum: fl
 
 
 def _count(g: Builder, x: Value) -> Dim:
-    """Return the number of elements of a channel."""
     n, _, *sizes = g.dims(x)
     return element_count([n, *sizes])
 

@@ -77,9 +77,7 @@ def _is(x: Operand, number: float) -> bool:
 def pow_(g: Builder, x: Operand, y: Operand) -> Value:
     if isinstance(y, (int, float)) and not isinstance(y, bool) and isinstance(x, Value):
         simple = _POWERS.get(float(y))
-        roots = (
-            g.out.dtype == torch.float16 and abs(y) == 0.5
-        )  # torch computes powers there, which differ from roots for −0 and −inf
+        roots = g.out.dtype == torch.float16 and abs(y) == 0.5  # there torch's roots are powers: −0, −inf differ
         if simple is not None and not roots and (g.out.dtype.is_floating_point or y in (1, 2, 3)):
             return simple(g, g.cast(x, g.out.dtype))
     if g.out.dtype.is_floating_point:

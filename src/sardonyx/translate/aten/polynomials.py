@@ -62,8 +62,8 @@ def _w(angle: _Angle, n: Number) -> Number:
     return angle.sines(n + 0.5, 0.5)
 
 
-_Kind = Callable[[_Angle, Number], Number]
-_KINDS: dict[str, tuple[_Kind, _Kind]] = {"t": (_t, _t), "u": (_u, _u), "v": (_v, _w), "w": (_w, _v)}
+_ChebyshevKind = Callable[[_Angle, Number], Number]
+_KINDS: dict[str, tuple[_ChebyshevKind, _ChebyshevKind]] = {"t": (_t, _t), "u": (_u, _u), "v": (_v, _w), "w": (_w, _v)}
 """Each kind for positive x, and its mirror, except for the sign, for negative x."""
 
 
@@ -72,7 +72,7 @@ def _degree(n: Number) -> Number:
     return n.apply("Ceil").where(n < 0, n.floor()).where(n < 2.0**63, -1)
 
 
-def _chebyshev(x: Number, n: Number, kinds: tuple[_Kind, _Kind]) -> Number:
+def _chebyshev(x: Number, n: Number, kinds: tuple[_ChebyshevKind, _ChebyshevKind]) -> Number:
     g = x.g
     endless = g.IsInf(x.value)
     x = x.at_most(1e100).at_least(-1e100)  # ∞ − ∞ would be NaN
@@ -85,7 +85,7 @@ def _chebyshev(x: Number, n: Number, kinds: tuple[_Kind, _Kind]) -> Number:
     return result.where(g.Not(n.equals(0)), 1).where(g.Not(n < 0), 0)
 
 
-def _register_chebyshev(name: str, kinds: tuple[_Kind, _Kind], shifted: bool) -> None:
+def _register_chebyshev(name: str, kinds: tuple[_ChebyshevKind, _ChebyshevKind], shifted: bool) -> None:
     @aten(name, f"{name}.x_scalar", f"{name}.n_scalar")
     def chebyshev(g: Builder, x: Operand, n: Operand) -> Value:
         at = number(g, x)

@@ -57,9 +57,7 @@ def _max_pool(
         return _unbatched(g, g.shaped(g.MaxPool(source, **attributes), dims), batched, like), None
     y, index = g.several("MaxPool", 2, [source], **attributes)
     index.type = ir.TensorType(ir.DataType.INT64)
-    places = g.Sub(
-        g.shaped(index, dims), _plane_starts(g, source, spatial)
-    )  # ONNX's indices count over the whole tensor
+    places = g.Sub(g.shaped(index, dims), _plane_starts(g, source, spatial))  # ONNX counts over the whole tensor
     return _unbatched(g, g.shaped(y, dims), batched, like), _unbatched(g, places, batched, like)
 
 
@@ -74,9 +72,9 @@ def max_pool_backward(g: Builder, grad: Value, x: Value, indices: Value, spatial
     """Add each gradient at the index of its maximum; overlapping windows accumulate."""
     rows = _planes(g, x, spatial)
     dtype = dtypes.summing(g.dtype(grad))
-    nothing = g.expand(g.scalar(0, dtype), g.dims(rows))
+    zeros = g.expand(g.scalar(0, dtype), g.dims(rows))
     places, grads = _planes(g, indices, spatial), _planes(g, g.cast(grad, dtype), spatial)
-    return g.reshape(g.ScatterElements(nothing, places, grads, axis=1, reduction="add"), g.dims(x))
+    return g.reshape(g.ScatterElements(zeros, places, grads, axis=1, reduction="add"), g.dims(x))
 
 
 def _max_unpool_backward(g: Builder, grad: Value, x: Value, indices: Value, spatial: int) -> Value:
@@ -369,10 +367,7 @@ def _register_backward(spatial: int) -> None:
         ceil_mode: bool,
         indices: Value,
     ) -> Value:
-        steps, spread = (
-            per_axis(stride, spatial) if stride else per_axis(kernel_size, spatial),
-            per_axis(dilation, spatial),
-        )
+        steps, spread = per_axis(stride or kernel_size, spatial), per_axis(dilation, spatial)
         rows = zip(steps, per_axis(kernel_size, spatial), spread, strict=True)
         if g.dtype(grad) == torch.float32 and all(s > (k - 1) * d for s, k, d in rows):
             return _max_unpool_backward(g, grad, x, indices, spatial)

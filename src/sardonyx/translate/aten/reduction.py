@@ -96,14 +96,14 @@ def trace(g: Builder, x: Value) -> Value:
 
 
 def _reduce_integers(
-    g: Builder, x: Value, dim: Axes, keepdim: bool, reduce: Callable[..., Value], of_nothing: int
+    g: Builder, x: Value, dim: Axes, keepdim: bool, reduce: Callable[..., Value], empty_result: int
 ) -> Value:
     """Return an exact reduction; for a narrow dtype torch's result is its low bits."""
     if g.dtype(x).is_floating_point:
         x = g.cast(x, g.out.dtype)
     axes = _axes(g, x, dim)
     if any(g.dims(x)[axis] == 0 for axis in axes):
-        return g.expand(g.scalar(of_nothing, g.out.dtype), g.like(g.out))
+        return g.expand(g.scalar(empty_result, g.out.dtype), g.like(g.out))
     return g.cast(reduce(g, x, axes, keepdim) if axes else x, g.out.dtype)
 
 

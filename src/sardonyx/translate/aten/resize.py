@@ -30,12 +30,8 @@ def _resize(
         transform = "align_corners" if align_corners else "half_pixel" if mode == "cubic" else "pytorch_half_pixel"
     if any(scale is not None for scale in scales):
         # torch maps positions by the given scale, not by the ratio of the sizes, and so must ONNX.
-        factors = map(
-            _factor,
-            g.dims(x)[2:],
-            size,
-            _effective_scales(g.dims(x)[2:], size, scales) if mode == "nearest" else scales,
-        )
+        scales = _scales(g.dims(x)[2:], size, scales) if mode == "nearest" else scales
+        factors = map(_factor, g.dims(x)[2:], size, scales)
         sizes: tuple[Value | None, ...] = (g.constant(np.array([1.0, 1.0, *factors], dtype=np.float32)),)
     else:
         sizes = (None, g.shape_value([*g.dims(x)[:2], *size]))
@@ -49,7 +45,7 @@ def _resize(
     )
 
 
-def _effective_scales(old: Dims, new: Dims, scales: Sequence[float | None]) -> list[float | None]:
+def _scales(old: Dims, new: Dims, scales: Sequence[float | None]) -> list[float | None]:
     """Return the scales by which torch finds the nearest elements: exact ratios for unchanged or doubled sizes."""
     pairs = zip(old, new, scales, strict=True)
     return [1.0 if after == before else 2.0 if after == 2 * before else scale for before, after, scale in pairs]
@@ -109,7 +105,7 @@ def upsample_bicubic(g: Builder, x: Value, size: Sequence[Dim], align_corners: b
         return _resize_bytes(g, x, "upsample_bicubic2d", align_corners, scales)
     if g.dims(x) == g.like(g.out) and not align_corners and any(scale not in (None, 1) for scale in scales):
         # A scale that leaves all sizes unchanged shifts positions, but ONNX Runtime would copy the image.
-        return _multiply_axes(g, x, _matrices("upsample_bicubic2d", g.dims(x), g.dims(x), False, scales))
+        return _map_axes(g, x, _matrices("upsample_bicubic2d", g.dims(x), g.dims(x), False, scales))
     return _resize(g, x, "cubic", align_corners, scales, g.like(g.out)[2:])
 
 
@@ -220,9 +216,7 @@ def _multiply_integer(g: Builder, x: Value, axis: int, weights: torch.Tensor) ->
     """Multiply each line along an axis by the integer matrix: tap by tap if few elements count, as for cubic."""
     matrix = _Matrix(weights, weights != 0)
     if matrix.taps > _MOST_TAPS:
-        return g.cast(
-            _multiply_axis(g, g.cast(x, torch.float64), axis, _constant(g, weights, torch.float64)), torch.int32
-        )
+        return g.cast(_map_axis(g, g.cast(x, torch.float64), axis, _constant(g, weights, torch.float64)), torch.int32)
     return _multiply_taps(g, g.cast(x, torch.int32), axis, matrix)
 
 
@@ -252,7 +246,7 @@ def _multiply_windows(g: Builder, x: Value, axis: int, matrix: _Matrix) -> Value
     return g.shaped(summed, [*dims[:axis], len(places), *dims[axis + 1 :]])
 
 
-def _multiply_axis(g: Builder, x: Value, axis: int, matrix: Value) -> Value:
+def _map_axis(g: Builder, x: Value, axis: int, matrix: Value) -> Value:
     """Multiply every line along an axis by a matrix: apply a linear map to one axis."""
     rank = g.rank(x)
     order = [*(i for i in range(rank) if i != axis), axis]
@@ -278,7 +272,7 @@ def _register_antialiased(name: str) -> None:
         scales = [scale_h, scale_w]
         if g.dtype(x) == torch.uint8:
             return _resize_bytes(g, x, name, align_corners, scales)
-        return _multiply_axes(g, x, _matrices(name, g.dims(x), g.like(g.out), align_corners, scales))
+        return _map_axes(g, x, _matrices(name, g.dims(x), g.like(g.out), align_corners, scales))
 
     @aten(f"{name}_backward")
     def antialiased_backward(
@@ -291,10 +285,10 @@ def _register_antialiased(name: str) -> None:
         scale_w: float | None = None,
     ) -> Value:
         there = _matrices(name, tuple(input_size), g.dims(grad), align_corners, [scale_h, scale_w])
-        return _multiply_axes(g, grad, [matrix.transposed for matrix in there])
+        return _map_axes(g, grad, [matrix.transposed for matrix in there])
 
 
-def _multiply_axes(g: Builder, x: Value, matrices: Sequence[_Matrix]) -> Value:
+def _map_axes(g: Builder, x: Value, matrices: Sequence[_Matrix]) -> Value:
     """Multiply each axis of an image by a matrix."""
     total = g.cast(x, dtypes.summing(g.dtype(x)))
     for axis, matrix in enumerate(matrices, 2):

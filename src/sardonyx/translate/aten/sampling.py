@@ -74,8 +74,8 @@ def grid_sampler_backward(
     of_x = of_grid = None
     if output_mask[0]:
         shares = [g.Mul(flat_grad, g.unsqueeze(_weight(g, tap), [1])) for tap in taps]
-        nothing = g.expand(g.scalar(0, g.dtype(x)), [batch, channels, element_count(sides)])
-        summed = scatter_combined(g, nothing, 2, index, _joined(g, shares, g.dims(index)), "add")
+        zeros = g.expand(g.scalar(0, g.dtype(x)), [batch, channels, element_count(sides)])
+        summed = scatter_combined(g, zeros, 2, index, _joined(g, shares, g.dims(index)), "add")
         of_x = g.reshape(summed, g.dims(x))
     if output_mask[1]:
         read = g.GatherElements(g.reshape(x, [batch, channels, element_count(sides)]), index, axis=2)

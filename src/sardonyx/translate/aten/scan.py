@@ -47,7 +47,6 @@ def cumprod(g: Builder, x: Value, dim: int, *, dtype: torch.dtype | None = None)
 
 
 def running_product(g: Builder, x: Value, axis: int) -> Value:
-    """Return the product of each element and all before it."""
     return _doubling(g, [x], axis, lambda state, by: [g.Mul(state[0], _shifted(g, state[0], axis, by, 1))])[0]
 
 

@@ -78,19 +78,14 @@ def _elements(g: Builder, size: Dims, stride: Dims, offset: Dim) -> np.ndarray:
     """Return the element of the first operand at each position of the view, counted in the order of its axes."""
     viewed = g.operand(0)
     stored = _element_offsets(viewed.shape, viewed.stride()).reshape(-1)
-    viewed_offsets = _element_offsets([int(n) for n in size], [int(n) for n in stride], int(offset))
-    if not viewed_offsets.size:
-        return viewed_offsets
+    target = _element_offsets([int(n) for n in size], [int(n) for n in stride], int(offset))
+    if not target.size:
+        return target
     element = np.full(int(stored.max(initial=0)) + 1, -1, dtype=np.int64)
     element[stored] = np.arange(stored.size)
-    if (
-        not stored.size
-        or viewed_offsets.min() < 0
-        or viewed_offsets.max() >= element.size
-        or element[viewed_offsets].min() < 0
-    ):
+    if not stored.size or target.min() < 0 or target.max() >= element.size or element[target].min() < 0:
         raise Unsupported("strides that reach beyond the tensor")
-    result: np.ndarray = element[viewed_offsets]
+    result: np.ndarray = element[target]
     return result
 
 
