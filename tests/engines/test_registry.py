@@ -55,8 +55,8 @@ def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 
 def forget() -> None:
-    registry._known.cache_clear()
-    registry._loaded.cache_clear()
+    registry._locations.cache_clear()
+    registry._load.cache_clear()
 
 
 @pytest.mark.usefixtures("distribution")

@@ -77,12 +77,12 @@ def test_a_tensor_that_is_a_constant_is_an_attribute() -> None:
 
 
 def test_one_that_is_not_is_refused() -> None:
-    with pytest.raises(UnsupportedOperator, match="its w depends on the inputs, and in ONNX it is an attribute"):
+    with pytest.raises(UnsupportedOperator, match="its w depends on the inputs, but is a constant attribute"):
         exported(lambda g, x, w, eps: g.op("my::Norm", x, w_f=w), lambda x: torch.ops.symbolic.one(x, x.sum(), 0.5))
 
 
 def test_a_number_that_a_file_cannot_hold_is_refused() -> None:
-    with pytest.raises(UnsupportedOperator, match="is more than an attribute of ONNX, a float32, can hold"):
+    with pytest.raises(UnsupportedOperator, match="overflows an ONNX attribute, which is a float32"):
         exported(lambda g, x, w, eps: g.op("my::Norm", x, eps_f=1e200))
 
 

@@ -224,19 +224,11 @@ _VALUE_OPERANDS: Mapping[str, tuple[int, ...]] = {
 }
 """Operators whose results are values of their operands: the indices of those operands, or () for all."""
 _IN_FLOAT = frozenset({"Div", "Mod", "ReduceSum", "CumSum", "ReduceMax", "ReduceMin"})
-_COMPARED = (
-    "Equal",
-    "Less",
-    "LessOrEqual",
-    "Greater",
-    "GreaterOrEqual",
-    "Max",
-    "Min",
-    "Clip",
-    "ReduceMax",
-    "ReduceMin",
+_COMPARED = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
+_EXTREMES = ("Max", "Min", "Clip", "ReduceMax", "ReduceMin")
+_COMPUTED = frozenset(
+    {*_ARITHMETIC, *_COMPARED, *_EXTREMES, "Pow", "MatMul", "Einsum", "BitShift", "ReduceProd", "Sum"}
 )
-_COMPUTED = frozenset({*_ARITHMETIC, *_COMPARED, "Pow", "MatMul", "Einsum", "BitShift", "ReduceProd", "Sum"})
 _INDICES = frozenset({"ArgMax", "ArgMin", "NonZero", "Range", "NonMaxSuppression", "TopK", "MaxPool", "Unique"})
 """Operators whose results are indices along a dimension, or values of their operands."""
 _SIZES = frozenset({"Shape", "Size"})

@@ -105,8 +105,8 @@ def test_a_path_that_is_no_program(tmp_path: Path) -> None:
         ("signature-input-rank", r"inputs have f32 \[2, 3, 1\] where the model has 'x': torch.float32 \[2, 3\]"),
         ("signature-input-type", r"its inputs have f64 \[2, 3\]"),
         ("signature-input-count", "it has 3 inputs, the model 2"),
-        ("signature-output-rank", r"among its outputs is f32 \[2, 3, 1\]"),
-        ("signature-output-type", r"among its outputs is f64 \[2, 3\]"),
+        ("signature-output-rank", r"its outputs have f32 \[2, 3, 1\]"),
+        ("signature-output-type", r"its outputs have f64 \[2, 3\]"),
         ("signature-text", "invalid input signature in the library: b'no JSON'"),
         ("symbol", "has no function run_main_graph_m"),
         ("tag", "has no function run_main_graph_m"),
@@ -121,7 +121,7 @@ def test_a_library_that_is_not_the_models(standin: str, tmp_path: Path, how: str
 
 def test_a_run_that_fails_tells_errno(standin: str, tmp_path: Path) -> None:
     run = built(job_of(ADD, compiler_path=standin, compile_options="--standin-fail=null"), tmp_path)
-    with pytest.raises(EngineError, match=r"failed while running \(errno 22: Invalid argument\)"):
+    with pytest.raises(EngineError, match=r"failed at run time \(errno 22: Invalid argument\)"):
         run([torch.zeros(2, 3)] * 2)
     assert alive(tmp_path) == (0, 0, 0)
 

@@ -41,7 +41,7 @@ def view_as_reshape(m: Match) -> ir.Value:
 
 @rule(P.Transpose("x", _name="outer"))
 def drop_transpose(m: Match) -> ir.Value:
-    """A Transpose that moves only axes of size one is a Reshape; without any such axis it has no effect."""
+    """A Transpose that moves only axes of size one is a Reshape; one that moves no axis has no effect."""
     dims = m.dims(m.x)
     moved = [axis for axis in permutation_of(m.outer.producer()) if dims[axis] != 1]
     m.require(moved == sorted(moved), "axes with more than one element are permuted")
