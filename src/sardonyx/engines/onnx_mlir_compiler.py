@@ -262,7 +262,7 @@ def _container_program(configured: str | None) -> str:
     path = next(filter(None, map(shutil.which, names)), None)
     if path is None:
         raise MissingDependency(
-            f"compiler_image is set, but {' or '.join(names)} is not installed",
+            f"compiler_image is set, but there is no {' or '.join(names)}",
             hint='install one, or set engine_options={"container": "/path/of/docker"}',
         )
     return path

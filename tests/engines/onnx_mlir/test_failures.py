@@ -133,7 +133,7 @@ def test_constants_in_a_file_need_a_way_to_load_them(standin: str, tmp_path: Pat
 
 
 def test_an_artifact_without_a_library(standin: str, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="there are 0 libraries"):
+    with pytest.raises(EngineError, match="has 0 libraries"):
         OnnxMlir().load(job_of(ADD, compiler_path=standin), tmp_path)
 
 
