@@ -13,7 +13,7 @@ from sardonyx.engines.engine import Engine, static_sizes
 from sardonyx.native import native, takes_none
 from sardonyx.optimize import empty, optimize
 from sardonyx.optimize.legalize import legalize
-from sardonyx.optimize.selection import selected
+from sardonyx.optimize.selection import select_rules
 from sardonyx.options import Options
 from sardonyx.run.binding import Binding
 from sardonyx.telemetry import dump
@@ -87,7 +87,7 @@ def _record_graph(stage: str, model: ir.Model, context: Context) -> None:
 
 def rewrite(model: ir.Model, context: Context) -> ir.Model:
     """Apply the selected rewrite rules, with operators of the domains that the engine or the file allows."""
-    names = selected(context.options.optimize)
+    names = select_rules(context.options.optimize)
     context.report.rules = optimize(model, domains=_domains(model, context), names=names)
     for function in model.functions.values():
         body = ir.Model(function.graph, ir_version=model.ir_version)
@@ -97,7 +97,7 @@ def rewrite(model: ir.Model, context: Context) -> ir.Model:
 
 def has_rules(context: Context) -> bool:
     """Whether the options select any rewrite rules."""
-    return bool(selected(context.options.optimize))
+    return bool(select_rules(context.options.optimize))
 
 
 def _domains(model: ir.Model, context: Context) -> frozenset[str]:
@@ -189,7 +189,7 @@ def leave_reshapes_to_torch(model: ir.Model, context: Context) -> ir.Model:
 
 def finish_functions(model: ir.Model, context: Context) -> ir.Model:
     """Make ONNX functions of modules, and add the origin of nodes as metadata."""
-    onnx_functions.finish(model)
+    onnx_functions.add_constant_nodes(model)
     dump.add_metadata(model)
     return model
 

@@ -22,7 +22,7 @@ from sardonyx.capture.strides import correct_strides
 from sardonyx.capture.views import rebase_as_strided
 from sardonyx.engines import Engine, Job
 from sardonyx.engines.registry import find as find_engine
-from sardonyx.optimize.legalize import lack
+from sardonyx.optimize.legalize import unsupported_reason
 from sardonyx.options import Options
 from sardonyx.passes import Context, Pass
 from sardonyx.run.binding import Binding
@@ -212,7 +212,7 @@ def _translate(
         graph,
         opset=opset,
         stays=stays,
-        lack=lambda node: _missing_kernel(node, engine, opset, kernels),
+        unsupported_reason=lambda node: _missing_kernel(node, engine, opset, kernels),
         translations=options.translations,
         translator=options.translator,
         **rest,
@@ -237,4 +237,4 @@ def _serialize(model: ir.Model, recipe: Recipe) -> onnx.ModelProto:
 def _missing_kernel(node: ir.Node, engine: Engine, opset: int, kernels: Any) -> str | None:
     if is_declared(node.domain, node.op_type) and not engine.custom_operators:
         return f"the engine {engine.name!r} does not load custom operators"
-    return lack(node, opset, kernels)
+    return unsupported_reason(node, opset, kernels)

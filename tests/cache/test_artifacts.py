@@ -172,7 +172,7 @@ def test_an_artifact_that_does_not_load_is_made_once_more(
     with caplog.at_level(logging.WARNING, "sardonyx.cache"):
         assert result(engine, job) == 20.0
     assert engine.compilations == 2
-    assert [message for message in caplog.messages if "compiled again: refused" in message] == caplog.messages
+    assert [message for message in caplog.messages if "compiling again: refused" in message] == caplog.messages
     assert result(engine, job) == 20.0
     assert engine.compilations == 2
 

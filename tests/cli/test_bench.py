@@ -77,7 +77,7 @@ def test_who_cannot_take_part_is_an_error(bert: Path, name: str) -> None:
 def test_an_engine_that_is_not_there_is_a_missing_package(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     done = run("bench", bert, "--against", "onnx-mlir")
-    assert (done.exit_code, "error: the engine 'onnx-mlir' cannot be used here: " in done.stderr) == (4, True)
+    assert (done.exit_code, "error: the engine 'onnx-mlir' is not available: " in done.stderr) == (4, True)
 
 
 def test_others_have_none_of_our_kernels(bert: Path) -> None:

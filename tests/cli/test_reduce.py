@@ -59,8 +59,8 @@ def test_a_file_of_torch_export_is_cut_against_torch(tmp_path: Path) -> None:
     ("words", "code", "said"),
     [
         (["--way", "nobody"], 3, "unknown engine 'nobody'"),
-        (["--way", "onnx-mlir"], 4, "the engine 'onnx-mlir' cannot be used here"),
-        (["--against", "onnx-mlir"], 4, "the engine 'onnx-mlir' cannot be used here"),
+        (["--way", "onnx-mlir"], 4, "the engine 'onnx-mlir' is not available"),
+        (["--against", "onnx-mlir"], 4, "the engine 'onnx-mlir' is not available"),
         (["--command", "python check.py"], 2, "does not say where {model} goes"),
         (["--minutes", "0"], 2, "is not in the range"),
     ],

@@ -133,7 +133,7 @@ from sardonyx.engines import registry
 
 module = types.ModuleType("walk_through")
 sys.modules["walk_through"] = module
-registry._OURS["plain"] = "walk_through:Plain"
+registry._BUILTIN["plain"] = "walk_through:Plain"
 for line, text in json.load(sys.stdin):
     exec(compile(chr(10) * line + text, "docs/extending.md", "exec"), module.__dict__)
 for name, test in list(vars(module).items()):

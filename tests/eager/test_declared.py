@@ -124,7 +124,7 @@ def test_a_declaration_that_the_device_never_runs_says_so(
             DeclarationError,
             "no attribute 'axes'; did you mean 'axis'",
         ),
-        (lambda: nodes.Add("self"), DeclarationError, "Add takes A, B, and is given 1"),
+        (lambda: nodes.Add("self"), DeclarationError, "Add takes A, B, got 1"),
         (lambda: eager.declare({"aten::igamma": nodes.Abs("slef")}), DeclarationError, "did you mean 'self'"),
         (lambda: eager.declare({"aten::igamma": "Abs"}), DeclarationError, "use sardonyx.eager.nodes"),  # type: ignore[dict-item]
     ],

@@ -24,7 +24,7 @@ hand_implemented = {
 @pytest.fixture
 def declared() -> Iterator[None]:
     """The document's mappings in the place of ours."""
-    ours = {name: table.named(name) for name in hand_implemented if name in table.names()}
+    ours = {name: table.lookup(name) for name in hand_implemented if name in table.names()}
     before = dict(nodes.DECLARED)
     for name in ours:
         table.remove(name)

@@ -45,7 +45,7 @@ def test_an_unknown_engine_option_is_an_error() -> None:
 
 def test_a_long_log_is_cut_to_its_errors() -> None:
     log = "note: x\nmodel:1: error: no such thing " + "y" * 1000 + "\n" + "see current operation\n" * 50
-    shown = engine._shortened(log)
+    shown = engine._extract_errors(log)
     assert shown.startswith("model:1: error: no such thing")
     assert len(shown) < 500
 
@@ -60,7 +60,7 @@ def test_a_failing_compile_says_what_the_compiler_said() -> None:
 def test_a_compiler_that_dies_is_an_error_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     dying = tmp_path / "dying.py"
     dying.write_text("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
-    monkeypatch.setattr(engine, "_COMPILER", dying)
+    monkeypatch.setattr(engine, "_COMPILER_SCRIPT", dying)
     with pytest.raises(EngineError, match="crashed"):
         program(nn.SiLU(), torch.ones(3))(torch.ones(3))
 

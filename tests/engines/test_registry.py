@@ -55,8 +55,8 @@ def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 
 def forget() -> None:
-    registry._known.cache_clear()
-    registry._loaded.cache_clear()
+    registry._locations.cache_clear()
+    registry._load.cache_clear()
 
 
 @pytest.mark.usefixtures("distribution")
@@ -80,7 +80,7 @@ class TestEntryPoints:
             find("absent")
 
     def test_one_that_is_no_engine_is_an_error(self) -> None:
-        with pytest.raises(EngineError, match=r"no sardonyx\.engines\.Engine"):
+        with pytest.raises(EngineError, match=r"not a sardonyx\.engines\.Engine"):
             find("wrong")
 
 

@@ -13,7 +13,7 @@ from sardonyx.engines import ortvalue
 from sardonyx.engines.onnxruntime import _kernels, _session_error
 from sardonyx.engines.registry import find
 from sardonyx.errors import MissingKernel
-from sardonyx.optimize.legalize import Kernels, lack, legalize
+from sardonyx.optimize.legalize import Kernels, legalize, unsupported_reason
 
 OPSET = 23
 
@@ -62,12 +62,12 @@ class TestFunctions:
 
     @pytest.mark.parametrize("op_type", ["HardSwish", "Mish"])
     def test_a_body_without_kernels_for_a_dtype_lacks_it(self, op_type: str) -> None:
-        assert lack(node(op_type, ir.DataType.DOUBLE), OPSET, kernels()) is not None
-        assert lack(node(op_type, ir.DataType.FLOAT), OPSET, kernels()) is None
+        assert unsupported_reason(node(op_type, ir.DataType.DOUBLE), OPSET, kernels()) is not None
+        assert unsupported_reason(node(op_type, ir.DataType.FLOAT), OPSET, kernels()) is None
 
     @pytest.mark.parametrize("op_type", ["HardSwish", "Mish"])
     def test_a_body_with_kernels_for_a_wider_dtype_is_computed_in_that(self, op_type: str) -> None:
-        assert lack(node(op_type, ir.DataType.BFLOAT16), OPSET, kernels()) is None
+        assert unsupported_reason(node(op_type, ir.DataType.BFLOAT16), OPSET, kernels()) is None
         assert widened(node(op_type, ir.DataType.BFLOAT16)) == ir.DataType.FLOAT
 
     def test_a_body_that_depends_on_attributes(self) -> None:

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from sardonyx import OptionError, Options
-from sardonyx.optimize.selection import names_of_rules, selected
+from sardonyx.optimize.selection import rule_names, select_rules
 from sardonyx.telemetry.report import collecting
 
-ALL = frozenset(names_of_rules())
+ALL = frozenset(rule_names())
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ ALL = frozenset(names_of_rules())
     ],
 )
 def test_what_is_chosen(chosen: str | bool | list[str], names: frozenset[str]) -> None:
-    assert selected(chosen) == names
+    assert select_rules(chosen) == names
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_what_is_chosen(chosen: str | bool | list[str], names: frozenset[str]) -
         ("default-RotaryEmbeding", "did you mean 'RotaryEmbedding'"),
         ("defualt", "did you mean 'default'"),
         ("default-XYZZY", "a rule's name"),
-        (["Silu", "none"], "a level stands first"),
+        (["Silu", "none"], "put the level first"),
         ("default!", "'default-Name"),
     ],
 )
@@ -56,7 +56,7 @@ def test_the_choice_is_part_of_what_identifies_an_artifact() -> None:
 
 def test_the_environment_can_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SARDONYX_OPTIMIZE", "default-Silu")
-    assert "Silu" not in selected(Options.of().optimize)
+    assert "Silu" not in select_rules(Options.of().optimize)
 
 
 @pytest.mark.parametrize(("chosen", "hits"), [("default", 1), ("default-Silu", 0), (["Silu"], 1), ("none", 0)])

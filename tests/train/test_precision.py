@@ -180,11 +180,11 @@ def test_scaled_gradients_skip_the_step_that_overflows() -> None:
 
 
 def test_the_user_learns_once_that_half_precision_is_computed_in_full(caplog: pytest.LogCaptureFixture) -> None:
-    legalize._tell_once.cache_clear()
+    legalize._warn_once.cache_clear()
     _, compiled = twins(Perceptron().bfloat16())
     with caplog.at_level(logging.WARNING, "sardonyx"):
         step(compiled, torch.randn(6, 8, dtype=torch.bfloat16), nullcontext())
         step(compiled, torch.randn(3, 8, dtype=torch.bfloat16), nullcontext())
     assert [r.message for r in caplog.records if "bfloat16" in r.message] == [
-        "the engine lacks bfloat16 kernels: it computes in float32, with casts around; results stay bfloat16"
+        "the engine lacks bfloat16 kernels and computes in float32 with casts; results remain bfloat16"
     ]

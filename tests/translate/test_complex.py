@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sardonyx.errors import UnsupportedOperator
-from sardonyx.translate import pairs, table
+from sardonyx.translate import complex_as_real, table
 
 from .agreement import onnx
 
@@ -329,9 +329,9 @@ def _target(name: str) -> Any:
 
 def test_a_complex_translation_takes_the_arguments_of_its_operator() -> None:
     table.names()
-    for name in pairs.names():
+    for name in complex_as_real.names():
         arguments = _target(name)._schema.arguments
         positional = [a.name for a in arguments if not a.kwarg_only]
-        translation = pairs.find(_target(name))
+        translation = complex_as_real.find(_target(name))
         assert translation is not None
         inspect.signature(translation).bind("g", *positional, **{a.name: None for a in arguments if a.kwarg_only})

@@ -216,8 +216,8 @@ def test_a_file_makes_its_own_noise() -> None:
 
     graph = make_fx(draws, tracing_mode="symbolic")(torch.zeros(30, 40))
     results = graph.graph.output_node().args[0]
-    translation = translate(graph, opset=21, outputs=results, orders=[None] * 4, noise="nodes")
-    assert translation.draws == []
+    translation = translate(graph, opset=21, outputs=results, orders=[None] * 4, random_mode="nodes")
+    assert translation.random_inputs == []
     session = onnxruntime.InferenceSession(ir.to_proto(translation.model).SerializeToString())
     name = session.get_inputs()[0].name
     uniform, normal, wide, coin = (torch.tensor(r) for r in session.run(None, {name: torch.zeros(50, 60).numpy()}))

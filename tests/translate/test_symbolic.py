@@ -77,17 +77,17 @@ def test_a_tensor_that_is_a_constant_is_an_attribute() -> None:
 
 
 def test_one_that_is_not_is_refused() -> None:
-    with pytest.raises(UnsupportedOperator, match="its w depends on the inputs, and in ONNX it is an attribute"):
+    with pytest.raises(UnsupportedOperator, match="its w depends on the inputs, but is a constant attribute"):
         exported(lambda g, x, w, eps: g.op("my::Norm", x, w_f=w), lambda x: torch.ops.symbolic.one(x, x.sum(), 0.5))
 
 
 def test_a_number_that_a_file_cannot_hold_is_refused() -> None:
-    with pytest.raises(UnsupportedOperator, match="is more than an attribute of ONNX, a float32, can hold"):
+    with pytest.raises(UnsupportedOperator, match="overflows an ONNX attribute, which is a float32"):
         exported(lambda g, x, w, eps: g.op("my::Norm", x, eps_f=1e200))
 
 
 def test_an_attribute_without_a_type_is_an_error() -> None:
-    with pytest.raises(ValueError, match="'epsilon': its type comes after its name, epsilon_f"):
+    with pytest.raises(ValueError, match=r"'epsilon' of g\.op has no type suffix: use epsilon_f"):
         exported(lambda g, x, w, eps: g.op("my::Norm", x, epsilon=eps))
 
 

@@ -29,7 +29,7 @@ def decompositions(training: bool = False, preserved: frozenset[str] = frozenset
 
     Operators named in `preserved` are not decomposed either.
     """
-    rules = _decompositions(training, table.edits())
+    rules = _decompositions(training, table.revision())
     return {target: rule for target, rule in rules.items() if target.name() not in preserved} if preserved else rules
 
 

@@ -178,7 +178,7 @@ def translation(signature: Signature, identity: Identity) -> Callable[..., Any]:
         attributes = [_attribute(a, given[a.name]) for a in signature.attributes]
         expected = g.out if isinstance(g.out, (tuple, list)) else [g.out]
         types = [dtypes.to_onnx(x.dtype) for x in expected]
-        made = g.foreign(identity.domain, identity.name, inputs, attributes, types, identity.version)
+        made = g.custom_node(identity.domain, identity.name, inputs, attributes, types, identity.version)
         return made[0] if len(made) == 1 else made
 
     return translate

@@ -23,7 +23,7 @@ from sardonyx.doors.call_arguments import Argument, ArgumentKind
 from sardonyx.doors.program import CallSpec, Program
 from sardonyx.engines.registry import opset_of_files
 from sardonyx.errors import OptionError, VerificationError
-from sardonyx.optimize.legalize import lack
+from sardonyx.optimize.legalize import unsupported_reason
 from sardonyx.options import Options
 from sardonyx.pipeline import build_file
 from sardonyx.run.binding import Binding
@@ -36,7 +36,7 @@ from sardonyx.telemetry.source import source_of
 from sardonyx.telemetry.verify import close, difference
 from sardonyx.translate import functions as onnx_functions
 from sardonyx.translate import inference
-from sardonyx.translate.translator import NotExpressible, Translation, described, translate
+from sardonyx.translate.translator import NotExpressible, Translation, translate, value_from_fx
 
 log = logging.getLogger(__name__)
 
@@ -181,8 +181,8 @@ def _translation(captured: Captured, options: Options) -> Translation:
         outputs=list(outputs),
         orders=[None] * len(outputs),
         weights=captured.weights,
-        lack=lambda node: lack(node, opset_of_files(options), None),
-        noise="nodes",
+        unsupported_reason=lambda node: unsupported_reason(node, opset_of_files(options), None),
+        random_mode="nodes",
         translations=options.translations,
         translator=options.translator,
     )
@@ -275,7 +275,7 @@ def _keep_inputs(translation: Translation, captured: Captured) -> list[int]:
     wanted = []
     for index, placeholder in enumerate(captured.graph.graph.find_nodes(op="placeholder")):
         if index in captured.inputs and isinstance(placeholder.meta.get("val"), torch.Tensor) and index not in inputs:
-            inputs[index] = described(placeholder.name, placeholder.meta["val"])
+            inputs[index] = value_from_fx(placeholder.name, placeholder.meta["val"])
         if index in inputs:
             wanted.append(index)
     graph.inputs[:] = [inputs[index] for index in wanted]

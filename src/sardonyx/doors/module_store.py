@@ -57,7 +57,7 @@ def store_key(
     plain = all(tensor.device.type == "cpu" and not tensor.is_complex() for tensor in arguments.tensors)
     single = all(tensor.dim() or tensor.dtype != torch.float64 for tensor in arguments.tensors)  # others may be numbers
     inspected = options.transforms or options.dump or options.verify or options.report
-    translated_otherwise = options.translations or not table.is_as_released()
+    translated_otherwise = options.translations or not table.has_only_own_translations()
     if signature is None or not plain or not single or inspected or translated_otherwise:
         return None
     module_fingerprint = fingerprint(module) if default_cache(options) else None

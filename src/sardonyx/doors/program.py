@@ -31,7 +31,7 @@ from sardonyx.options import Options
 from sardonyx.pipeline import fit_to_engine, refit
 from sardonyx.run.binding import Binding, restore_result
 from sardonyx.telemetry.report import Report, observed
-from sardonyx.translate.translator import in_torch
+from sardonyx.translate.translator import external_weight
 
 
 @dataclass(frozen=True)
@@ -239,5 +239,5 @@ def _extract_weights(model: ir.Model) -> dict[str, torch.Tensor]:
             continue
         tensor = stored.raw.detach() if isinstance(stored, TorchTensor) else torch.from_numpy(stored.numpy())
         weights[name] = tensor.contiguous()
-        value.const_value = in_torch(name, stored.dtype, tuple(tensor.shape))
+        value.const_value = external_weight(name, stored.dtype, tuple(tensor.shape))
     return weights

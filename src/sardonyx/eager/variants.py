@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar
 
-from sardonyx.translate.functional import functional_of, written
+from sardonyx.translate.functional import functional_of, mutated_arguments
 
 COMPOSED: dict[str, Callable[..., Any]] = {}
 """Operators that become one model by what they are composed of, by their qualified names."""
@@ -42,7 +42,7 @@ class Variant:
 @cache
 def variant_of(operator: Any) -> Variant | None:
     """The functional operator behind one, by torch's schemas; None where there is none."""
-    parameters, names = tuple(a.name for a in operator._schema.arguments), written(operator)
+    parameters, names = tuple(a.name for a in operator._schema.arguments), mutated_arguments(operator)
     if not names:
         return Variant(operator, COMPOSED.get(operator.name(), operator), "functional", (), parameters)
     functional = functional_of(operator)

@@ -1,4 +1,4 @@
-"""What runs a model: a registry of engines behind one small interface."""
+"""Engines: the interface behind which runtimes load and run ONNX models, and the registry of them."""
 
 from sardonyx.engines.engine import Availability, Engine, Job, Runner
 from sardonyx.engines.registry import engines, find, register

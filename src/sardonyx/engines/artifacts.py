@@ -1,4 +1,4 @@
-"""What engines compile, kept on disk for the next process."""
+"""Cache on disk what engines compile, and load it from there."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ log = logging.getLogger(__name__)
 
 
 def load(engine: Engine, job: Job) -> Runner:
-    """A runner for the model: compiled before, or compiled now."""
+    """Load a model: compile it, unless the disk cache already has the artifact."""
     identity = engine.identity(job.options)
     if identity is None:
         return engine.load(job, None)
     compilation = _Compilation(engine, job)
     cache = default_cache(job.options)
     if cache is not None:
-        return _from(cache, _key(engine, identity, job), compilation)
+        return _load_cached(cache, _key(engine, identity, job), compilation)
     with tempfile.TemporaryDirectory(prefix="sardonyx-") as folder:
         compilation.write(Path(folder))
         return engine.load(job, Path(folder))
 
 
-def _from(cache: DiskCache, key: str, compilation: _Compilation) -> Runner:
-    """A runner from the cache. An artifact that was made before and does not load is made once more."""
+def _load_cached(cache: DiskCache, key: str, compilation: _Compilation) -> Runner:
+    """Load from the cache. If a cached artifact does not load, compile it once more and replace it."""
     engine, job, about = compilation.engine, compilation.job, compilation.about
     folder = cache.get_or_make(key, compilation.write, about)
     edition = cache.edition(key)
@@ -41,19 +41,19 @@ def _from(cache: DiskCache, key: str, compilation: _Compilation) -> Runner:
         if compilation.done:
             cache.drop(key)
             raise
-        log.warning("what %s compiled before does not load, so it is compiled again: %s", engine.name, error)
+        log.warning("the cached artifact of %s does not load; compiling again: %s", engine.name, error)
     return engine.load(job, cache.get_or_make(key, compilation.write, about, unlike=edition or "gone"))
 
 
 class _Compilation:
-    """Has the engine compile, and remembers that it did."""
+    """One compilation, which records whether it ran."""
 
     def __init__(self, engine: Engine, job: Job) -> None:
         self.engine, self.job, self.done = engine, job, False
 
     @property
     def about(self) -> Mapping[str, str]:
-        """What a list of the cache shows."""
+        """The metadata that a listing of the cache shows."""
         return {"what": "artifact", "engine": self.engine.name, "device": str(self.job.device)}
 
     def write(self, folder: Path) -> None:
@@ -63,8 +63,7 @@ class _Compilation:
 
 
 def _key(engine: Engine, identity: str, job: Job) -> str:
-    """Everything that decides what the engine writes. What the engine says of itself comes from its own code, so
-    options that any engine may read are there as well."""
+    """Return the cache key of the artifact. An engine's `identity` may miss an option, so options are included too."""
     return key_of(
         engine=engine.name,
         identity=identity,

@@ -1,6 +1,6 @@
-"""Whether this ONNX Runtime, on this processor, has convolutions over blocks of channels, and how wide a block is.
+"""Whether this ONNX Runtime has NCHWc convolutions (channels in blocks) on this processor, and the block size.
 
-It tells neither, so both are tried: rewritten convolutions must give what plain ones give.
+Its API tells neither, so both are found by trial: rewritten convolutions must match plain ones.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from sardonyx.translate.builder import Builder
 log = logging.getLogger(__name__)
 
 OPERATORS = frozenset({"Conv", "ConvTranspose"})
-"""What would be rewritten."""
+"""Operators that would be rewritten."""
 _X, _W = (1, 16, 32, 32), (16, 16, 3, 3)
 
 
 @cache
 def domain(ort: Any) -> str | None:
-    """The domain of blocked convolutions with the width of a block, as `Engine.local_domains` names it."""
-    draw = np.random.default_rng(0)
-    feeds = {name: draw.standard_normal(dims, dtype=np.float32) for name, dims in (("x", _X), ("w", _W))}
+    """Return the domain of NCHWc convolutions with the block size, in the format of `Engine.local_domains`."""
+    generator = np.random.default_rng(0)
+    feeds = {name: generator.standard_normal(dims, dtype=np.float32) for name, dims in (("x", _X), ("w", _W))}
     expected = _run(ort, _model(), feeds)
     for width in (16, 8):
         model, name = _model(), f"{NCHWC}/{width}"
@@ -37,12 +37,12 @@ def domain(ort: Any) -> str | None:
             if np.allclose(_run(ort, model, feeds), expected, rtol=1e-3, atol=1e-3):
                 return name
         except Exception as error:
-            log.info("no convolutions over blocks of %d channels: %s", width, error)
+            log.info("no NCHWc convolutions with blocks of %d channels: %s", width, error)
     return None
 
 
 def _model() -> ir.Model:
-    """A convolution and a transposed one."""
+    """Return a model with a Conv and a ConvTranspose."""
     g = Builder(opsets.CHANNEL_SCALES)
     x, w = (ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT)) for name in ("x", "w"))
     g.shaped(x, _X), g.shaped(w, _W)

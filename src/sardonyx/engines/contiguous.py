@@ -1,4 +1,4 @@
-"""Memory as engines read it: the elements in order, without gaps."""
+"""Contiguity as engines need it: C order, no gaps, and no lazy negation."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import torch
 
 
 def is_contiguous(x: torch.Tensor) -> bool:
-    """Whether memory holds the elements in order; those of a conjugate's imaginary part have the other sign there."""
+    """Whether memory holds the elements in C order; torch may negate lazily, as for a conjugate's imaginary part."""
     return x.is_contiguous() and not x.is_neg()
 
 
 def contiguous(x: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a contiguous copy of it."""
+    """Return the tensor, or a contiguous copy of it."""
     return x if is_contiguous(x) else x.resolve_neg().contiguous()

@@ -1,4 +1,4 @@
-"""What an engine is: the one interface between a model and whatever runs it."""
+"""The interface of engines: what loads and runs an ONNX model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether an engine can be used here: its version, or the reason why not."""
+    """Whether an engine is installed: its version, or the reason why it cannot be used."""
 
     name: str
     version: str | None
@@ -38,7 +38,7 @@ class Availability:
 
 @dataclass(frozen=True)
 class Job:
-    """A model ready to run: serialised, with the tensors its weights live in."""
+    """A serialized model to load, with the tensors of its weights."""
 
     model: bytes
     weights: Mapping[str, torch.Tensor]
@@ -46,17 +46,17 @@ class Job:
     outputs: tuple[str, ...]
     output_types: tuple[torch.dtype, ...]
     output_shapes: tuple[tuple[int, ...] | None, ...]
-    """The sizes of each output where all are known ahead."""
+    """The shape of each output; None if a size is not known before the call."""
     fixed: frozenset[int]
-    """Which inputs are weights: the same tensors on nearly every call."""
+    """Indices of the inputs that are weights: the same tensors at nearly every call."""
     device: torch.device
     stream: int | None
-    """The accelerator's stream that the session runs on: torch's current one; None on the CPU."""
+    """The CUDA stream of the session, torch's current one; None on the CPU."""
     options: Options
     libraries: tuple[str, ...] = ()
-    """Shared libraries with operators of the model's own, for an engine that `takes_kernels`."""
+    """Shared libraries with the model's custom operators, for an engine that `takes_kernels`."""
     refit: Refit | None = None
-    """Makes of a file's job one for another engine, where the engine is a choice of several."""
+    """Makes of a file's job one for another engine; used by an engine that chooses among others."""
 
     @classmethod
     def of(
@@ -71,7 +71,7 @@ class Job:
         libraries: Sequence[str] = (),
         refit: Refit | None = None,
     ) -> Job:
-        """A job for a serialised model with the inputs and outputs of `graph`, on torch's current stream."""
+        """Return a job for a serialized model with the inputs and outputs of `graph`, on torch's current stream."""
         device = device or torch.device("cpu")
         return cls(
             model=model,
@@ -89,16 +89,16 @@ class Job:
         )
 
     def whole(self) -> ir.Model:
-        """The model with its weights, which stay in torch's memory until they are written."""
+        """Return the model with its weights, which share torch's memory until they are written."""
         model = ir.from_proto(onnx.load_from_string(self.model))
         for name, value in model.graph.initializers.items():
-            held = value.const_value
-            if isinstance(held, ir.ExternalTensor) and held.location == WEIGHTS_LOCATION:
+            tensor = value.const_value
+            if isinstance(tensor, ir.ExternalTensor) and tensor.location == WEIGHTS_LOCATION:
                 value.const_value = TorchTensor(self.weights[name].detach().cpu(), name=name)
         return model
 
     def digest(self) -> str:
-        """What tells the model, every byte of its weights included, from any other."""
+        """Return the hash of the model and of every byte of its weights."""
         hashed = hashlib.sha256(self.model)
         for name in sorted(self.weights):
             weight = self.weights[name].detach().cpu().contiguous()
@@ -112,7 +112,7 @@ Refit: TypeAlias = Callable[[Job, "Engine", Options], Job]
 
 
 def static_sizes(value: ir.Value) -> tuple[int, ...] | None:
-    """The sizes of a value, where all are known ahead."""
+    """Return the sizes of a value, or None if some are symbolic."""
     dims = value.meta.get("dims", value.shape)
     if dims is None or not all(isinstance(dim, int) for dim in dims):
         return None
@@ -120,7 +120,7 @@ def static_sizes(value: ir.Value) -> tuple[int, ...] | None:
 
 
 def current_stream(device: torch.device) -> int | None:
-    """Which stream a session for this device runs on: torch's current one; None on the CPU."""
+    """Return torch's current stream on the device, for a session to run on; None on the CPU."""
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
 
 
@@ -132,85 +132,85 @@ class Runner(ABC):
         """Run once; safe to call from several threads."""
 
     def into(self, inputs: Sequence[torch.Tensor | int], outputs: Sequence[torch.Tensor]) -> None:
-        """Run once, and leave the results in these tensors, which have the right sizes and types."""
-        for given, result in zip(outputs, self(inputs), strict=True):
-            given.copy_(result)
+        """Run once and store the results in these tensors, which have the right shapes and dtypes."""
+        for output, result in zip(outputs, self(inputs), strict=True):
+            output.copy_(result)
 
-    def close(self) -> None:  # noqa: B027  # many hold nothing
-        """Free what the engine holds."""
+    def close(self) -> None:  # noqa: B027  # many engines hold no resources
+        """Free the engine's resources."""
 
 
 class Engine(ABC):
-    """An engine: `probe` and `load` are needed, the rest has defaults for one that takes plain ONNX on the CPU."""
+    """An engine must define `probe` and `load`; the rest has defaults for one that runs plain ONNX on the CPU."""
 
     name: str
     domains: frozenset[str] = frozenset()
-    """Operator domains it knows beside ONNX's own."""
+    """Operator domains it supports besides ONNX's own."""
     custom_operators = False
-    """Whether it loads the libraries of operators that `sardonyx.custom_op` declared."""
+    """Whether it loads the libraries of operators declared by `sardonyx.custom_op`."""
     takes_session_options = False
-    """Whether it runs models in sessions of ONNX Runtime: they have levels of optimization, and can write profiles."""
+    """Whether it runs models in ONNX Runtime sessions, which have optimization levels and can write profiles."""
 
     @abstractmethod
     def probe(self) -> Availability:
-        """Whether it is installed, without loading more than needed to tell."""
+        """Whether it is installed, determined without loading more than necessary."""
 
     def local_domains(self, device: torch.device, operators: Set[str]) -> frozenset[str]:
-        """Domains for a model of these ONNX operators that runs here and now, and is not kept: what works may change.
+        """Return domains for a model of these ONNX operators that runs on this machine only and is not saved.
 
-        What follows a slash is how operators of the domain want their operands: `com.microsoft.nchwc/16` takes channels
-        in blocks of sixteen.
+        What follows a slash is the layout that operators of the domain need: `com.microsoft.nchwc/16` has channels in
+        blocks of sixteen.
         """
         return frozenset()
 
     def kernels(self, device: torch.device) -> Any:
-        """A `sardonyx.optimize.legalize.Kernels`: which operators it has for which dtypes; None if it has all."""
+        """Return a `sardonyx.optimize.legalize.Kernels`: its operators and their dtypes; None if it has all."""
         return None
 
     def opset(self, device: torch.device, operators: Set[str]) -> int:
-        """The newest opset it runs well on this device, for a graph of these torch operators."""
+        """Return the newest opset that it runs well on this device, for a graph of these torch operators."""
         return opsets.NEWEST
 
     def freezes(self, device: torch.device) -> bool:
-        """Whether weights on this device had better be constants of the model than inputs."""
+        """Whether weights on this device should be constants of the model rather than inputs."""
         return True
 
     def takes_kernels(self, device: torch.device) -> bool:
-        """Whether it can load ONNX Runtime's kind of custom operators for this device."""
+        """Whether it can load ONNX Runtime custom operators for this device."""
         return False
 
     def identity(self, options: Options) -> str | None:
-        """What decides, beside the model, what `compile` writes: versions, the compiler, its flags.
+        """Return what determines, besides the model, what `compile` writes: versions, the compiler, its flags.
 
-        None for an engine that writes nothing: its models are made ready anew by each `load`.
+        None for an engine that compiles nothing: each `load` then starts from the model.
         """
         return None
 
     def compile(self, job: Job, folder: Path) -> None:  # noqa: B027  # many compile nothing
-        """Write into an empty folder what `load` will need; it is kept for other processes."""
+        """Write into an empty folder what `load` will need; the disk cache stores it for other processes."""
 
     @abstractmethod
     def load(self, job: Job, artifact: Path | None) -> Runner:
-        """Make the model ready to run, from what `compile` wrote where there is any.
+        """Load the model, from what `compile` wrote if anything.
 
-        The folder may be gone once this returns: what is needed later has to be open by then.
+        The folder may be deleted once this returns: open before then what is needed later.
         """
 
 
 class EngineChoice(Engine):
-    """An engine that chooses among others, with the arguments of the first call."""
+    """An engine that chooses among others with the arguments of the first call."""
 
     @abstractmethod
     def candidates(self, options: Options, device: torch.device | None = None) -> list[Engine]:
-        """The engines to choose from, the preferred first."""
+        """Return the engines to choose from, preferred first."""
 
     @abstractmethod
     def options_for(self, engine: Engine, options: Options) -> Options:
-        """The options with which a candidate is tried."""
+        """Return the options for trying a candidate."""
 
     @abstractmethod
     def key(self, model: bytes, inputs: Sequence[Any], options: Options, device: torch.device) -> str:
-        """What a choice holds for."""
+        """Return the key under which a choice is cached."""
 
     @abstractmethod
     def choose(
@@ -220,4 +220,4 @@ class EngineChoice(Engine):
         expected: Callable[[], Sequence[Any]] | None,
         options: Options,
     ) -> tuple[Choice, T]:
-        """The choice, and what was prepared of its engine."""
+        """Return the choice, and what the chosen engine's contender returned."""

@@ -1,4 +1,4 @@
-"""IREE: a model compiled to native code for this CPU."""
+"""The engine IREE: compiles a model to native code for this CPU."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from sardonyx.optimize.legalize import Kernels
 from sardonyx.options import Options
 from sardonyx.threads import Quiet
 
-_COMPILER = Path(__file__).with_name("iree_compile.py")
-_CODE, _LATER = "model.vmfb", "compiled-for-each-size"
+_COMPILER_SCRIPT = Path(__file__).with_name("iree_compile.py")
+_CODE_FILE, _SYMBOLIC_MARKER = "model.vmfb", "compiled-for-each-size"
 _INSTALL = 'pip install "sardonyx[iree]"'
 _PACKAGES = ("iree-base-compiler", "iree-base-runtime")
-_FLAGS = (
+_DEFAULT_FLAGS = (
     "--iree-input-type=onnx",
     "--iree-hal-target-device=local",
     "--iree-hal-local-target-device-backends=llvm-cpu",
@@ -49,48 +49,48 @@ _FLAGS = (
 _CHANNELS_LAST = (
     "--iree-preprocessing-pass-pipeline=builtin.module(util.func(iree-preprocessing-convert-conv-to-channels-last))"
 )
-"""Without it a convolution took three times as long."""
-_SYSTEM = "--iree-llvmcpu-link-embedded=false"
+"""Without this pass a convolution took three times as long."""
+_SYSTEM_LIBRARY = "--iree-llvmcpu-link-embedded=false"
 _ALIGNMENT = 64
-"""Bytes that its kernels take a tensor to be aligned to."""
+"""The alignment in bytes that its kernels assume."""
 _KDLCPU = 1
-_SIZES_KEPT = 8
-"""For how many sizes of a model of symbolic ones the code stays in memory."""
+_CACHED_SHAPES = 8
+"""The number of input shapes for which a symbolic model's code is cached in memory."""
 
 
 class Iree(Engine):
-    """Compiles models with IREE, in a process of its own, and runs the code here."""
+    """Compiles models with IREE in a subprocess, and runs the code in this process."""
 
     name = "iree"
 
     def probe(self) -> Availability:
-        """Whether compiler and runtime are installed; to ask for versions imports nothing."""
+        """Whether compiler and runtime are installed; the version is read without importing them."""
         try:
             return Availability(self.name, " / ".join(dict.fromkeys(map(version, _PACKAGES))))
         except PackageNotFoundError:
             return Availability(self.name, None, _INSTALL)
 
     def kernels(self, device: torch.device) -> Kernels:
-        """Half precision is only moved: it would sum in it, where torch sums in float. Some operators it lacks."""
-        return _Known({})
+        """Return kernels that only move half precision: IREE sums in it, where torch sums in float."""
+        return _IreeKernels({})
 
     def opset(self, device: torch.device, operators: Set[str]) -> int:
-        """22: attention and the norms of 23 are not all known to its importer."""
+        """Return 22: the importer does not support all of opset 23's attention and norms."""
         return opsets.ATTENTION - 1
 
     def identity(self, options: Options) -> str:
-        """Versions and flags."""
+        """Return versions and flags."""
         return " ".join((*map(version, _PACKAGES), *_flags(options)))
 
     def compile(self, job: Job, folder: Path) -> None:
-        """Compile the model, weights included; one of symbolic sizes is compiled when they are known."""
+        """Compile the model with its weights; a model of symbolic sizes is compiled when they are known."""
         if job.device.type != "cpu":
-            raise EngineError(f"iree runs on the CPU here, and the tensors are on {job.device}", hint=_ELSEWHERE)
+            raise EngineError(f"iree runs on the CPU, but the tensors are on {job.device}", hint=_HINT)
         _require()
         if _is_symbolic(job):
-            (folder / _LATER).touch()
+            (folder / _SYMBOLIC_MARKER).touch()
             return
-        model = _with_sizes(job.whole())
+        model = _with_static_shapes(job.whole())
         flags = _flags(job.options)
         convolves = any(node.op_type == "Conv" for node in model.graph.all_nodes())
         if convolves and not any(flag.startswith("--iree-preprocessing-pass-pipeline") for flag in flags):
@@ -98,21 +98,21 @@ class Iree(Engine):
         with tempfile.TemporaryDirectory(prefix="sardonyx-iree-") as scratch:
             source = Path(scratch) / "model.onnx"
             ir.save(model, source, external_data="weights")
-            command = [sys.executable, "-P", str(_COMPILER), str(source), str(folder / _CODE), *flags]
+            command = [sys.executable, "-P", str(_COMPILER_SCRIPT), str(source), str(folder / _CODE_FILE), *flags]
             done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-        if done.returncode or not (folder / _CODE).exists():
-            how = f"crashed (signal {-done.returncode})" if done.returncode < 0 else "refused the model"
-            raise EngineError(f"iree's compiler {how}: {_shortened(done.stderr)}", hint=_ELSEWHERE)
+        if done.returncode or not (folder / _CODE_FILE).exists():
+            failure = f"crashed (signal {-done.returncode})" if done.returncode < 0 else "refused the model"
+            raise EngineError(f"iree's compiler {failure}: {_extract_errors(done.stderr)}", hint=_HINT)
 
     def load(self, job: Job, artifact: Path | None) -> Runner:
         """Map the compiled code into memory."""
         if _is_symbolic(job):
             return SymbolicRunner(self, job)
         if artifact is not None:
-            return IreeRunner(job, artifact / _CODE)
+            return IreeRunner(job, artifact / _CODE_FILE)
         with tempfile.TemporaryDirectory(prefix="sardonyx-iree-") as folder:
             self.compile(job, Path(folder))
-            return IreeRunner(job, Path(folder) / _CODE)
+            return IreeRunner(job, Path(folder) / _CODE_FILE)
 
 
 def _is_symbolic(job: Job) -> bool:
@@ -120,11 +120,11 @@ def _is_symbolic(job: Job) -> bool:
     return any(not dim.HasField("dim_value") for x in inputs for dim in x.type.tensor_type.shape.dim)
 
 
-def _with_sizes(model: ir.Model) -> ir.Model:
-    """The model with numbers for all sizes.
+def _with_static_shapes(model: ir.Model) -> ir.Model:
+    """Return the model with static shapes for all values.
 
-    Where sizes are computed while the model runs, the code was seen to write beyond its memory, and to return what
-    nobody had written: so there must be none.
+    Code with shapes computed at run time was seen to write out of bounds and to return uninitialized memory, so a model
+    that needs them is refused.
     """
     if any(node.op_type == "Shape" for node in model.graph.all_nodes()):
         optimize_ir(model)
@@ -133,31 +133,31 @@ def _with_sizes(model: ir.Model) -> ir.Model:
         for value in node.outputs:
             if value.name and (value.shape is None or not value.shape.is_static()) and value.uses():
                 raise EngineError(
-                    f"iree is given no model whose sizes depend on values, as that of {node.op_type} ({node.name})",
-                    hint=_ELSEWHERE,
+                    f"iree does not support shapes that depend on values, as that of {node.op_type} ({node.name})",
+                    hint=_HINT,
                 )
     for node in list(model.graph.all_nodes()):
         if node.op_type == "Pad":
-            _crop_first(node)
+            _split_negative_pad(node)
     return model
 
 
-def _crop_first(node: ir.Node) -> None:
-    """Write a Pad of negative amounts, which IREE ignores, as a Slice and a Pad of what is left."""
+def _split_negative_pad(node: ir.Node) -> None:
+    """Replace a Pad by negative amounts, which IREE ignores, by a Slice and a Pad."""
     x, amounts = node.inputs[0], node.inputs[1]
-    held = None if amounts is None else ir.convenience.get_const_tensor(amounts)
-    if held is None or x is None or x.shape is None or not isinstance(node.graph, ir.Graph):
-        raise EngineError(f"iree is given no Pad of amounts that are computed ({node.name})", hint=_ELSEWHERE)
-    pads = held.numpy()
+    amounts_tensor = None if amounts is None else ir.convenience.get_const_tensor(amounts)
+    if amounts_tensor is None or x is None or x.shape is None or not isinstance(node.graph, ir.Graph):
+        raise EngineError(f"iree does not support a Pad by computed amounts ({node.name})", hint=_HINT)
+    pads = amounts_tensor.numpy()
     if (pads >= 0).all():
         return
-    named = node.inputs[3] if len(node.inputs) > 3 else None
-    axes = None if named is None else ir.convenience.get_const_tensor(named)
-    places = np.arange(len(x.shape)) if axes is None else axes.numpy()
+    axes_input = node.inputs[3] if len(node.inputs) > 3 else None
+    axes_tensor = None if axes_input is None else ir.convenience.get_const_tensor(axes_input)
+    axes = np.arange(len(x.shape)) if axes_tensor is None else axes_tensor.numpy()
     begins, ends = np.split(np.maximum(-pads, 0), 2)
-    sizes = np.array([x.shape[int(axis)] for axis in places], dtype=np.int64)
-    constants = [_constant(node, array) for array in (begins, sizes - ends, places, np.maximum(pads, 0))]
-    cropped = ir.node("Slice", [x, *(made.outputs[0] for made in constants[:3])])
+    sizes = np.array([x.shape[int(axis)] for axis in axes], dtype=np.int64)
+    constants = [_constant(node, array) for array in (begins, sizes - ends, axes, np.maximum(pads, 0))]
+    cropped = ir.node("Slice", [x, *(constant.outputs[0] for constant in constants[:3])])
     cropped.outputs[0].type = x.type
     node.graph.insert_before(node, cropped)
     node.replace_input_with(0, cropped.outputs[0])
@@ -165,36 +165,36 @@ def _crop_first(node: ir.Node) -> None:
 
 
 def _constant(before: ir.Node, array: np.ndarray) -> ir.Node:
-    made = ir.node("Constant", [], {"value": ir.tensor(array.astype(np.int64))})
-    made.outputs[0].type = ir.TensorType(ir.DataType.INT64)
+    node = ir.node("Constant", [], {"value": ir.tensor(array.astype(np.int64))})
+    node.outputs[0].type = ir.TensorType(ir.DataType.INT64)
     assert isinstance(before.graph, ir.Graph)
-    before.graph.insert_before(before, made)
-    return made
+    before.graph.insert_before(before, node)
+    return node
 
 
-class _Known(Kernels):
+class _IreeKernels(Kernels):
     def accepts(self, op_type: str, opset: int, types: Mapping[str, str]) -> bool:
         halves = {"tensor(float16)", "tensor(bfloat16)"} & set(types.values())
-        if op_type in _LACKING or (op_type == "MaxPool" and "I" in types):  # its indices are not ONNX's
+        if op_type in _UNSUPPORTED or (op_type == "MaxPool" and "I" in types):  # its indices differ from ONNX's
             return False
-        return op_type in _MOVING or not halves
+        return op_type in _DATA_MOVEMENT or not halves
 
 
-_LACKING = frozenset({"MaxUnpool", "NonZero"})
-_MOVING = frozenset(
+_UNSUPPORTED = frozenset({"MaxUnpool", "NonZero"})
+_DATA_MOVEMENT = frozenset(
     {"Cast", "Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Expand", "Concat", "Slice", "Split"}
     | {"Gather", "GatherElements", "GatherND", "Where", "Tile", "Flatten", "ScatterElements", "ScatterND"}
 )
-"""Operators that compute nothing."""
+"""Operators that only move data."""
 
 
 def _require() -> None:
-    lacking = [name for name in _PACKAGES if not _has(name)]
-    if lacking:
-        raise MissingDependency(f"the engine 'iree' needs the package {lacking[0]}", hint=_INSTALL)
+    missing = [name for name in _PACKAGES if not _is_installed(name)]
+    if missing:
+        raise MissingDependency(f"the engine 'iree' needs the package {missing[0]}", hint=_INSTALL)
 
 
-def _has(package: str) -> bool:
+def _is_installed(package: str) -> bool:
     try:
         return bool(version(package))
     except PackageNotFoundError:
@@ -210,39 +210,39 @@ def _runtime() -> Any:
     return iree.runtime
 
 
-_live: WeakSet[IreeRunner] = WeakSet()
+_live_runners: WeakSet[IreeRunner] = WeakSet()
 
 
 def _close_all() -> None:
-    """What lives when Python ends would be reported as leaked."""
-    for runner in list(_live):
+    """Close all runners at exit: IREE would report what is still alive as leaked."""
+    for runner in list(_live_runners):
         runner.close()
 
 
 def _flags(options: Options) -> tuple[str, ...]:
-    """The compiler's flags; the user's come last, and win."""
-    given = dict(options.engine_options or {})
-    more, system = given.pop("flags", ()), given.pop("system_library", False)
-    if given:
-        raise OptionError(f"engine_options has {next(iter(given))!r}", hint="iree takes 'flags' and 'system_library'")
+    """Return the compiler's flags; the user's come last and take precedence."""
+    own = dict(options.engine_options or {})
+    more, system = own.pop("flags", ()), own.pop("system_library", False)
+    if own:
+        raise OptionError(f"iree has no engine option {next(iter(own))!r}", hint="use 'flags' or 'system_library'")
     more = shlex.split(more) if isinstance(more, str) else list(more)
-    return (*_FLAGS, *([_SYSTEM] if system else ()), *more, *shlex.split(options.compile_options))
+    return (*_DEFAULT_FLAGS, *([_SYSTEM_LIBRARY] if system else ()), *more, *shlex.split(options.compile_options))
 
 
-def _shortened(log: str) -> str:
-    """The errors of a compiler's log, without the program it repeats after each."""
+def _extract_errors(log: str) -> str:
+    """Return the errors in a compiler's log, without the program that it repeats after each."""
     lines = log.splitlines()
     errors = [line for line in lines if "error:" in line] or lines[-4:]
-    return "\n  ".join(line if len(line) < 400 else f"{line[:400]} …" for line in errors[:6]) or "it said nothing"
+    return "\n  ".join(line if len(line) < 400 else f"{line[:400]} …" for line in errors[:6]) or "no output"
 
 
-_ELSEWHERE = 'the option engine="onnxruntime" runs it elsewhere; dump="folder" keeps the model'
+_HINT = 'use engine="onnxruntime", or dump="folder" to save the model'
 
 
 def _device() -> Any:
-    """With one thread the caller's own computes; a pool is the process's, as large as torch's was at first use.
+    """Return a device. One thread computes in the caller's thread; a pool has as many threads as torch at first use.
 
-    IREE keeps its drivers; one held here too would outlive it, and be reported at exit.
+    The driver is not stored here: it would outlive IREE's own reference and be reported as leaked at exit.
     """
     runtime, threads = _runtime(), torch.get_num_threads()
     if threads == 1:
@@ -252,7 +252,7 @@ def _device() -> Any:
 
 
 class IreeRunner(Runner):
-    """One compiled model, called with torch tensors and nothing copied."""
+    """One compiled model; torch tensors are passed without copies."""
 
     def __init__(self, job: Job, code: Path) -> None:
         runtime = _runtime()
@@ -262,49 +262,49 @@ class IreeRunner(Runner):
             module = runtime.VmModule.mmap(instance, str(code))
             modules = [runtime.create_hal_module(instance, self._device), module]
             self._context = runtime.VmContext(instance, modules)
-            self._function = module.lookup_function(_entry(module))
+            self._function = module.lookup_function(_entry_point(module))
         except Exception as error:
-            raise EngineError(f"iree cannot load what it compiled: {error}", hint=_ELSEWHERE) from error
+            raise EngineError(f"iree cannot load the compiled model: {error}", hint=_HINT) from error
         self._list, self._view = runtime.VmVariantList, runtime.HalBufferView
         self._types = job.output_types
-        self._lock = threading.Lock()  # a context has state
+        self._lock = threading.Lock()  # a context is not thread-safe
         self._quietly: Callable[..., Any] = Quiet()
-        _live.add(self)
+        _live_runners.add(self)
         fork.watch(self)
 
     def forked(self) -> None:
-        """In a child process: refuse to run."""
+        """Refuse to run in a forked child process."""
         fork.never_free(self._context)
         self._lock, self._quietly = threading.Lock(), fork.refuse("iree")
 
     def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:
         """Run once."""
-        given, results = self._list(len(inputs)), self._list(len(self._types))
+        arguments, results = self._list(len(inputs)), self._list(len(self._types))
         for x in inputs:
-            given.push_ref(self._device.from_dlpack_capsule(to_dlpack(_in_order(x))))
+            arguments.push_ref(self._device.from_dlpack_capsule(to_dlpack(_contiguous_aligned(x))))
         try:
             with self._lock:
-                self._quietly(self._context.invoke, self._function, given, results)
+                self._quietly(self._context.invoke, self._function, arguments, results)
         except Exception as error:
-            raise EngineError(f"iree failed while running: {error}", hint=_ELSEWHERE) from error
-        return [self._taken(results, index, dtype) for index, dtype in enumerate(self._types)]
+            raise EngineError(f"iree failed at run time: {error}", hint=_HINT) from error
+        return [self._to_torch(results, index, dtype) for index, dtype in enumerate(self._types)]
 
     def close(self) -> None:
-        """Drop the code."""
+        """Free the code."""
         self._context = self._function = self._device = None
 
-    def _taken(self, results: Any, index: int, dtype: torch.dtype) -> torch.Tensor:
+    def _to_torch(self, results: Any, index: int, dtype: torch.dtype) -> torch.Tensor:
         view = results.get_as_ref(index).deref(self._view)
-        made = from_dlpack(self._device.create_dlpack_capsule(view, _KDLCPU, 0))
-        return made if made.dtype == dtype else made.view(dtype)
+        tensor = from_dlpack(self._device.create_dlpack_capsule(view, _KDLCPU, 0))
+        return tensor if tensor.dtype == dtype else tensor.view(dtype)
 
 
 class SymbolicRunner(Runner):
-    """A model of symbolic sizes: compiled anew for the sizes of each call, of which some are kept."""
+    """A model of symbolic sizes, compiled for the input shapes of each call, with an LRU cache."""
 
     def __init__(self, engine: Iree, job: Job) -> None:
         self._engine, self._job = engine, job
-        self._runners = LRU[Runner](_SIZES_KEPT)
+        self._runners = LRU[Runner](_CACHED_SHAPES)
         self._lock = threading.Lock()
 
     def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:
@@ -313,17 +313,17 @@ class SymbolicRunner(Runner):
         with self._lock:
             runner = self._runners.get(key)
             if runner is None:
-                runner = artifacts.load(self._engine, _for_sizes(self._job, inputs))
+                runner = artifacts.load(self._engine, _specialize(self._job, inputs))
                 self._runners.put(key, runner)
         return runner([x for x in inputs if not isinstance(x, int)])
 
     def close(self) -> None:
-        """Drop the code for all sizes."""
+        """Free the code for all sizes."""
         self._runners.clear()
 
 
-def _for_sizes(job: Job, inputs: Sequence[torch.Tensor | int]) -> Job:
-    """The job for these sizes: integers among the inputs are sizes too, and become constants."""
+def _specialize(job: Job, inputs: Sequence[torch.Tensor | int]) -> Job:
+    """Return the job specialized for the shapes of `inputs`; integer inputs are sizes too and become constants."""
     model = ir.from_proto(onnx.load_from_string(job.model))
     graph = model.graph
     for value in (value for node in graph.all_nodes() for value in node.outputs):
@@ -344,14 +344,14 @@ def _for_sizes(job: Job, inputs: Sequence[torch.Tensor | int]) -> Job:
     )
 
 
-def _entry(module: Any) -> str:
-    """The function that returns when its results are there."""
+def _entry_point(module: Any) -> str:
+    """Return the name of the synchronous function."""
     names = [name for name in module.function_names if not name.startswith("__") and not name.endswith("$async")]
     return str(names[0])
 
 
-def _in_order(x: torch.Tensor | int) -> torch.Tensor:
-    """The tensor, or a copy that lies in memory as the code expects it."""
+def _contiguous_aligned(x: torch.Tensor | int) -> torch.Tensor:
+    """Return the tensor, or a copy that is contiguous and aligned."""
     if isinstance(x, int):
         return torch.tensor([x])
     x = x.detach()

@@ -1,4 +1,4 @@
-"""onnx-mlir: a compiler that makes a shared library of a model."""
+"""The engine onnx-mlir: compiles a model to a shared library."""
 
 from __future__ import annotations
 
@@ -15,66 +15,66 @@ import torch
 
 from sardonyx import opsets
 from sardonyx.engines.engine import Availability, Engine, Job
-from sardonyx.engines.om_compiler import MODEL, build, find
-from sardonyx.engines.om_library import CONSTANTS, OnnxMlirRunner
+from sardonyx.engines.onnx_mlir_compiler import MODEL, find_compiler, run_compiler
+from sardonyx.engines.onnx_mlir_library import CONSTANTS, OnnxMlirRunner
 from sardonyx.errors import EngineError, SardonyxError
 from sardonyx.options import Options
 
 _LARGEST_MODEL = 2**30
-"""Weights of more bytes than this are given to the compiler in a file beside the model: protobuf ends at 2 GiB."""
+"""Weights larger than this, in bytes, go to the compiler in an external file: protobuf is limited to 2 GiB."""
 
 
 class OnnxMlir(Engine):
-    """Compiles models to native code by onnx-mlir, and runs them on the CPU."""
+    """Compiles models to native code with onnx-mlir, and runs them on the CPU."""
 
     name = "onnx-mlir"
 
     def probe(self) -> Availability:
-        """Whether a compiler is on PATH, or named by the environment; one that options name is seen when used."""
+        """Whether a compiler is on PATH or set by the environment; one set by options is checked when used."""
         try:
-            return Availability(self.name, find(Options.of()).version)
+            return Availability(self.name, find_compiler(Options.of()).version)
         except SardonyxError as error:
             return Availability(self.name, None, error.what)
 
     def opset(self, device: torch.device, operators: Set[str]) -> int:
-        """21: recent compilers know 22, those of a year before 21; newer ones they only warn of."""
+        """Return 21: recent compilers support 22, those a year older 21, and for newer opsets they only warn."""
         return opsets.CHANNEL_SCALES
 
     def identity(self, options: Options) -> str:
-        """The compiler, its flags, and the kind of machine."""
-        compiler = find(options)
+        """Return the compiler, its flags, and the kind of machine."""
+        compiler = find_compiler(options)
         return "\n".join((compiler.identity(), platform.system(), platform.machine(), *compiler.settings.flags))
 
     def compile(self, job: Job, folder: Path) -> None:
-        """Write the library, and the file of its constants where it has one."""
+        """Write the library, and the file of its constants if there is one."""
         _require_cpu(job)
         stem = _tag(job, self.identity(job.options))
-        with tempfile.TemporaryDirectory(dir=folder, prefix="build-", ignore_cleanup_errors=True) as place:
-            _write(job, Path(place) / MODEL)
-            library = build(find(job.options), Path(place), stem)
-            for made in (library.with_name(stem + CONSTANTS), library):
-                if made.exists():
-                    _keep(made, folder)
+        with tempfile.TemporaryDirectory(dir=folder, prefix="build-", ignore_cleanup_errors=True) as scratch:
+            _write(job, Path(scratch) / MODEL)
+            library = run_compiler(find_compiler(job.options), Path(scratch), stem)
+            for file in (library.with_name(stem + CONSTANTS), library):
+                if file.exists():
+                    _move_file(file, folder)
 
     def load(self, job: Job, artifact: Path | None) -> OnnxMlirRunner:
-        """Open the library."""
+        """Load the library."""
         _require_cpu(job)
-        found = sorted(artifact.glob("*.so")) if artifact else []
-        if len(found) != 1:
-            raise EngineError(f"there are {len(found)} libraries in {artifact}, where compiling leaves one")
-        return OnnxMlirRunner(job, found[0])
+        libraries = sorted(artifact.glob("*.so")) if artifact else []
+        if len(libraries) != 1:
+            raise EngineError(f"{artifact} has {len(libraries)} libraries, expected one")
+        return OnnxMlirRunner(job, libraries[0])
 
 
 def _require_cpu(job: Job) -> None:
     if job.device.type != "cpu":
         raise EngineError(
-            f"tensors are on {job.device}, and onnx-mlir computes on the CPU only",
+            f"tensors are on {job.device}, but onnx-mlir runs on the CPU only",
             hint='move the model and its inputs to the CPU, or use engine="onnxruntime"',
         )
 
 
 def _tag(job: Job, identity: str) -> str:
-    """What the library's symbols and files end with, so that many models live in one process."""
+    """Return the suffix of the library's symbols and files, which must be unique within a process."""
     return "m" + hashlib.sha256(f"{job.digest()}\n{identity}".encode()).hexdigest()[:24]
 
 
@@ -83,9 +83,9 @@ def _write(job: Job, path: Path) -> None:
     ir.save(job.whole(), path, external_data=f"{path.name}.data" if size > _LARGEST_MODEL else None)
 
 
-def _keep(made: Path, folder: Path) -> None:
-    """Take a file out of the build folder. One that a container wrote as another user is copied, to own it."""
-    if made.stat().st_uid == os.geteuid():
-        os.replace(made, folder / made.name)
+def _move_file(file: Path, folder: Path) -> None:
+    """Move a file out of the build folder. One that a container wrote as another user is copied, to own it."""
+    if file.stat().st_uid == os.geteuid():
+        os.replace(file, folder / file.name)
     else:
-        shutil.copyfile(made, folder / made.name)
+        shutil.copyfile(file, folder / file.name)

@@ -1,4 +1,4 @@
-"""ONNX Runtime, the default engine."""
+"""The engine ONNX Runtime, which is the default."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from sardonyx.toolchain.operator_libraries import libraries_of
 log = logging.getLogger(__name__)
 
 _CUDA_STREAM_LEGACY = 1
-"""CUDA's explicit handle of the default stream. Torch calls it 0, which ONNX Runtime takes for none given, and then it
-uses a stream of its own that waits for nobody."""
+"""CUDA's explicit handle of the default stream. Torch calls it 0, which ONNX Runtime takes for no stream: it would then
+create one of its own, which does not synchronize with torch's."""
 _CUDA_BEFORE_OPSET_22 = ("aten::max_pool", "aten::native_group_norm", "aten::elu")
-"""What becomes MaxPool, InstanceNormalization or Elu, which ran on the CPU from opset 22 on (onnxruntime-gpu 1.31)."""
+"""Operators that become MaxPool, InstanceNormalization or Elu: from opset 22 on the CPU (onnxruntime-gpu 1.31)."""
 
 _COMPARE_32_BITS = frozenset({"Max", "Min", "Clip", "Sign"})
-"""CPU kernels of int64 that compare the low 32 bits in vector registers, as its ReduceMax and ReduceMin also do."""
+"""CPU kernels of int64 that compare only the low 32 bits in vector registers, as ReduceMax and ReduceMin also do."""
 _REDUCE_IN_DOUBLE = frozenset({"ReduceMax", "ReduceMin"})
 """CUDA kernels of int64 that compute in double precision."""
 
@@ -52,27 +52,27 @@ class OnnxRuntime(Engine):
             return Availability(self.name, None, error.what)
 
     def local_domains(self, device: torch.device, operators: Set[str]) -> frozenset[str]:
-        """On the CPU, convolutions over blocks of channels, where there are any."""
+        """Return the domain of NCHWc convolutions, if this processor has them."""
         if device.type != "cpu" or operators.isdisjoint(blocked.OPERATORS):
             return frozenset()
-        found = blocked.domain(onnxruntime())
-        return frozenset({found} if found else ())
+        domain = blocked.domain(onnxruntime())
+        return frozenset({domain} if domain else ())
 
     def kernels(self, device: torch.device) -> Kernels:
-        """What its kernels on this device accept."""
+        """Return which operators and dtypes its kernels on this device support."""
         return _kernels("CUDAExecutionProvider" if device.type == "cuda" else "CPUExecutionProvider")
 
     def opset(self, device: torch.device, operators: Set[str]) -> int:
-        """23, which has attention and RMS norm; less where the CUDA provider lacks the newer form of an operator."""
+        """Return 23, which has attention and RMS norm; 21 if the CUDA provider lacks the newer form of an operator."""
         lacking = device.type == "cuda" and any(name.startswith(_CUDA_BEFORE_OPSET_22) for name in operators)
         return opsets.POOLING_TYPES - 1 if lacking else opsets.NEWEST
 
     def freezes(self, device: torch.device) -> bool:
-        """On the CPU constants are pre-packed; elsewhere they would be copied through the host, so they are bound."""
+        """True on the CPU, where constants are pre-packed; elsewhere they would be copied through the host."""
         return device.type == "cpu"
 
     def takes_kernels(self, device: torch.device) -> bool:
-        """On the CPU."""
+        """True on the CPU."""
         return device.type == "cpu"
 
     def load(self, job: Job, artifact: Path | None) -> OnnxRuntimeRunner:
@@ -82,10 +82,10 @@ class OnnxRuntime(Engine):
 
 @cache
 def _kernels(provider: str) -> Kernels:
-    """The kernels of one provider. Asking for those of all would load every provider's library, and can crash.
+    """Return the kernels of one provider. Listing those of all would load every provider's library, and can crash.
 
-    Where it does not list them, as the CUDA provider does not, it is taken to accept any dtype: nodes that it lacks a
-    kernel for run on the CPU. What is inexact is known all the same.
+    A provider that does not list them, such as CUDA, is assumed to support every dtype: nodes without a kernel run on
+    the CPU. Kernels known to be inexact are excluded in any case.
     """
     onnxruntime()
     try:
@@ -93,14 +93,14 @@ def _kernels(provider: str) -> Kernels:
     except Exception as error:
         log.info("%s does not list its kernels: %s", provider, error)
         kernels = []
-    found: dict[tuple[str, str], list[tuple[range, Mapping[str, Sequence[str]]]]] = {}
+    registered: dict[tuple[str, str], list[tuple[range, Mapping[str, Sequence[str]]]]] = {}
     for kernel in kernels:
         versions = range(kernel.version_range[0], kernel.version_range[1] + 1)
-        found.setdefault((kernel.domain, kernel.op_name), []).append((versions, kernel.type_constraints))
+        registered.setdefault((kernel.domain, kernel.op_name), []).append((versions, kernel.type_constraints))
     on_cpu = provider == "CPUExecutionProvider"
     inexact = _COMPARE_32_BITS | _REDUCE_IN_DOUBLE if on_cpu else _REDUCE_IN_DOUBLE
     return Kernels(
-        found,
+        registered,
         where_loses_zero_sign=on_cpu,
         max_pool_loses_infinity=on_cpu,
         joins_casts=True,
@@ -109,14 +109,14 @@ def _kernels(provider: str) -> Kernels:
 
 
 class OnnxRuntimeRunner(Runner):
-    """One session, called with torch tensors and nothing copied."""
+    """One session; torch tensors are passed without copies."""
 
     def __init__(self, job: Job) -> None:
-        onnxruntime()  # or an error that says what is missing
+        onnxruntime()  # raises if it is not installed
         if job.options.engine_options:
             raise OptionError(
-                f"onnxruntime has no engine_options, and was given {dict(job.options.engine_options)}",
-                hint="its settings are session_options and providers",
+                f"onnxruntime has no engine_options, got {dict(job.options.engine_options)}",
+                hint="use session_options and providers",
             )
         c = ortvalue.binding()
         self._job: Job | None = job
@@ -137,12 +137,11 @@ class OnnxRuntimeRunner(Runner):
         fork.watch(self)
 
     def _open(self, job: Job) -> None:
-        """Create the session."""
         ort = onnxruntime()
         options = session_options(ort, job.options.session_options)
         for library in (*job.libraries, *libraries_of(job.model)):
             options.register_custom_ops_library(str(library))
-        _share(ort, options, self._weights)
+        _share_weights(ort, options, self._weights)
         providers = _providers(ort, job)
         try:
             self._session = ort.InferenceSession(
@@ -153,7 +152,7 @@ class OnnxRuntimeRunner(Runner):
         self._run = self._session._sess.run_with_ortvaluevector
 
     def forked(self) -> None:
-        """In a child process, which has none of the session's threads: have another session from the next call on."""
+        """In a forked child process, which has none of the session's threads: create a new session at the next call."""
         if self._job is not None:
             fork.never_free(self._session)
             self._session, self._run = None, self._open_and_run
@@ -165,30 +164,30 @@ class OnnxRuntimeRunner(Runner):
         self._run(*args)
 
     def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:
-        """Run once. Nothing here is shared between calls, so threads need no lock."""
+        """Run once. Calls share no state, so threads need no lock."""
         fetches = self._vector()
-        given = self._allocate(fetches) if self._allocate else None
-        self._run_to(inputs, fetches)
-        return given or [read(fetches, index) for index, read in enumerate(self._readers)]
+        allocated = self._allocate(fetches) if self._allocate else None
+        self._run_into(inputs, fetches)
+        return allocated or [read(fetches, index) for index, read in enumerate(self._readers)]
 
     def into(self, inputs: Sequence[torch.Tensor | int], outputs: Sequence[torch.Tensor]) -> None:
-        """Run once, straight into the memory of these tensors where it lies in order."""
+        """Run once, writing directly into the memory of these tensors if they are contiguous."""
         if not all(map(is_contiguous, outputs)):
             return super().into(inputs, outputs)
         fetches = self._vector()
         for output in outputs:
             fetches.push_back(from_torch(output))
-        return self._run_to(inputs, fetches)
+        return self._run_into(inputs, fetches)
 
     def feeds(self, values: Sequence[Any]) -> Any:
-        """ONNX Runtime's own values as `fetch` takes them."""
-        given = self._vector()
+        """Return a vector of ONNX Runtime values, for `fetch`."""
+        vector = self._vector()
         for value in values:
-            given.push_back(value)
-        return given
+            vector.push_back(value)
+        return vector
 
     def fetch(self, feeds: Any) -> Any:
-        """Run once with ONNX Runtime's own values; a vector of them."""
+        """Run once with a vector of ONNX Runtime values; return a vector of the outputs."""
         fetches = self._vector()
         try:
             self._quietly(self._run, self._run_options, self._inputs, feeds, self._outputs, fetches, self._devices)
@@ -196,19 +195,19 @@ class OnnxRuntimeRunner(Runner):
             raise _run_error(error) from error
         return fetches
 
-    def _run_to(self, inputs: Sequence[torch.Tensor | int], fetches: Any) -> None:
+    def _run_into(self, inputs: Sequence[torch.Tensor | int], fetches: Any) -> None:
         feeds = self._vector()
         for index, x in enumerate(inputs):
-            feeds.push_back(self._weight(index, x) if index in self._fixed else from_torch(x))
+            feeds.push_back(self._fixed_value(index, x) if index in self._fixed else from_torch(x))
         try:
             self._quietly(self._run, self._run_options, self._inputs, feeds, self._outputs, fetches, self._devices)
         except Exception as error:
             raise _run_error(error) from error
 
-    def _weight(self, index: int, x: Any) -> Any:
-        """The value of an input that seldom changes, made once for each tensor and address."""
+    def _fixed_value(self, index: int, x: Any) -> Any:
+        """Return the OrtValue of an input that seldom changes, cached by tensor and address."""
         if not is_contiguous(x):
-            return from_torch(x)  # a copy, which would not see the next edit
+            return from_torch(x)  # a copy must not be cached: it would miss later edits
         tensor, address, value = self._fixed[index]
         if tensor is not x or address != x.data_ptr():
             value = from_torch(x)
@@ -216,16 +215,16 @@ class OnnxRuntimeRunner(Runner):
         return value
 
     def close(self) -> None:
-        """Drop the session and its hold on the weights."""
+        """Free the session and the references to weights."""
         self._session = self._run = self._job = None
         self._weights = {}
 
 
-def _share(ort: Any, options: Any, weights: Mapping[str, Any]) -> None:
+def _share_weights(ort: Any, options: Any, weights: Mapping[str, Any]) -> None:
     """Let the session use torch's memory for its weights.
 
-    The external initializers are what its optimizers read; alone, each would be copied. The plain initializers of the
-    same names are what its kernels use in place of those copies.
+    Optimizers read the external initializers; without more, the session would copy each. Kernels use the plain
+    initializers of the same names instead of those copies.
     """
     values = {name: ort.OrtValue(value) for name, value in weights.items()}
     if values:
@@ -235,60 +234,60 @@ def _share(ort: Any, options: Any, weights: Mapping[str, Any]) -> None:
 
 
 def _allocator(job: Job) -> Any:
-    """A function that makes the outputs in torch and binds them, where wanted and their sizes are known."""
-    wanted = job.options.preallocate_outputs
-    if wanted is None:
-        wanted = job.device.type != "cpu"
-    if not wanted or any(shape is None or 0 in shape for shape in job.output_shapes):
+    """Return a function that allocates the outputs in torch and binds them; None if unwanted or sizes are unknown."""
+    preallocate = job.options.preallocate_outputs
+    if preallocate is None:
+        preallocate = job.device.type != "cpu"
+    if not preallocate or any(shape is None or 0 in shape for shape in job.output_shapes):
         return None
 
     def allocate(fetches: Any) -> list[torch.Tensor]:
-        made = [
+        outputs = [
             torch.empty(shape or (), dtype=dtype, device=job.device)
             for shape, dtype in zip(job.output_shapes, job.output_types, strict=True)
         ]
-        for tensor in made:
+        for tensor in outputs:
             fetches.push_back(from_torch(tensor))
-        return made
+        return outputs
 
     return allocate
 
 
 _STOP_SPINNING = ("session.force_spinning_stop", "1")
-"""Threads that spin for work only while a call runs. By default they go on for a while after it, against torch's and
-other sessions': six sessions in a row took 27 ms on two cores instead of 4, with torch between them 78 instead of 11.
-A global pool does as well as this between sessions (4 ms), but cannot be told to stop, took 28 ms with torch between,
-and makes ONNX Runtime refuse every other session of the process that does not know of it."""
+"""Let threads spin only while a call runs. By default they continue for a while, and compete with torch's threads and
+other sessions: six sessions in a row took 27 ms on two cores instead of 4, with torch between them 78 instead of 11.
+A global pool is as fast between sessions (4 ms), but cannot stop spinning, took 28 ms with torch between them, and
+makes ONNX Runtime refuse every session of the process that does not use it."""
 
 
 def _inexact_rewrites(job: Job) -> list[str]:
-    """ONNX Runtime's rewrites that the model must not go through: one rounds the scale of a product to a float."""
+    """Return ONNX Runtime rewrites to disable: one rounds the scale of a double product to float."""
     return ["MatMulScaleFusion"] if torch.float64 in job.output_types else []
 
 
-def session_options(ort: Any, given: Any) -> Any:
-    """A session's options as this engine sets them, and then as they are given."""
+def session_options(ort: Any, user_options: Any) -> Any:
+    """Return session options with this engine's defaults, overridden by the user's."""
     options = ort.SessionOptions()
-    options.log_severity_level = 4  # what it says of a call that fails is in the error
-    if isinstance(given, ort.SessionOptions):
-        given = _changed_attributes(given, ort.SessionOptions())
-    if given is not None and not isinstance(given, Mapping):
+    options.log_severity_level = 4  # errors are raised, so need no log
+    if isinstance(user_options, ort.SessionOptions):
+        user_options = _changed_attributes(user_options, ort.SessionOptions())
+    if user_options is not None and not isinstance(user_options, Mapping):
         raise OptionError(
-            f"session_options is {type(given).__name__}", hint="use a dict or an onnxruntime.SessionOptions"
+            f"session_options is a {type(user_options).__name__}", hint="use a dict or an onnxruntime.SessionOptions"
         )
     options.intra_op_num_threads = torch.get_num_threads()
     options.add_session_config_entry(*_STOP_SPINNING)
-    _apply(options, given or {})
+    _apply(options, user_options or {})
     return options
 
 
-def _changed_attributes(given: Any, default: Any) -> dict[str, Any]:
-    names = [name for name in dir(type(given)) if isinstance(getattr(type(given), name), property)]
-    return {name: getattr(given, name) for name in names if getattr(given, name) != getattr(default, name)}
+def _changed_attributes(options: Any, default: Any) -> dict[str, Any]:
+    names = [name for name in dir(type(options)) if isinstance(getattr(type(options), name), property)]
+    return {name: getattr(options, name) for name in names if getattr(options, name) != getattr(default, name)}
 
 
-def _apply(options: Any, given: Mapping[str, Any]) -> None:
-    for name, value in given.items():
+def _apply(options: Any, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
         if name == "config":
             for key, entry in value.items():
                 options.add_session_config_entry(key, str(entry))
@@ -308,7 +307,7 @@ def _providers(ort: Any, job: Job) -> list[Any]:
         return ["CPUExecutionProvider"]
     if "CUDAExecutionProvider" not in ort.get_available_providers():
         raise MissingDependency(
-            f"tensors are on {job.device}, and this onnxruntime has no CUDA provider",
+            f"tensors are on {job.device}, but this onnxruntime has no CUDA provider",
             hint='pip uninstall onnxruntime; pip install "sardonyx[gpu]"',
         )
     stream = job.stream or _CUDA_STREAM_LEGACY
@@ -321,37 +320,37 @@ def _providers(ort: Any, job: Job) -> list[Any]:
 
 
 def checked_provider(provider: Any) -> Any:
-    """A provider that this onnxruntime has: it would use the CPU in place of an unknown one, and only print so."""
+    """Return the provider, or raise if this onnxruntime lacks it: it would only warn and use the CPU."""
     ort = onnxruntime()
     name, settings = (provider, {}) if isinstance(provider, str) else provider
     if name not in ort.get_available_providers():
         raise OptionError(
             f"this onnxruntime has no provider {name!r}",
-            hint="it has " + ", ".join(ort.get_available_providers()),
+            hint="available: " + ", ".join(ort.get_available_providers()),
         )
     return (name, dict(settings)) if settings else name
 
 
 def _session_error(error: Exception) -> EngineError:
-    return _kind_of(error)(f"onnxruntime refused the model: {_node_of(error)}", hint=_DUMP_HINT)
+    return _error_class(error)(f"onnxruntime refused the model: {_name_node(error)}", hint=_DUMP_HINT)
 
 
 def _run_error(error: Exception) -> EngineError:
-    return _kind_of(error)(f"onnxruntime failed while running: {_node_of(error)}", hint=_DUMP_HINT)
+    return _error_class(error)(f"onnxruntime failed while running: {_name_node(error)}", hint=_DUMP_HINT)
 
 
-def _kind_of(error: Exception) -> type[EngineError]:
-    return MissingKernel if any(sign in str(error) for sign in _NO_KERNEL) else EngineError
+def _error_class(error: Exception) -> type[EngineError]:
+    return MissingKernel if any(text in str(error) for text in _NO_KERNEL) else EngineError
 
 
 _NO_KERNEL = ("NOT_IMPLEMENTED", "node_provider_type.empty()")
-"""Of a node without a kernel in any provider; with CUDA the pass that inserts copies between providers stops at it."""
+"""In the errors of a node without a kernel; with CUDA, the pass that inserts copies between providers raises it."""
 
 
-_DUMP_HINT = 'the option dump="folder" keeps the model, to load it in onnxruntime alone'
+_DUMP_HINT = 'use dump="folder" to save the model and load it in onnxruntime alone'
 
 
-def _node_of(error: Exception) -> str:
+def _name_node(error: Exception) -> str:
     text = str(error)
     node = re.search(r"[Nn]ode[^']*'([^']+)'", text)
     return f"{text} (node {node.group(1)})" if node else text

@@ -1,9 +1,9 @@
-"""What OpenVINO's CPU plugin computes exactly as torch does.
+"""Which computations OpenVINO's CPU plugin does exactly as torch does.
 
-It takes every dtype, and computes some in another: doubles in float, wide integers in 32 bits, integer sums and
-quotients in float, sums of bytes with saturation, and none of that raises. So doubles are refused, and of integers only
-what cannot leave the range in which all of these are exact. Integer inputs are taken for at most 2²³ in magnitude,
-which each call checks; from there on ranges are followed through the model.
+It accepts every dtype but computes some in another, without an error: doubles in float, wide integers in 32 bits,
+integer sums and quotients in float, sums of bytes with saturation. So doubles are refused, and integer computations
+are accepted only if their values stay in a range where all of these are exact. Integer inputs are assumed to be at most
+2²³ in magnitude, which each call checks; ranges are propagated from there through the model.
 """
 
 from __future__ import annotations
@@ -17,92 +17,94 @@ import onnx_ir as ir
 import torch
 
 from sardonyx.errors import EngineError
-from sardonyx.optimize.legalize import Kernels, lack
-from sardonyx.optimize.scopes import graphs_of
+from sardonyx.optimize.legalize import Kernels, unsupported_reason
+from sardonyx.optimize.subgraphs import graphs_of
 from sardonyx.translate.translator import WEIGHTS_LOCATION
 
 Range: TypeAlias = tuple[float, float]
 
-_FLOAT = 1 << 24
-"""Integers up to here are exact in float."""
-_WORD = (1 << 31) - 1
-_EXACT: Range = (-_FLOAT, _FLOAT)
-_LARGEST = 1 << 23
-_GIVEN: Range = (-_LARGEST, _LARGEST)
+_FLOAT_EXACT = 1 << 24
+"""Integers up to this are exact in float."""
+_INT32_MAX = (1 << 31) - 1
+_INT32: Range = (-_INT32_MAX, _INT32_MAX)
+_EXACT: Range = (-_FLOAT_EXACT, _FLOAT_EXACT)
+_INPUT_LIMIT = 1 << 23
+_INPUTS: Range = (-_INPUT_LIMIT, _INPUT_LIMIT)
 _UNKNOWN: Range = (-math.inf, math.inf)
 _LIMITS: Mapping[ir.DataType, Range] = {
     ir.DataType.INT8: (-128, 127),
     ir.DataType.UINT8: (0, 255),
     ir.DataType.INT16: (-(1 << 15), (1 << 15) - 1),
     ir.DataType.UINT16: (0, (1 << 16) - 1),
-    ir.DataType.INT32: (-_WORD, _WORD),
-    ir.DataType.INT64: (-_WORD, _WORD),
+    ir.DataType.INT32: _INT32,
+    ir.DataType.INT64: _INT32,
 }
-"""Between which numbers it computes each integer dtype as torch does."""
-_HINT = 'options={"engine": "onnxruntime"} computes it as torch does'
+"""The range in which it computes each integer dtype as torch does."""
+_HINT = 'use options={"engine": "onnxruntime"}'
 
 
 class Exact(Kernels):
-    """Every operator, except where a dtype is computed in a narrower one."""
+    """Every operator, except for dtypes that are computed in a narrower one."""
 
     def accepts(self, op_type: str, opset: int, types: Mapping[str, str]) -> bool:
-        """Whether results are torch's: doubles are only rounded to float, and floats never made wide integers."""
+        """Whether results equal torch's: doubles may only be cast to float, and floats not to wide integers."""
         if op_type == "Cast":
             return (types.get("T1"), types.get("T2")) not in _INEXACT_CASTS
-        return op_type not in _LACKING and not _INEXACT & set(types.values())
+        return op_type not in _UNSUPPORTED and not _INEXACT & set(types.values())
 
 
-_LACKING = frozenset({"MaxUnpool"})
+_UNSUPPORTED = frozenset({"MaxUnpool"})
 _INEXACT = frozenset({"tensor(double)", "tensor(uint32)", "tensor(uint64)"})
-_FRACTIONS = ("tensor(float)", "tensor(float16)", "tensor(bfloat16)", "tensor(double)")
+_FLOATS = ("tensor(float)", "tensor(float16)", "tensor(bfloat16)", "tensor(double)")
 _WIDE = ("tensor(int32)", "tensor(int64)", "tensor(uint32)", "tensor(uint64)")
 _INEXACT_CASTS = frozenset(
-    [(narrow, wide) for narrow in _FRACTIONS for wide in _WIDE]
+    [(narrow, wide) for narrow in _FLOATS for wide in _WIDE]
     + [(wide, "tensor(double)") for wide in _WIDE]
     + [("tensor(double)", narrow) for narrow in ("tensor(float16)", "tensor(bfloat16)", "tensor(bool)")]
 )
 
 
 def check(model: ir.Model, weights: Mapping[str, torch.Tensor]) -> None:
-    """Raise unless every result is certain to be exact where torch's is."""
+    """Raise unless every result is guaranteed to be as exact as torch's."""
     if any(value.dtype is None for node in model.graph.all_nodes() for value in node.outputs if value.name):
         model = ir.from_proto(onnx.shape_inference.infer_shapes(ir.to_proto(model)))
     opset, exact, ranges = model.graph.opset_imports[""], Exact({}), _Ranges(frozenset(model.graph.inputs), weights)
     for graph in graphs_of(model.graph):
         for node in graph:
-            reason = lack(node, opset, exact)
+            reason = unsupported_reason(node, opset, exact)
             if reason:
-                raise EngineError(f"openvino would compute in a narrower type: {reason}", hint=_HINT)
-            ranges.follow(node)
+                raise EngineError(f"openvino computes in a narrower dtype: {reason}", hint=_HINT)
+            ranges.propagate(node)
 
 
 def bounded_inputs(model: onnx.ModelProto) -> frozenset[int]:
-    """The inputs that are wide integers, by their places."""
+    """Return the indices of inputs with wide integers."""
     wide = {int(ir.DataType[name]) for name in ("INT32", "INT64", "UINT32", "UINT64")}
     return frozenset(i for i, x in enumerate(model.graph.input) if x.type.tensor_type.elem_type in wide)
 
 
 def check_range(x: torch.Tensor) -> None:
-    """Raise if an integer input is larger than the model was checked for."""
-    if x.numel() and max(-int(x.min()), int(x.max())) > _LARGEST:
+    """Raise if an integer input exceeds the range that the model was checked for."""
+    if x.numel() and max(-int(x.min()), int(x.max())) > _INPUT_LIMIT:
         raise EngineError(
-            f"an integer input has values beyond ±{_LARGEST:,}, and openvino computes integers in 32 bits", hint=_HINT
+            f"an integer input has values beyond ±{_INPUT_LIMIT:,}, but openvino computes integers in 32 bits",
+            hint=_HINT,
         )
 
 
 class _Ranges:
-    """Between which numbers each integer value of a model is.
+    """The range of each integer value of a model.
 
-    Sizes, and what is computed from nothing else, are no larger than memory, and are let be.
+    Sizes, and what is computed only from sizes, are bounded by memory and not checked.
     """
 
     def __init__(self, inputs: frozenset[ir.Value], weights: Mapping[str, torch.Tensor]) -> None:
         self._inputs, self._weights = inputs, weights
-        self._known: dict[ir.Value, Range] = {}
+        self._ranges: dict[ir.Value, Range] = {}
         self._sizes: set[ir.Value] = set()
 
-    def follow(self, node: ir.Node) -> None:
-        """Find the ranges of a node's results from those of its operands."""
+    def propagate(self, node: ir.Node) -> None:
+        """Compute the ranges of a node's outputs from those of its inputs."""
         read = [value for value in node.inputs if value is not None and _is_integer(value)]
         about_sizes = node.op_type in _SIZES or (
             any(value in self._sizes for value in read)
@@ -110,66 +112,66 @@ class _Ranges:
         )
         if node.op_type in _COMPUTED and not about_sizes:
             for value in read:
-                self._require(node, self.of(value), _EXACT if node.op_type in _IN_FLOAT else (-_WORD, _WORD))
+                self._require(node, self.get(value), _EXACT if node.op_type in _IN_FLOAT else _INT32)
         for output in filter(_is_integer, node.outputs):
             if about_sizes and node.op_type != "Range":
                 self._sizes.add(output)
             else:
-                self._known[output] = self._result(node, output)
+                self._ranges[output] = self._result(node, output)
 
-    def of(self, value: ir.Value) -> Range:
-        """The range of a value: known, or read off a constant; an input's is checked when it is given."""
-        if value in self._known:
-            return self._known[value]
+    def get(self, value: ir.Value) -> Range:
+        """Return the range of a value: computed, or read from a constant; that of an input is checked at each call."""
+        if value in self._ranges:
+            return self._ranges[value]
         if value.const_value is not None:
-            self._known[value] = self._of_constant(value.const_value)
-            return self._known[value]
+            self._ranges[value] = self._constant_range(value.const_value)
+            return self._ranges[value]
         limits = _LIMITS.get(_dtype(value), _UNKNOWN)
         if _is_narrow(value):
             return limits
-        return _GIVEN if value in self._sizes or value in self._inputs else _UNKNOWN
+        return _INPUTS if value in self._sizes or value in self._inputs else _UNKNOWN
 
-    def _of_constant(self, tensor: ir.TensorProtocol) -> Range:
+    def _constant_range(self, tensor: ir.TensorProtocol) -> Range:
         if isinstance(tensor, ir.ExternalTensor) and tensor.location == WEIGHTS_LOCATION:
-            held = self._weights[str(tensor.name)]
-            return int(held.min()), int(held.max())
+            weight = self._weights[str(tensor.name)]
+            return int(weight.min()), int(weight.max())
         array = tensor.numpy()
         return (int(array.min()), int(array.max())) if array.size else (0, 0)
 
     def _result(self, node: ir.Node, output: ir.Value) -> Range:
         limits = _LIMITS.get(_dtype(output), _UNKNOWN)
         if node.op_type in _ARITHMETIC:
-            ranges = [self.of(value) for value in node.inputs if value is not None and _is_integer(value)]
-            found = _ARITHMETIC[node.op_type](node, ranges)
-            self._require(node, found, limits)
-            return found
-        if node.op_type in _CARRIED:
-            places = _CARRIED[node.op_type] or range(len(node.inputs))
-            carried = [node.inputs[i] for i in places if i < len(node.inputs)]
-            return _union([self.of(v) for v in carried if v is not None and _is_integer(v)] or [limits])
+            ranges = [self.get(value) for value in node.inputs if value is not None and _is_integer(value)]
+            result = _ARITHMETIC[node.op_type](node, ranges)
+            self._require(node, result, limits)
+            return result
+        if node.op_type in _VALUE_OPERANDS:
+            indices = _VALUE_OPERANDS[node.op_type] or range(len(node.inputs))
+            operands = [node.inputs[i] for i in indices if i < len(node.inputs)]
+            return _union([self.get(v) for v in operands if v is not None and _is_integer(v)] or [limits])
         if node.op_type == "Cast":
-            given = node.inputs[0]
-            found = self.of(given) if given is not None and _is_integer(given) else (0, 1)
-            found = limits if given is not None and _is_fraction(given) else found
-            return found if _within(found, limits) or not _is_narrow(output) else limits
+            operand = node.inputs[0]
+            result = self.get(operand) if operand is not None and _is_integer(operand) else (0, 1)
+            result = limits if operand is not None and _is_floating(operand) else result
+            return result if _within(result, limits) or not _is_narrow(output) else limits
         if node.op_type in _INDICES and not _is_narrow(output):
-            return _union([_GIVEN, *(self.of(v) for v in node.inputs[:1] if v is not None and _is_integer(v))])
+            return _union([_INPUTS, *(self.get(v) for v in node.inputs[:1] if v is not None and _is_integer(v))])
         return limits if _is_narrow(output) else _UNKNOWN
 
-    def _require(self, node: ir.Node, found: Range, limits: Range) -> None:
-        if not _within(found, limits):
+    def _require(self, node: ir.Node, result: Range, limits: Range) -> None:
+        if not _within(result, limits):
             raise EngineError(
-                f"openvino computes integers in 32 bits, some in float; {node.op_type} ({node.name}) may exceed that",
+                f"openvino computes integers in 32 bits or float; {node.op_type} ({node.name}) may exceed that",
                 hint=_HINT,
             )
 
 
 def _elements(node: ir.Node) -> float:
-    """How many numbers a reduction adds at most: of unknown sizes, those that float counts exactly."""
-    given = node.inputs[0]
-    sizes = given.shape if given is not None else None
+    """Return how many elements a reduction adds at most; for symbolic sizes, as many as float counts exactly."""
+    operand = node.inputs[0]
+    sizes = operand.shape if operand is not None else None
     if sizes is None or not all(isinstance(size, int) for size in sizes):
-        return _FLOAT
+        return _FLOAT_EXACT
     return math.prod(size for size in sizes if isinstance(size, int))
 
 
@@ -190,9 +192,9 @@ def _magnitude(node: ir.Node, ranges: list[Range]) -> Range:
 
 
 def _bits(node: ir.Node, ranges: list[Range]) -> Range:
-    """All bits that some operand has; a negative number has all above its own."""
+    """Return the range of all bits that some operand has; a negative number has all higher bits."""
     low, high = _union(ranges)
-    return (-_WORD if low < 0 else 0), (1 << int(high).bit_length()) - 1 if high < _WORD else _WORD
+    return (-_INT32_MAX if low < 0 else 0), (1 << int(high).bit_length()) - 1 if high < _INT32_MAX else _INT32_MAX
 
 
 _ARITHMETIC: Mapping[str, Callable[[ir.Node, list[Range]], Range]] = {
@@ -211,7 +213,7 @@ _ARITHMETIC: Mapping[str, Callable[[ir.Node, list[Range]], Range]] = {
     "BitwiseXor": _bits,
     "BitwiseNot": lambda node, r: (-r[0][1] - 1, -r[0][0] - 1),
 }
-_CARRIED: Mapping[str, tuple[int, ...]] = {
+_VALUE_OPERANDS: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Expand", "Tile", "Slice"), (0,)),
     **dict.fromkeys(("Flatten", "Split", "Gather", "GatherElements", "GatherND", "Trilu", "Compress"), (0,)),
     **dict.fromkeys(("ReduceMax", "ReduceMin", "DepthToSpace", "ReverseSequence"), (0,)),
@@ -220,23 +222,15 @@ _CARRIED: Mapping[str, tuple[int, ...]] = {
     "Where": (1, 2),
     "OneHot": (2,),
 }
-"""Whose results are numbers that it was given: by which operands, or by all of them."""
+"""Operators whose results are values of their operands: the indices of those operands, or () for all."""
 _IN_FLOAT = frozenset({"Div", "Mod", "ReduceSum", "CumSum", "ReduceMax", "ReduceMin"})
-_COMPARED = (
-    "Equal",
-    "Less",
-    "LessOrEqual",
-    "Greater",
-    "GreaterOrEqual",
-    "Max",
-    "Min",
-    "Clip",
-    "ReduceMax",
-    "ReduceMin",
+_COMPARED = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
+_EXTREMES = ("Max", "Min", "Clip", "ReduceMax", "ReduceMin")
+_COMPUTED = frozenset(
+    {*_ARITHMETIC, *_COMPARED, *_EXTREMES, "Pow", "MatMul", "Einsum", "BitShift", "ReduceProd", "Sum"}
 )
-_COMPUTED = frozenset({*_ARITHMETIC, *_COMPARED, "Pow", "MatMul", "Einsum", "BitShift", "ReduceProd", "Sum"})
 _INDICES = frozenset({"ArgMax", "ArgMin", "NonZero", "Range", "NonMaxSuppression", "TopK", "MaxPool", "Unique"})
-"""Whose results are places along a dimension, or numbers they were given."""
+"""Operators whose results are indices along a dimension, or values of their operands."""
 _SIZES = frozenset({"Shape", "Size"})
 
 
@@ -244,7 +238,7 @@ def _is_integer(value: ir.Value) -> bool:
     return value.dtype is not None and value.dtype.is_integer()
 
 
-def _is_fraction(value: ir.Value) -> bool:
+def _is_floating(value: ir.Value) -> bool:
     return value.dtype is not None and value.dtype.is_floating_point()
 
 
@@ -261,5 +255,5 @@ def _union(ranges: list[Range]) -> Range:
     return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
-def _within(found: Range, limits: Range) -> bool:
-    return limits[0] <= found[0] and found[1] <= limits[1]
+def _within(result: Range, limits: Range) -> bool:
+    return limits[0] <= result[0] and result[1] <= limits[1]

@@ -1,4 +1,4 @@
-"""torch tensors as ONNX Runtime values and back, sharing memory."""
+"""Convert torch tensors to ONNX Runtime values and back, sharing memory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from sardonyx.engines.contiguous import contiguous
 
 @cache
 def binding() -> Any:
-    """ONNX Runtime's C binding: its raw value class costs a sixth of the Python one around it."""
+    """Return ONNX Runtime's C binding, whose OrtValue costs a sixth of the Python class around it."""
     from onnxruntime.capi import _pybind_state
 
     return _pybind_state
 
 
 def from_torch(x: torch.Tensor | int) -> Any:
-    """A value over a tensor's memory, or over a copy where its elements do not lie there in order; of an integer, one.
+    """Return an OrtValue that shares a tensor's memory, or that of a contiguous copy; an integer becomes a tensor.
 
     DLPack keeps the memory alive as long as the value.
     """
@@ -32,13 +32,13 @@ def from_torch(x: torch.Tensor | int) -> Any:
     x = contiguous(x)
     if not x.numel():
         return _empty(x)
-    if x.dtype == torch.bool:  # torch's DLPack has a code for booleans, ONNX Runtime's takes them as bytes
+    if x.dtype == torch.bool:  # ONNX Runtime does not support DLPack's boolean type
         return binding().OrtValue.from_dlpack(to_dlpack(x.view(torch.uint8)), True)
     return binding().OrtValue.from_dlpack(to_dlpack(x), False)
 
 
 def _empty(tensor: torch.Tensor) -> Any:
-    # DLPack cannot carry an empty tensor into ONNX Runtime.
+    # ONNX Runtime does not accept empty tensors by DLPack.
     onnx = int(dtypes.to_onnx(tensor.dtype))
     return binding().OrtValue.ortvalue_from_shape_and_onnx_type(list(tensor.shape), onnx, _cpu())
 
@@ -50,7 +50,7 @@ def _cpu() -> Any:
 
 
 def device_of(device: torch.device) -> Any:
-    """ONNX Runtime's name for a torch device."""
+    """Return the OrtDevice of a torch device."""
     if device.type == "cpu":
         return _cpu()
     c = binding()
@@ -58,22 +58,22 @@ def device_of(device: torch.device) -> Any:
 
 
 def reader(dtype: torch.dtype, device: torch.device) -> Callable[[Any, int], torch.Tensor]:
-    """A function that takes the value at an index of a vector over to torch, without a copy."""
+    """Return a function that converts the value at an index of a vector to torch, without a copy."""
 
     def read(vector: Any, index: int) -> torch.Tensor:
         try:
             tensor = from_dlpack(vector.dlpack_at(index))
         except RuntimeError:
             return _read_empty(vector[index], dtype, device)
-        return tensor.view(torch.bool) if is_bool else tensor  # DLPack carries booleans as bytes
+        return tensor.view(torch.bool) if is_bool else tensor  # booleans arrive as bytes
 
     is_bool = dtype == torch.bool
     return read
 
 
 def _read_empty(value: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor without elements, which DLPack does not carry."""
+    """Return an empty tensor of the value's shape, which DLPack does not support."""
     shape = value.shape()
     if 0 not in shape:
-        raise RuntimeError(f"ONNX Runtime's output of shape {shape} cannot be taken over by torch")
+        raise RuntimeError(f"torch cannot import ONNX Runtime's output of shape {shape} by DLPack")
     return torch.empty(shape, dtype=dtype, device=device)

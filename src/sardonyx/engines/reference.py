@@ -1,4 +1,4 @@
-"""ONNX's own reference evaluator: slow, portable, independent of any runtime."""
+"""The engine `reference`: ONNX's reference evaluator, slow and independent of any runtime."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Reference(Engine):
     name = "reference"
 
     def probe(self) -> Availability:
-        """Always there: it ships with onnx."""
+        """Always available: it is part of onnx."""
         return Availability(self.name, onnx.__version__)
 
     def load(self, job: Job, artifact: Path | None) -> ReferenceRunner:
@@ -40,13 +40,14 @@ class ReferenceRunner(Runner):
         try:
             self._evaluator = ReferenceEvaluator(ir.to_proto(model))
         except Exception as error:
-            known = ", ".join(sorted({_named(node) for node in model.graph.all_nodes() if node.domain}))
+            custom = ", ".join(sorted({_name(node) for node in model.graph.all_nodes() if node.domain}))
             raise EngineError(
-                f"onnx's evaluator refused the model: {_line(error)}" + (f"; it has {known}" if known else ""),
+                f"onnx's evaluator refused the model: {_first_line(error)}"
+                + (f"; the model has {custom}" if custom else ""),
                 hint=_HINT,
             ) from error
         for step in self._evaluator.rt_nodes_:
-            step.run = _telling(step.onnx_node, step.run)
+            step.run = _name_operator_in_errors(step.onnx_node, step.run)
 
     def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:
         """Run once."""
@@ -58,30 +59,30 @@ class ReferenceRunner(Runner):
         ]
 
 
-_HINT = "the engine 'onnxruntime' may have a kernel for it; optimize=\"none\" makes no operators of other domains"
+_HINT = "the engine 'onnxruntime' may have a kernel for it; optimize=\"none\" avoids operators of other domains"
 
 
-def _telling(node: onnx.NodeProto, run: Callable[..., Any]) -> Callable[..., Any]:
-    """A step of the evaluator whose exceptions say which operator it is."""
+def _name_operator_in_errors(node: onnx.NodeProto, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a step of the evaluator so that its exceptions name the operator."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return run(*args, **kwargs)
         except Exception as error:
-            said = f"{type(error).__name__}: {_line(error)}"
-            raise EngineError(f"onnx's evaluator failed at {_named(node)} ({node.name}): {said}", hint=_HINT) from error
+            text = f"{type(error).__name__}: {_first_line(error)}"
+            raise EngineError(f"onnx's evaluator failed at {_name(node)} ({node.name}): {text}", hint=_HINT) from error
 
     return call
 
 
-def _named(node: ir.Node | onnx.NodeProto) -> str:
+def _name(node: ir.Node | onnx.NodeProto) -> str:
     return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
 
 
-def _line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _tensor(result: np.ndarray) -> torch.Tensor:
-    """A result in torch, which does not take ml_dtypes' bfloat16 as it is."""
+    """Convert a result to torch, which does not support ml_dtypes' bfloat16."""
     return torch.as_tensor(result.astype(np.float32) if result.dtype == ir.DataType.BFLOAT16.numpy() else result)

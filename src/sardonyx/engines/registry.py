@@ -1,4 +1,4 @@
-"""Which engines there are: ours, and those of other packages, by the entry points `sardonyx.engines`."""
+"""The registry of engines: ours, and those of other packages by the entry points `sardonyx.engines`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sardonyx.engines.engine import Availability, Engine
 from sardonyx.errors import EngineError, MissingDependency, OptionError
 from sardonyx.options import Options
 
-_OURS = {
+_BUILTIN = {
     "onnxruntime": "sardonyx.engines.onnxruntime:OnnxRuntime",
     "reference": "sardonyx.engines.reference:Reference",
     "openvino": "sardonyx.engines.openvino:OpenVino",
@@ -25,72 +25,72 @@ _OURS = {
 
 
 @cache
-def _known() -> dict[str, str]:
-    """Where each engine is, by name; another package may not take the name of ours."""
-    return {**{entry.name: entry.value for entry in entry_points(group="sardonyx.engines")}, **_OURS}
+def _locations() -> dict[str, str]:
+    """Map engine names to locations; other packages cannot override ours."""
+    return {**{entry.name: entry.value for entry in entry_points(group="sardonyx.engines")}, **_BUILTIN}
 
 
 _registered: dict[str, Engine] = {}
 
 
 def register(engine: Engine) -> None:
-    """Make an engine known in this process, as an entry point makes it known in every one."""
-    if engine.name in _OURS:
-        raise OptionError(f"{engine.name!r} is the name of an engine of sardonyx", hint="choose another one")
+    """Register an engine in this process; an entry point registers it in every process."""
+    if engine.name in _BUILTIN:
+        raise OptionError(f"{engine.name!r} is the name of a built-in engine", hint="choose another one")
     _registered[engine.name] = engine
 
 
 def find(name: str) -> Engine:
-    """The engine of that name."""
-    return _registered.get(name) or _loaded(name)
+    """Return the engine of that name."""
+    return _registered.get(name) or _load(name)
 
 
 def opset_of_files(options: Options) -> int:
-    """The opset of files for an engine, unless the options say which."""
+    """Return the opset of files for an engine, unless the options set one."""
     return options.opset or min(opsets.NEWEST, find(options.engine).opset(torch.device("cpu"), frozenset()))
 
 
 def require(name: str) -> None:
-    """An error where an engine is unknown, or not installed."""
-    found = find(name).probe()
-    if not found.installed:
+    """Raise if an engine is unknown or not installed."""
+    availability = find(name).probe()
+    if not availability.installed:
         raise MissingDependency(
-            f"the engine {name!r} cannot be used here: {found.reason}",
-            hint="install that, or use an engine that sardonyx.engines(), or `sardonyx engines`, lists as installed",
+            f"the engine {name!r} is not available: {availability.reason}",
+            hint="install it, or use one that `sardonyx engines` or sardonyx.engines() lists as installed",
         )
 
 
 @cache
-def _loaded(name: str) -> Engine:
-    if name not in _known():
+def _load(name: str) -> Engine:
+    if name not in _locations():
         near = difflib.get_close_matches(name, _names(), n=1)
         hint = f"did you mean {near[0]!r}?" if near else "known engines: " + ", ".join(_names())
         raise OptionError(f"unknown engine {name!r}", hint=hint)
-    module, _, attribute = _known()[name].partition(":")
+    module, _, attribute = _locations()[name].partition(":")
     try:
         engine = getattr(import_module(module), attribute)()
     except (ImportError, AttributeError) as error:
-        raise EngineError(f"the engine {name!r} cannot be loaded from {_known()[name]!r}: {error}") from error
+        raise EngineError(f"the engine {name!r} cannot be loaded from {_locations()[name]!r}: {error}") from error
     if not isinstance(engine, Engine):
-        raise EngineError(f"the engine {name!r} is a {type(engine).__name__}, no sardonyx.engines.Engine")
+        raise EngineError(f"the engine {name!r} is a {type(engine).__name__}, not a sardonyx.engines.Engine")
     return engine
 
 
 def engines() -> list[Availability]:
-    """Every known engine: installed or not, its version, and the reason.
+    """List every known engine: its version if installed, or the reason why it is not.
 
     >>> [engine.name for engine in engines()][:2]
     ['onnxruntime', 'reference']
     """
-    return [_probed(name) for name in _names()]
+    return [_probe(name) for name in _names()]
 
 
 def _names() -> list[str]:
-    """Ours first."""
-    return list(dict.fromkeys([*_OURS, *_known(), *_registered]))
+    """Return the names of engines, built-in ones first."""
+    return list(dict.fromkeys([*_BUILTIN, *_locations(), *_registered]))
 
 
-def _probed(name: str) -> Availability:
+def _probe(name: str) -> Availability:
     try:
         return find(name).probe()
     except EngineError as error:

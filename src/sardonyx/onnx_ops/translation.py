@@ -28,7 +28,7 @@ def translation(operator: Operator, *, listed: bool) -> Callable[..., Any]:
         has = computed(operator, wanted)
         some = dtypes.to_onnx(next(iter(expected.values())).dtype)
         types = [dtypes.to_onnx(expected[i].dtype) if i in expected else some for i in range(len(has))]
-        made = g.foreign(operator.domain, operator.op_type, inputs_of(operator, given), attributes, types)
+        made = g.custom_node(operator.domain, operator.op_type, inputs_of(operator, given), attributes, types)
         for i, value in enumerate(made):
             if i not in expected:
                 value.name, value.type = value.name if has[i] else "", None  # without a name, it is not computed

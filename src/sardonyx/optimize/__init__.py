@@ -1,4 +1,4 @@
-"""Stage three: rewrite rules, indexed by operator and driven by a worklist."""
+"""Rewrite rules, indexed by operator and driven by a worklist, and passes over ONNX models."""
 
 from sardonyx.optimize.optimizer import optimize
 

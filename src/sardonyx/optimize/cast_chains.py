@@ -1,7 +1,7 @@
-"""Pairs of casts that ONNX Runtime joins although the first one loses something.
+"""Pairs of casts that ONNX Runtime wrongly fuses although the first one is lossy.
 
-Its Cast(Cast(x, int64), int32) of a float is Cast(x, int32), which saturates where the low bits are asked for, and its
-Cast(Cast(x, float), int8) of an int64 or double does not round to single precision.
+It fuses Cast(Cast(x, int64), int32) of a float into Cast(x, int32), which saturates instead of taking the low bits, and
+Cast(Cast(x, float), int8) of an int64 or double into a cast that does not round to single precision.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ _LOSES = {
     _T.INT32: (_T.FLOAT, _T.FLOAT16, _T.BFLOAT16),
     _T.INT16: (_T.FLOAT16, _T.BFLOAT16),
 }
-"""Source dtypes of the first cast, and the dtypes that do not hold all of their values."""
+"""Source dtypes of the first cast, and the dtypes that cannot represent all of their values."""
 
 
 def separate_casts(graph: ir.Graph) -> None:
-    """Insert, in place, a Max of one operand, which copies it, between casts that must not be joined."""
+    """Insert, in place, a Max of one operand, which is a copy, between casts that must not be fused."""
     for node in list(graph):
-        if _is_cast(node) and _must_stay(node):
+        if _is_cast(node) and _is_lossy_chain(node):
             between = node.inputs[0]
             assert between is not None
-            if between.dtype == _T.BFLOAT16:  # for which there is no Max
+            if between.dtype == _T.BFLOAT16:  # Max does not support bfloat16
                 to = [ir.AttrInt64("to", int(_T.FLOAT))]
-                between = _inserted(graph, node, ir.Node("", "Cast", [between], to, num_outputs=1), _T.FLOAT)
+                between = _insert(graph, node, ir.Node("", "Cast", [between], to, num_outputs=1), _T.FLOAT)
             assert between.dtype is not None
             copy = ir.Node("", "Max", [between], num_outputs=1)
-            node.replace_input_with(0, _inserted(graph, node, copy, between.dtype))
+            node.replace_input_with(0, _insert(graph, node, copy, between.dtype))
 
 
-def _inserted(graph: ir.Graph, before: ir.Node, made: ir.Node, dtype: ir.DataType) -> ir.Value:
-    """The result of a node that is inserted there, with the sizes of its operand."""
-    source, value = made.inputs[0], made.outputs[0]
+def _insert(graph: ir.Graph, before: ir.Node, node: ir.Node, dtype: ir.DataType) -> ir.Value:
+    """Insert a node and return its output, with the shape of its operand."""
+    source, value = node.inputs[0], node.outputs[0]
     assert source is not None
-    value.name, value.type = f"{before.outputs[0].name}_{made.op_type.lower()}_between", ir.TensorType(dtype)
+    value.name, value.type = f"{before.outputs[0].name}_{node.op_type.lower()}_between", ir.TensorType(dtype)
     value.shape, value.meta["dims"] = source.shape, source.meta.get("dims")
-    made.meta["fx"] = before.meta.get("fx")
-    graph.insert_before(before, made)
+    node.meta["fx"] = before.meta.get("fx")
+    graph.insert_before(before, node)
     return value
 
 
@@ -51,7 +51,7 @@ def _is_cast(node: ir.Node | None) -> bool:
     return node is not None and node.op_type == "Cast" and not node.domain
 
 
-def _must_stay(node: ir.Node) -> bool:
+def _is_lossy_chain(node: ir.Node) -> bool:
     (between,) = node.inputs
     inner = None if between is None else between.producer()
     if between is None or inner is None or not _is_cast(inner) or node.outputs[0].dtype not in _NARROW:

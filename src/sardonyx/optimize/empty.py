@@ -1,4 +1,4 @@
-"""Guards around kernels that engines refuse, or crash in, when a tensor has no elements."""
+"""Guards for kernels that engines refuse, or crash in, when a tensor is empty."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import onnx_ir as ir
 import sympy
 
 from sardonyx import dtypes
-from sardonyx.optimize.scopes import free_tag, graphs_of
+from sardonyx.optimize.subgraphs import nodes_of, unused_tag
 from sardonyx.sizes import Dim, Dims, may_be_zero
 from sardonyx.translate.builder import MICROSOFT, Builder
 from sardonyx.translate.inference import set_dims
@@ -17,25 +17,25 @@ _Sizes = Callable[[ir.Node], Sequence[Dim]]
 
 
 def guard_empty(model: ir.Model) -> int:
-    """Run such a kernel only if its operands have elements, by an If whose other branch gives zeros; how many are.
+    """Run such kernels only if no operand is empty, by an If whose other branch returns zeros; return how many.
 
-    Only kernels are guarded whose sizes are symbolic and may be zero. Zeros are the right result: it has no elements
-    itself, or sums over nothing.
+    Only kernels with symbolic sizes that may be zero are guarded. Zeros are correct: the result is empty itself, or an
+    empty sum.
     """
-    g = Builder(model.graph.opset_imports[""], tag=free_tag(model.graph))
+    g = Builder(model.graph.opset_imports[""], tag=unused_tag(model.graph))
     for value in model.graph.inputs:
         g.sizes.learn(value, value.meta.get("dims") or ())
-    found = [(node, sizes) for graph in list(graphs_of(model.graph)) for node in graph if (sizes := _critical(node))]
-    for node, sizes in found:
+    guarded = [(node, sizes) for node in nodes_of(model.graph) if (sizes := _guarded_sizes(node))]
+    for node, sizes in guarded:
         _guard(g, node, sizes)
     for value in g.initializers.values():
         model.graph.register_initializer(value)
-    return len(found)
+    return len(guarded)
 
 
-def _critical(node: ir.Node) -> list[Dim]:
-    """The sizes for which the kernel must not run if one of them is zero."""
-    sizes = _CRITICAL.get((node.domain, node.op_type))
+def _guarded_sizes(node: ir.Node) -> list[Dim]:
+    """Return the sizes of which none may be zero if the kernel runs."""
+    sizes = _GUARDED.get((node.domain, node.op_type))
     if sizes is None or any(value.meta.get("dims") is None or value.dtype is None for value in node.outputs):
         return []
     return [dim for dim in dict.fromkeys(sizes(node)) if not isinstance(dim, int) and may_be_zero(dim)]
@@ -46,30 +46,30 @@ def _dims(value: ir.Value | None) -> Dims:
     return dims
 
 
-def _of_first(node: ir.Node) -> Sequence[Dim]:
+def _first_input_dims(node: ir.Node) -> Sequence[Dim]:
     return _dims(node.inputs[0])
 
 
-def _of_all(node: ir.Node) -> Sequence[Dim]:
+def _all_input_dims(node: ir.Node) -> Sequence[Dim]:
     return [dim for value in node.inputs for dim in _dims(value)]
 
 
-def _of_queries_keys_and_values(node: ir.Node) -> Sequence[Dim]:
+def _attention_dims(node: ir.Node) -> Sequence[Dim]:
     if len(node.outputs) > 1:
-        return ()  # it returns a cache, which has elements of its own
+        return ()  # it also returns a cache, which need not be empty
     return [dim for value in node.inputs[:3] for dim in _dims(value)]
 
 
-def _normalised(node: ir.Node) -> Sequence[Dim]:
+def _normalized_dims(node: ir.Node) -> Sequence[Dim]:
     axis = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
     return _dims(node.inputs[0])[axis:]
 
 
-def _of_product(node: ir.Node) -> Sequence[Dim]:
-    """A plain product of two matrices, or of stacks that are alike, takes anything.
+def _matmul_dims(node: ir.Node) -> Sequence[Dim]:
+    """A plain product of two matrices, or of batches of the same shape, supports empty operands.
 
-    FusedMatMul does not: it leaves a sum over nothing undefined, and crashes where stacks are transposed. ONNX Runtime
-    makes it of a product whose operand is transposed or scaled.
+    FusedMatMul does not: it leaves an empty sum uninitialized, and crashes on transposed batches. ONNX Runtime creates
+    it from a product with a transposed or scaled operand.
     """
     left, right = (_dims(value) for value in node.inputs[:2])
     fused = node.op_type == "FusedMatMul" or any(map(_is_fused_with_product, _neighbours(node)))
@@ -89,21 +89,21 @@ def _is_fused_with_product(node: ir.Node) -> bool:
     )
 
 
-_CRITICAL: dict[tuple[str, str], _Sizes] = {
-    ("", "Attention"): _of_queries_keys_and_values,
-    (MICROSOFT, "Attention"): _of_first,
-    (MICROSOFT, "MultiHeadAttention"): _of_queries_keys_and_values,
-    (MICROSOFT, "GroupQueryAttention"): _of_queries_keys_and_values,
-    ("", "Einsum"): _of_all,
-    ("", "GroupNormalization"): _of_first,
-    ("", "InstanceNormalization"): _of_first,
-    ("", "LayerNormalization"): _normalised,
-    ("", "RMSNormalization"): _normalised,
-    (MICROSOFT, "SkipLayerNormalization"): _normalised,
-    (MICROSOFT, "SkipSimplifiedLayerNormalization"): _normalised,
-    ("", "ScatterND"): _of_first,
-    ("", "MatMul"): _of_product,
-    (MICROSOFT, "FusedMatMul"): _of_product,
+_GUARDED: dict[tuple[str, str], _Sizes] = {
+    ("", "Attention"): _attention_dims,
+    (MICROSOFT, "Attention"): _first_input_dims,
+    (MICROSOFT, "MultiHeadAttention"): _attention_dims,
+    (MICROSOFT, "GroupQueryAttention"): _attention_dims,
+    ("", "Einsum"): _all_input_dims,
+    ("", "GroupNormalization"): _first_input_dims,
+    ("", "InstanceNormalization"): _first_input_dims,
+    ("", "LayerNormalization"): _normalized_dims,
+    ("", "RMSNormalization"): _normalized_dims,
+    (MICROSOFT, "SkipLayerNormalization"): _normalized_dims,
+    (MICROSOFT, "SkipSimplifiedLayerNormalization"): _normalized_dims,
+    ("", "ScatterND"): _first_input_dims,
+    ("", "MatMul"): _matmul_dims,
+    (MICROSOFT, "FusedMatMul"): _matmul_dims,
 }
 
 
@@ -116,22 +116,22 @@ def _guard(g: Builder, node: ir.Node, sizes: Sequence[Dim]) -> None:
         empty = g.reshape(g.sizes.condition(sympy.Eq(sympy.Mul(*sizes), 0)), ())
         with g.body() as nodes:
             zeros = [g.expand(g.scalar(0, dtypes.to_torch(_dtype(value))), _dims(value)) for value in outputs]
-            then = ir.Graph((), [_own(g, zero) for zero in zeros], nodes=nodes, name=g.fresh("empty"))
-        made = g.several("If", len(outputs), [empty], then_branch=then)
+            then = ir.Graph((), [_as_body_output(g, zero) for zero in zeros], nodes=nodes, name=g.fresh("empty"))
+        results = g.several("If", len(outputs), [empty], then_branch=then)
     graph.insert_before(node, g.nodes)
     g.nodes.clear()
     g.sizes.forget([])
-    for old, new in zip(outputs, made, strict=True):
-        _take_place(g, old, new)
+    for old, new in zip(outputs, results, strict=True):
+        _replace_value(g, old, new)
     moved = [*_private_transposes(node), node]
     for inner in moved:
         graph.remove(inner)
     body = ir.Graph((), outputs, nodes=moved, name=g.fresh("body"))
-    _if_of(made[0]).attributes["else_branch"] = ir.AttrGraph("else_branch", body)
+    _producer(results[0]).attributes["else_branch"] = ir.AttrGraph("else_branch", body)
 
 
 def _private_transposes(node: ir.Node) -> list[ir.Node]:
-    """Transposes that only this node reads: beside it an engine can fuse them into its kernel."""
+    """Return the Transposes that only this node reads: in the same graph an engine can fuse them into its kernel."""
     producers = dict.fromkeys(value.producer() for value in node.inputs if value is not None)
     return [
         producer
@@ -144,14 +144,14 @@ def _private_transposes(node: ir.Node) -> list[ir.Node]:
     ]
 
 
-def _if_of(value: ir.Value) -> ir.Node:
+def _producer(value: ir.Value) -> ir.Node:
     producer = value.producer()
     assert producer is not None
     return producer
 
 
-def _own(g: Builder, value: ir.Value) -> ir.Value:
-    """A result by a node of the body itself, which a constant from around it is not."""
+def _as_body_output(g: Builder, value: ir.Value) -> ir.Value:
+    """Return a value computed in the body itself, which an outer constant is not."""
     return value if value.producer() is not None else g.shaped(g.Identity(value), g.dims(value))
 
 
@@ -160,8 +160,8 @@ def _dtype(value: ir.Value) -> ir.DataType:
     return value.dtype
 
 
-def _take_place(g: Builder, old: ir.Value, new: ir.Value) -> None:
-    """Let all that read or return a value have the new one, under its name."""
+def _replace_value(g: Builder, old: ir.Value, new: ir.Value) -> None:
+    """Replace all uses of a value, as graph output too, and give the new value its name."""
     new.name, new.type = old.name, old.type
     set_dims(new, _dims(old))
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)

@@ -1,4 +1,4 @@
-"""Constant folding of small nodes, whose values rules want to see. The engine folds the large ones."""
+"""Constant folding of small nodes, whose values rules inspect. The engine folds the large ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from sardonyx.optimize.pattern import array_of
-from sardonyx.optimize.scopes import bodies_of, is_random
+from sardonyx.optimize.subgraphs import bodies_of, is_random
 from sardonyx.translate.builder import Builder
 
 _LARGEST = 1024
@@ -17,7 +17,7 @@ _NEVER = {"Identity", "Constant", "QuantizeLinear", "DequantizeLinear"}
 
 
 def fold_constant(node: ir.Node, g: Builder) -> ir.Value | None:
-    """The value of a node whose inputs are all small constants; None otherwise."""
+    """Return the value of a node whose inputs are all small constants, else None."""
     if node.op_type in _NEVER or node.domain or len(node.outputs) != 1 or not node.inputs:
         return None
     if is_random(node) or bodies_of(node):
@@ -33,7 +33,7 @@ def fold_constant(node: ir.Node, g: Builder) -> ir.Value | None:
     if dims is not None and not (all(isinstance(d, int) for d in dims) and np.prod(dims) <= _LARGEST):
         return None
     if node.op_type in ("Div", "Mod") and _has_zero_integer(arrays[1]):
-        return None  # the engine says that it divides by zero
+        return None  # the engine raises the division by zero
     result = _evaluate(node, arrays, g.opset)
     return None if result is None or result.size > _LARGEST else g.constant(result, node.outputs[0].dtype)
 
@@ -49,8 +49,8 @@ def _static_shape(node: ir.Node, g: Builder) -> ir.Value | None:
         return None
     start = node.attributes["start"].as_int() if "start" in node.attributes else 0
     end = node.attributes["end"].as_int() if "end" in node.attributes else len(dims)
-    wanted = dims[start:end]
-    return g.ints(list(wanted)) if all(isinstance(d, int) for d in wanted) else None
+    sizes = dims[start:end]
+    return g.ints(list(sizes)) if all(isinstance(d, int) for d in sizes) else None
 
 
 def _evaluate(node: ir.Node, arrays: list[Any], opset: int) -> Any:

@@ -1,4 +1,4 @@
-"""Casts around the holes in an engine's kernels: a dtype it lacks for an operator is computed in a wider one."""
+"""Fit a model to an engine's kernels: compute in a wider dtype, with casts, where a kernel is missing."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from sardonyx.optimize.cast_chains import separate_casts
+from sardonyx.optimize.exact_int64 import compose_exact
 from sardonyx.optimize.function_body import function_body
-from sardonyx.optimize.infinities import keep_infinities
-from sardonyx.optimize.integers import compose_exact
-from sardonyx.optimize.scopes import bodies_of, graphs_of
-from sardonyx.optimize.zeros import keep_zero_signs
+from sardonyx.optimize.pool_infinities import keep_infinities
+from sardonyx.optimize.signed_zeros import keep_zero_signs
+from sardonyx.optimize.subgraphs import bodies_of, graphs_of
 from sardonyx.translate.schemas import Signature, signature
 
 log = logging.getLogger(__name__)
@@ -35,46 +35,45 @@ _WIDER = {
     ir.DataType.INT32: (ir.DataType.INT64, ir.DataType.DOUBLE),
     ir.DataType.UINT32: (ir.DataType.INT64, ir.DataType.DOUBLE),
 }
-"""What represents every value of a dtype exactly, in order of preference."""
+"""Dtypes that represent every value of a dtype exactly, in order of preference."""
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """Which operators an engine implements, and for which types: (domain, operator) → versions and constraints."""
+    """The operators and dtypes that an engine implements: (domain, operator) → versions and type constraints."""
 
     table: Mapping[tuple[str, str], KernelTypes]
     where_loses_zero_sign: bool = False
-    """Whether its Where gives 0 for a −0 that it takes from its first choice."""
+    """Whether its Where returns 0 for a −0 from its first choice."""
     max_pool_loses_infinity: bool = False
-    """Whether its MaxPool gives the lowest number for a window of −∞."""
+    """Whether its MaxPool returns the lowest finite number for a window of −∞."""
     joins_casts: bool = False
-    """Whether it makes one cast of two of which the first loses something."""
+    """Whether it fuses two casts although the first is lossy."""
     inexact_int64: frozenset[str] = frozenset()
-    """Operators whose kernels for int64 do not compute in 64 bits."""
+    """Operators whose int64 kernels do not compute in 64 bits."""
 
     def __hash__(self) -> int:
         return id(self)
 
     def accepts(self, op_type: str, opset: int, types: Mapping[str, str]) -> bool:
-        """Whether some kernel takes these types, by constraint; an operator without any kernel is the engine's own
-        affair (it may expand it)."""
-        kernels = self._of(op_type, opset)
-        return not kernels or any(_fit(allowed, types) for allowed in kernels)
+        """Whether a kernel supports these types, by constraint; True without any kernel: the engine may expand it."""
+        kernels = self._constraints(op_type, opset)
+        return not kernels or any(_satisfies(allowed, types) for allowed in kernels)
 
     def expands(self, op_type: str, opset: int) -> bool:
-        """Whether the engine, for want of a kernel, runs the body of the operator's function."""
-        return bool(self.table) and not self._of(op_type, opset)
+        """Whether the engine has no kernel, and runs the operator's function body instead."""
+        return bool(self.table) and not self._constraints(op_type, opset)
 
-    def _of(self, op_type: str, opset: int) -> list[Mapping[str, Sequence[str]]]:
+    def _constraints(self, op_type: str, opset: int) -> list[Mapping[str, Sequence[str]]]:
         return [allowed for versions, allowed in self.table.get(("", op_type), ()) if opset in versions]
 
 
-def _fit(allowed: Mapping[str, Sequence[str]], types: Mapping[str, str]) -> bool:
+def _satisfies(allowed: Mapping[str, Sequence[str]], types: Mapping[str, str]) -> bool:
     return all(types[name] in accepted for name, accepted in allowed.items() if name in types)
 
 
 def legalize(model: ir.Model, kernels: Kernels) -> Counter[str]:
-    """Insert casts in place, and work around inexact kernels; how many nodes of each operator needed casts."""
+    """Insert casts in place, and work around inexact kernels; return how many nodes of each operator were cast."""
     opset = model.graph.opset_imports[""]
     widened: Counter[str] = Counter()
     for graph in graphs_of(model.graph):
@@ -94,35 +93,33 @@ def _legalize_graph(graph: ir.Graph, opset: int, kernels: Kernels) -> Counter[st
     widened: Counter[str] = Counter()
     casts: dict[tuple[int, ir.DataType], ir.Value] = {}
     for node in list(graph):
-        if node.domain or bodies_of(node):  # engines hand any dtype into a body
+        if node.domain or bodies_of(node):  # engines pass any dtype into a body
             continue
         formal = signature(node.op_type, opset)
         if formal is None:
             continue
         types = _types(node, formal)
-        if types is None or _runs(node, opset, types, kernels, formal):
+        if types is None or _can_run(node, opset, types, kernels, formal):
             continue
-        wider = _widening(node, opset, types, kernels, formal)
+        wider = _wider_types(node, opset, types, kernels, formal)
         if wider:
             _insert_casts(graph, node, formal, wider, casts)
             widened[node.op_type] += 1
             for name in wider.keys() & types.keys():
-                _tell_once(types[name])
+                _warn_once(types[name])
     return widened
 
 
 @cache
-def _tell_once(dtype: ir.DataType) -> None:
-    """Half precision is chosen to be faster, so who chose it learns where it cannot be."""
+def _warn_once(dtype: ir.DataType) -> None:
+    """Warn that half precision, usually chosen for speed, is not used by the engine."""
     if dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
         name = dtype.name.lower()
-        log.warning(
-            "the engine lacks %s kernels: it computes in float32, with casts around; results stay %s", name, name
-        )
+        log.warning("the engine lacks %s kernels and computes in float32 with casts; results remain %s", name, name)
 
 
 def _types(node: ir.Node, formal: Signature) -> dict[str, ir.DataType] | None:
-    """The dtype under each constraint; None where one is unknown."""
+    """Return the dtype of each type constraint; None if one is unknown."""
     types: dict[str, ir.DataType] = {}
     for constraint, values in ((formal.of_input, node.inputs), (formal.of_output, node.outputs)):
         for index, value in enumerate(values):
@@ -134,16 +131,16 @@ def _types(node: ir.Node, formal: Signature) -> dict[str, ir.DataType] | None:
     return types
 
 
-def _named(types: Mapping[str, ir.DataType]) -> dict[str, str]:
-    return {name: _spelled(dtype) for name, dtype in types.items()}
+def _type_names(types: Mapping[str, ir.DataType]) -> dict[str, str]:
+    return {name: _type_name(dtype) for name, dtype in types.items()}
 
 
-def _spelled(dtype: ir.DataType) -> str:
+def _type_name(dtype: ir.DataType) -> str:
     return f"tensor({dtype.name.lower()})"
 
 
-def lack(node: ir.Node, opset: int, kernels: Kernels | None) -> str | None:
-    """Why a node cannot run, whatever casts are inserted: ONNX or the engine does not have it for these dtypes."""
+def unsupported_reason(node: ir.Node, opset: int, kernels: Kernels | None) -> str | None:
+    """Return why a node cannot run even with casts: ONNX or the engine does not support its dtypes; else None."""
     if node.domain:
         return None
     formal = signature(node.op_type, opset)
@@ -152,45 +149,45 @@ def lack(node: ir.Node, opset: int, kernels: Kernels | None) -> str | None:
     types = _types(node, formal)
     if types is None:
         return None
-    named = _named(types)
-    for name, spelled in named.items():
-        if name in formal.allowed and spelled not in formal.allowed[name]:
+    type_names = _type_names(types)
+    for name, type_name in type_names.items():
+        if name in formal.allowed and type_name not in formal.allowed[name]:
             return f"ONNX's {node.op_type} does not take {types[name].name.lower()}"
-    if kernels is None or _runs(node, opset, types, kernels, formal):
+    if kernels is None or _can_run(node, opset, types, kernels, formal):
         return None
-    if _widening(node, opset, types, kernels, formal):
+    if _wider_types(node, opset, types, kernels, formal):
         return None
     return f"the engine's {node.op_type} does not take " + " and ".join(
         d.name.lower() for d in dict.fromkeys(types.values())
     )
 
 
-def _runs(node: ir.Node, opset: int, types: Mapping[str, ir.DataType], kernels: Kernels, formal: Signature) -> bool:
-    """Whether the engine has a kernel for these dtypes, or one for each node of the operator's function."""
-    if not kernels.accepts(node.op_type, opset, _named(types)):
+def _can_run(node: ir.Node, opset: int, types: Mapping[str, ir.DataType], kernels: Kernels, formal: Signature) -> bool:
+    """Whether the engine has a kernel for these dtypes, or one for each node of the operator's function body."""
+    if not kernels.accepts(node.op_type, opset, _type_names(types)):
         return False
     body = function_body(node, opset, formal, types) if kernels.expands(node.op_type, opset) else ()
-    return all(_runs_in_body(inner, opset, kernels) for inner in body)
+    return all(_can_run_in_body(inner, opset, kernels) for inner in body)
 
 
-def _runs_in_body(node: ir.Node, opset: int, kernels: Kernels) -> bool:
+def _can_run_in_body(node: ir.Node, opset: int, kernels: Kernels) -> bool:
     formal = signature(node.op_type, opset)
     types = None if formal is None or bodies_of(node) else _types(node, formal)
-    return formal is None or types is None or _runs(node, opset, types, kernels, formal)
+    return formal is None or types is None or _can_run(node, opset, types, kernels, formal)
 
 
-def _widening(
+def _wider_types(
     node: ir.Node, opset: int, types: Mapping[str, ir.DataType], kernels: Kernels, formal: Signature
 ) -> dict[str, ir.DataType] | None:
-    """The dtypes to compute in instead: the same wider one for every operand that has the lacking one."""
+    """Return wider dtypes to compute in, the same for every operand of the unsupported dtype; None if there is none."""
     for narrow in dict.fromkeys(types.values()):
         for wide in _WIDER.get(narrow, ()):
-            spelled = _spelled(wide)
-            # A constraint that ONNX fixes to the lacking dtype, as Where's condition is to booleans, stays.
+            type_name = _type_name(wide)
+            # A constraint that ONNX fixes to the unsupported dtype, as bool for Where's condition, is unchanged.
             changed = {
-                n: wide for n, dtype in types.items() if dtype == narrow and spelled in formal.allowed.get(n, ())
+                n: wide for n, dtype in types.items() if dtype == narrow and type_name in formal.allowed.get(n, ())
             }
-            if changed and _runs(node, opset, {**types, **changed}, kernels, formal):
+            if changed and _can_run(node, opset, {**types, **changed}, kernels, formal):
                 return changed
     return None
 
@@ -208,7 +205,7 @@ def _insert_casts(
             continue
         if (id(value), to) not in casts:
             cast = _cast(value, to)
-            if value.graph is not graph:  # the graph around may have such a cast too, and names are unique
+            if value.graph is not graph:  # the outer graph may have the same cast, and names are unique
                 cast.outputs[0].name = f"{cast.outputs[0].name}_{graph.name}"
             graph.insert_before(node, cast)
             casts[id(value), to] = cast.outputs[0]
@@ -216,10 +213,10 @@ def _insert_casts(
     for index, value in enumerate(node.outputs):
         to = wider.get(formal.of_output(index))
         if to is not None and value.dtype is not None:
-            _narrow_again(graph, node, value, to)
+            _cast_output_back(graph, node, value, to)
 
 
-def _narrow_again(graph: ir.Graph, node: ir.Node, value: ir.Value, wide: ir.DataType) -> None:
+def _cast_output_back(graph: ir.Graph, node: ir.Node, value: ir.Value, wide: ir.DataType) -> None:
     narrow = value.dtype
     assert narrow is not None
     cast = _cast(value, narrow)

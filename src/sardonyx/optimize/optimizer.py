@@ -1,4 +1,4 @@
-"""The driver: rules by operator, a worklist of nodes, and what every round begins and ends with."""
+"""The rewrite driver: rules indexed by operator, a worklist of nodes, and passes between rounds."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from itertools import islice
 
 import onnx_ir as ir
 
+from sardonyx.optimize.cse import eliminate_common_subexpressions
 from sardonyx.optimize.fold import fold_constant
 from sardonyx.optimize.rule import RULES, Rule
-from sardonyx.optimize.scopes import bodies_of, free_tag, graphs_of, is_read, nodes_of, remove_dead
-from sardonyx.optimize.sharing import share_common
+from sardonyx.optimize.subgraphs import bodies_of, graphs_of, is_read, nodes_of, remove_dead, unused_tag
 from sardonyx.translate.builder import Builder
 
 log = logging.getLogger(__name__)
 
 PASSES = ("FoldConstant", "ShareCommon")
-"""What runs beside the rules, counted and chosen like them."""
-_MOST_HITS = 100
-"""Rewrites for each node of the graph, of which a few are usual; more happen only where rules go in circles."""
+"""Passes besides the rules, counted and selected like them."""
+_MAX_HITS_PER_NODE = 100
+"""The limit of rewrites for each node of the graph: a few are usual, more mean that rules undo each other."""
 
 
 def all_rules() -> tuple[Rule, ...]:
-    """Every rule there is."""
+    """Return every rule."""
     _load_rules()
     return tuple(RULES)
 
@@ -41,46 +41,46 @@ def _load_rules() -> None:
 
 
 def optimize(model: ir.Model, *, domains: Iterable[str] = (), names: Container[str] | None = None) -> Counter[str]:
-    """Rewrite the model in place until no rule applies; how often each did.
+    """Rewrite the model in place until no rule applies; return how often each applied.
 
-    `domains` are the operator domains that the engine knows beside ONNX's own; `names` the rules that may run, by
+    `domains` are the operator domains that the engine supports besides ONNX's own; `names` are the rules to run, by
     default all.
     """
     known = {"", *domains}
     rules = [rule for rule in all_rules() if rule.needs in known and (names is None or rule.name in names)]
-    fold, share = (names is None or name in names for name in PASSES)
-    rewriter = _Rewriter(model, fold=fold, share=share)
+    fold, cse = (names is None or name in names for name in PASSES)
+    rewriter = _Rewriter(model, fold=fold, cse=cse)
     early, late = ([rule for rule in rules if rule.late == turn] for turn in (False, True))
     while True:
-        rewriter.exhaust(early)
+        rewriter.run_to_fixpoint(early)
         if not rewriter.run(late):
             return rewriter.finish()
 
 
 class _Rewriter:
-    def __init__(self, model: ir.Model, *, fold: bool, share: bool) -> None:
+    def __init__(self, model: ir.Model, *, fold: bool, cse: bool) -> None:
         self._graph = model.graph
-        self._g = Builder(model.graph.opset_imports[""], tag=free_tag(model.graph))
-        self._fold, self._share = fold, share
+        self._g = Builder(model.graph.opset_imports[""], tag=unused_tag(model.graph))
+        self._fold, self._cse = fold, cse
         for value in (*self._graph.inputs, *self._graph.initializers.values()):
             if "dims" in value.meta:
                 self._g.sizes.learn(value, value.meta["dims"])
         self._rules: dict[str, list[Rule]] = {}
         self._registered = 0
-        self._most = _MOST_HITS * max(len(nodes_of(self._graph)), 1)
+        self._max_hits = _MAX_HITS_PER_NODE * max(len(nodes_of(self._graph)), 1)
         self.hits: Counter[str] = Counter()
 
-    def exhaust(self, rules: Sequence[Rule]) -> None:
+    def run_to_fixpoint(self, rules: Sequence[Rule]) -> None:
         """Apply the rules until none applies."""
         while True:
-            shared = share_common(self._graph) if self._share else 0
-            if shared:
-                self.hits["ShareCommon"] += shared
+            removed = eliminate_common_subexpressions(self._graph) if self._cse else 0
+            if removed:
+                self.hits["ShareCommon"] += removed
             if not self.run(rules):
                 break
 
     def run(self, rules: Iterable[Rule]) -> bool:
-        """Work through the graph once, following each rewrite to its neighbours; whether anything changed."""
+        """Apply rules to all nodes once, and to the neighbours of each rewrite; return whether anything changed."""
         self._rules = {}
         for rule in rules:
             self._rules.setdefault(rule.root, []).append(rule)
@@ -91,13 +91,13 @@ class _Rewriter:
             node = work.popleft()
             queued.discard(id(node))
             if node.graph is None:
-                continue  # replaced meanwhile
+                continue  # already removed
             for neighbour in self._visit(node):
                 if id(neighbour) not in queued and neighbour.graph is not None:
                     queued.add(id(neighbour))
                     work.append(neighbour)
-            if self.hits.total() > self._most:
-                log.warning("rules keep undoing one another: %s", dict(self.hits.most_common(3)))
+            if self.hits.total() > self._max_hits:
+                log.warning("rules undo each other; stopping: %s", dict(self.hits.most_common(3)))
                 return False
         return self.hits.total() > before
 
@@ -114,7 +114,7 @@ class _Rewriter:
         return []
 
     def _discard(self) -> None:
-        """Forget what a rule built before it gave up."""
+        """Discard nodes built by a rule that then refused."""
         for node in reversed(self._g.nodes):
             node.resize_inputs(0)
         if self._g.nodes:
@@ -122,30 +122,30 @@ class _Rewriter:
             self._g.sizes.forget([])
 
     def _replace(self, name: str, node: ir.Node, values: tuple[ir.Value, ...]) -> list[ir.Node]:
-        made = list(self._g.nodes)
+        nodes = list(self._g.nodes)
         self._g.nodes.clear()
         self._g.sizes.forget([])
         self._register_constants()
-        for fresh in made:
-            fresh.meta.setdefault("fx", None)
-            fresh.meta["fx"] = fresh.meta["fx"] or node.meta.get("fx")
+        for added in nodes:
+            added.meta.setdefault("fx", None)
+            added.meta["fx"] = added.meta["fx"] or node.meta.get("fx")
         assert isinstance(node.graph, ir.Graph)
-        node.graph.insert_before(node, made)
-        touched = [*made, *(use.node for output in node.outputs for use in output.uses())]
+        node.graph.insert_before(node, nodes)
+        touched = [*nodes, *(use.node for output in node.outputs for use in output.uses())]
         for old, new in zip(node.outputs, values, strict=True):
-            _take_place(node.graph, old, new)
+            _replace_value(node.graph, old, new)
         self.hits[name] += 1
         return [*touched, *remove_dead(node)]
 
     def _register_constants(self) -> None:
-        """Hand the constants made since the last time to the graph, where every body sees them too."""
+        """Add new constants to the main graph, where bodies see them too."""
         count = len(self._g.initializers)
         for value in islice(reversed(self._g.initializers.values()), count - self._registered):
             self._graph.register_initializer(value)
         self._registered = count
 
     def finish(self) -> Counter[str]:
-        """Clean up what nothing reads, declare domains, and report."""
+        """Remove unused nodes and initializers, declare domains, and return the counts."""
         for node in reversed(nodes_of(self._graph)):
             remove_dead(node)
         for graph in graphs_of(self._graph):
@@ -156,25 +156,25 @@ class _Rewriter:
             if node.domain:
                 imports = self._graph.opset_imports
                 imports[node.domain] = max(imports.get(node.domain, 1), node.version or 1)
-        if not _is_ordered(self._graph):
+        if not _is_sorted(self._graph):
             self._graph.sort()
         return self.hits
 
 
-def _is_ordered(graph: ir.Graph) -> bool:
-    """Whether every node comes after those it reads, which a rule that finds an existing value may have changed."""
-    made: set[int] = set()
+def _is_sorted(graph: ir.Graph) -> bool:
+    """Whether every node comes after those that it reads; a rule that reuses an existing value can break this."""
+    visited: set[int] = set()
     for node in graph:
         within = [inner for body in bodies_of(node) for inner in nodes_of(body)]
         producers = [x.producer() for reader in (node, *within) for x in reader.inputs if x is not None]
-        if any(p is not None and p.graph is graph and id(p) not in made for p in producers):
+        if any(p is not None and p.graph is graph and id(p) not in visited for p in producers):
             return False
-        made.add(id(node))
+        visited.add(id(node))
     return True
 
 
-def _take_place(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
-    """Let all that read a value read another. What a graph returns keeps its name, by which callers ask for it."""
+def _replace_value(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
+    """Replace all uses of a value. A graph output keeps its name, by which callers identify it."""
     if "dims" not in new.meta and "dims" in old.meta:
         new.meta["dims"], new.shape = old.meta["dims"], old.shape
     if new.dtype is None:

@@ -1,4 +1,4 @@
-"""What a rule is: a pattern, and a function that checks the match and builds the replacement."""
+"""Rewrite rules: a pattern, and a function that checks the match and builds the replacement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import onnx_ir as ir
 
 from sardonyx.errors import Unsupported
-from sardonyx.optimize.pattern import Bindings, Operator
+from sardonyx.optimize.pattern import Bindings, Pattern
 from sardonyx.sizes import Dims
 from sardonyx.translate.builder import Builder
 
@@ -21,11 +21,11 @@ Rewrite: TypeAlias = Callable[["Match"], Replacement]
 
 
 class Refused(Exception):
-    """A check failed; the text says which."""
+    """A check of a rule failed; the message says which."""
 
 
 class Match:
-    """A place where a pattern fits. Bound values are attributes; `g` builds the replacement."""
+    """A match of a pattern. Bound values are attributes; `g` builds the replacement."""
 
     def __init__(self, node: ir.Node, bound: Bindings, g: Builder) -> None:
         self.node, self.g, self._bound = node, g, bound
@@ -38,19 +38,19 @@ class Match:
             raise AttributeError(name) from None
 
     def require(self, condition: bool, reason: str) -> None:
-        """Give the match up, saying why, unless the condition holds."""
+        """Refuse the match with this reason, unless the condition holds."""
         if not condition:
             raise Refused(reason)
 
     def dims(self, value: ir.Value) -> Dims:
-        """The sizes of a value; the match is given up where they are unknown."""
+        """Return the sizes of a value; refuse the match if they are unknown."""
         dims: Dims | None = value.meta.get("dims")
         if dims is None:
             raise Refused(f"the shape of {value.name} is unknown")
         return dims
 
     def attribute(self, value: ir.Value, name: str, default: Any = None) -> Any:
-        """An attribute of the node that makes the value."""
+        """Return an attribute of the node that computes the value."""
         producer = value.producer()
         assert producer is not None
         return producer.attributes[name].value if name in producer.attributes else default
@@ -58,9 +58,9 @@ class Match:
 
 @dataclass(frozen=True)
 class Rule:
-    """A named rewrite. `needs` is the operator domain an engine must know for the rule to apply.
+    """A named rewrite. `needs` is the operator domain that the engine must support.
 
-    A `late` rule gets its turn when no other applies any more: it would hide what others look for.
+    A `late` rule runs when no other rule applies any more, because it would hide patterns of others.
     """
 
     name: str
@@ -72,13 +72,13 @@ class Rule:
     late: bool = False
 
     def apply(self, node: ir.Node, g: Builder) -> tuple[ir.Value, ...] | None:
-        """The replacement of the node's outputs, or None; why not is logged."""
+        """Return the replacements of the node's outputs, or None; the reason is logged."""
         for bound in self.matches(node):
             try:
-                made = self.rewrite(Match(node, bound, g))
-                values = made if isinstance(made, tuple) else (made,)
+                replacement = self.rewrite(Match(node, bound, g))
+                values = replacement if isinstance(replacement, tuple) else (replacement,)
                 if len(values) != len(node.outputs):
-                    raise Refused("it has further results")
+                    raise Refused("it has more outputs")
                 return values
             except (Refused, Unsupported) as refusal:
                 log.debug("%s refused at %s: %s", self.name, node.outputs[0].name, refusal)
@@ -86,7 +86,7 @@ class Rule:
 
 
 def rule_name(text: str) -> str:
-    """A rule's name from its function's.
+    """Return the name of a rule from that of its function.
 
     >>> rule_name("drop_double_not")
     'DropDoubleNot'
@@ -95,17 +95,17 @@ def rule_name(text: str) -> str:
 
 
 RULES: list[Rule] = []
-"""Every rule, in the order in which they are tried at a node."""
+"""All rules, in the order in which they are tried at a node."""
 
 
-def rule(*patterns: Operator, needs: str = "", late: bool = False) -> Callable[[Rewrite], Rewrite]:
-    """Register a function as the rewrite of one or more patterns; its name, in capitals, names the rule."""
+def rule(*patterns: Pattern, needs: str = "", late: bool = False) -> Callable[[Rewrite], Rewrite]:
+    """Register a function as the rewrite of one or more patterns; the rule has its name in CamelCase."""
 
     def register(rewrite: Rewrite) -> Rewrite:
         name = rule_name(rewrite.__name__)
         for pattern in patterns:
 
-            def matches(node: ir.Node, pattern: Operator = pattern) -> Iterator[Bindings]:
+            def matches(node: ir.Node, pattern: Pattern = pattern) -> Iterator[Bindings]:
                 return pattern.matches(node, {})
 
             RULES.append(Rule(name, pattern.op_type, matches, rewrite, rewrite.__doc__ or "", needs, late))
@@ -115,7 +115,7 @@ def rule(*patterns: Operator, needs: str = "", late: bool = False) -> Callable[[
 
 
 def rule_at(*op_types: str, needs: str = "", late: bool = False) -> Callable[[Rewrite], Rewrite]:
-    """Register a rewrite that looks at any node of these operators by itself, where a pattern says too little."""
+    """Register a rewrite that inspects every node of these operators itself, where no pattern suffices."""
 
     def register(rewrite: Rewrite) -> Rewrite:
         name = rule_name(rewrite.__name__)

@@ -1,4 +1,4 @@
-"""Which rules run: what `options={"optimize": ...}` says, as a set of names."""
+"""Which rules run: the names that `options={"optimize": ...}` selects."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _LEVELS = ("default", "none")
 _TERM = re.compile(r"\s*([+-]?)\s*(\w+)\s*,?")
 
 
-def selected(chosen: Chosen) -> frozenset[str]:
-    """The names of the rules that run.
+def select_rules(chosen: Chosen) -> frozenset[str]:
+    """Return the names of the rules that run.
 
-    A level, then names to add or to leave out; names alone mean these and no others.
+    The option is a level, then names to add or to remove; names without a level select these alone.
 
     >>> sorted(selected("none+Silu, +join_casts"))
     ['JoinCasts', 'Silu']
@@ -32,54 +32,56 @@ def selected(chosen: Chosen) -> frozenset[str]:
     if isinstance(chosen, bool):
         chosen = "default" if chosen else "none"
     terms = _terms(chosen)
-    names = names_of_rules()
+    names = rule_names()
     first_sign, first = terms[0] if terms else ("", "none")
     running = set(names) if first_sign or first == "default" else set()
     for index, (sign, name) in enumerate(terms):
         if name in _LEVELS:
             if index or sign:
-                raise OptionError(f"optimize is {chosen!r}", hint=f"a level stands first and alone: '{name}-Name'")
+                raise OptionError(f"invalid option optimize={chosen!r}", hint=f"put the level first: '{name}-Name'")
         elif sign == "-":
-            running.discard(_known(name, names))
+            running.discard(_resolve_name(name, names))
         else:
-            running.add(_known(name, names))
+            running.add(_resolve_name(name, names))
     return frozenset(running)
 
 
 @validates("optimize")
 def check_rules(chosen: Chosen) -> None:
-    """Raise if an unknown rule is named; the rules need not be loaded where none is."""
+    """Raise if the option names an unknown rule; rules are loaded only if it names any."""
     if chosen not in (*_LEVELS, True, False):
-        selected(chosen)
+        select_rules(chosen)
 
 
-def names_of_rules() -> tuple[str, ...]:
-    """Every name that can be chosen, as reports show them."""
+def rule_names() -> tuple[str, ...]:
+    """Return every name that can be selected, as reports show them."""
     return (*PASSES, *dict.fromkeys(rule.name for rule in all_rules()))
 
 
 def _terms(chosen: Chosen) -> list[tuple[str, str]]:
-    """Signs and names, in order."""
+    """Return signs and names, in order."""
     terms = []
-    for text in [chosen] if isinstance(chosen, str) else chosen:  # type: ignore[union-attr]  # no bool comes here
-        at = 0
-        while at < len(text):
-            term = _TERM.match(text, at)
+    for text in [chosen] if isinstance(chosen, str) else chosen:  # type: ignore[union-attr]  # bool is handled by callers
+        position = 0
+        while position < len(text):
+            term = _TERM.match(text, position)
             if term is None:
-                raise OptionError(f"optimize is {chosen!r}", hint="use 'default', 'none', or 'default-Name+Name'")
+                raise OptionError(
+                    f"invalid option optimize={chosen!r}", hint="use 'default', 'none', or 'default-Name+Name'"
+                )
             terms.append((term[1], term[2]))
-            at = term.end()
+            position = term.end()
     return terms
 
 
-def _known(name: str, names: Sequence[str]) -> str:
-    """The rule that is meant, written as its name or as its function is."""
+def _resolve_name(name: str, names: Sequence[str]) -> str:
+    """Return the rule of this name, in CamelCase or snake_case."""
     folded = {_fold(known): known for known in names}
     if _fold(name) in folded:
         return folded[_fold(name)]
     near = difflib.get_close_matches(_fold(name), [*folded, *_LEVELS], n=1, cutoff=0.6)
     hint = f"did you mean {folded.get(near[0], near[0])!r}?" if near else "use 'default', 'none' or a rule's name"
-    raise OptionError(f"optimize names the unknown rule {name!r}", hint=hint)
+    raise OptionError(f"unknown rule {name!r} in the option optimize", hint=hint)
 
 
 def _fold(name: str) -> str:

@@ -45,7 +45,7 @@ class Binding:
             weights=translation.weights,
             fixed=region.weights,
             complex=frozenset(i for i, x in enumerate(vals) if isinstance(x, torch.Tensor) and x.dtype.is_complex),
-            draws=tuple(random_sampler(draw, region.graph, region.device) for draw in translation.draws),
+            draws=tuple(random_sampler(draw, region.graph, region.device) for draw in translation.random_inputs),
             strides=strides_of_results(region.results, region.graph),
         )
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 
 from sardonyx.sizes import sizes_of_call
-from sardonyx.translate.noise import Draw
+from sardonyx.translate.random_inputs import RandomInput
 
 RandomSampler: TypeAlias = Callable[[Sequence[Any]], torch.Tensor]
 """Samples one random input of a graph, given the arguments of the call."""
@@ -16,9 +16,9 @@ RandomSampler: TypeAlias = Callable[[Sequence[Any]], torch.Tensor]
 _GENERATORS: dict[str, Callable[..., torch.Tensor]] = {"uniform": torch.rand, "normal": torch.randn}
 
 
-def random_sampler(draw: Draw, graph: torch.fx.GraphModule, device: torch.device) -> RandomSampler:
+def random_sampler(draw: RandomInput, graph: torch.fx.GraphModule, device: torch.device) -> RandomSampler:
     """Return the sampler of a random input of `graph` on `device`; symbolic sizes are read from the arguments."""
-    generate = _GENERATORS[draw.kind]
+    generate = _GENERATORS[draw.distribution]
     if all(isinstance(dim, int) for dim in draw.dims):
         return lambda args: generate(draw.dims, dtype=draw.dtype, device=device)
     sizes = sizes_of_call(draw.dims, graph)

@@ -173,7 +173,7 @@ class CompiledRegion(torch.nn.Module):
         key = choice.key(model, args, self._options, self._region.device)
         engines = choice.candidates(self._options, self._region.device)
         candidates = {engine.name: partial(self._candidate, choice, engine, args) for engine in engines}
-        expected = None if translation.draws else lambda: pytree.tree_leaves(self._region.graph(*args))
+        expected = None if translation.random_inputs else lambda: pytree.tree_leaves(self._region.graph(*args))
         measurement, chosen = choice.choose(key, candidates, expected, self._options)
         chosen._report.choice = measurement
         self._graph_report.replace(self._report, chosen._report)

@@ -1,1 +1,1 @@
-"""Stage two: ATen to ONNX, through one table."""
+"""Translate ATen graphs to ONNX with one table of translations."""

@@ -1,4 +1,4 @@
-"""Translations that are declared rather than written: operators of ONNX over the arguments of one of torch's.
+"""Declared translations: expressions of ONNX operators over the arguments of a torch operator.
 
 >>> from sardonyx.translate.declared import Mul, Sigmoid
 >>> Mul("x", Sigmoid("x"))
@@ -21,11 +21,11 @@ from sardonyx import dtypes
 from sardonyx.errors import DeclarationError, Unsupported
 from sardonyx.translate import schemas, table
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.functional import functional_of, written
+from sardonyx.translate.functional import functional_of, mutated_arguments
 
 
 class Arg:
-    """An argument of torch's operator as an attribute of ONNX's: `Softmax("self", axis=Arg("dim"))`."""
+    """An argument of the torch operator as an ONNX attribute: `Softmax("self", axis=Arg("dim"))`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -35,10 +35,10 @@ class Arg:
 
 
 class Node:
-    """An operator of ONNX. Operands are arguments, by their names, other nodes, and numbers; attributes are values.
+    """An ONNX operator. Operands are names of arguments, other nodes, and numbers; attributes are values.
 
-    Operands that ONNX wants in one type are promoted as torch promotes, and what it does not take in their type is cast
-    to the result's.
+    Operands that ONNX needs in one dtype are promoted as in torch, and dtypes that ONNX does not support are cast to
+    that of the result.
     """
 
     def __init__(self, op_type: str, *operands: Any, **attributes: Any) -> None:
@@ -46,74 +46,74 @@ class Node:
         _check_node(op_type, operands, attributes)
 
     def __repr__(self) -> str:
-        given = [*map(repr, self._operands), *(f"{name}={value!r}" for name, value in self._attributes.items())]
-        return f"{self._op_type}({', '.join(given)})"
+        arguments = [*map(repr, self._operands), *(f"{name}={value!r}" for name, value in self._attributes.items())]
+        return f"{self._op_type}({', '.join(arguments)})"
 
     def names(self) -> set[str]:
-        """The arguments that it takes."""
-        found = {x for x in self._operands if isinstance(x, str)}
-        found |= {x.name for x in self._attributes.values() if isinstance(x, Arg)}
-        return found.union(*(x.names() for x in self._operands if isinstance(x, Node)))
+        """Return the names of the arguments that it uses."""
+        names = {x for x in self._operands if isinstance(x, str)}
+        names |= {x.name for x in self._attributes.values() if isinstance(x, Arg)}
+        return names.union(*(x.names() for x in self._operands if isinstance(x, Node)))
 
-    def append(self, g: Builder, given: Mapping[str, Any]) -> ir.Value:
-        """Add it to a graph, after those that it needs."""
-        operands = [self._operand(g, given, x) for x in self._operands]
-        attributes = {name: given[x.name] if isinstance(x, Arg) else x for name, x in self._attributes.items()}
+    def append(self, g: Builder, arguments: Mapping[str, Any]) -> ir.Value:
+        """Append it, and the nodes that it needs, to a graph."""
+        operands = [self._operand(g, arguments, x) for x in self._operands]
+        attributes = {name: arguments[x.name] if isinstance(x, Arg) else x for name, x in self._attributes.items()}
         signature = schemas.signature(self._op_type, g.opset)
         if signature is None:
             raise Unsupported(f"ONNX has no {self._op_type} in opset {g.opset}")
-        inputs = self._typed(g, operands, signature)
+        inputs = self._cast(g, operands, signature)
         return g.node(self._op_type, inputs, dtype=self._result_type(inputs, attributes, signature), **attributes)
 
     def _result_type(
         self, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any], signature: schemas.Signature
     ) -> ir.DataType | None:
-        """The type of the result, where schemas tell it; None for that of the first operand."""
+        """Return the dtype of the output according to the schema; None for that of the first operand."""
         constraint = signature.of_output(0)
         only = signature.only(constraint)
         if only is not None:
             return ir.DataType[only.removeprefix("tensor(").removesuffix(")").upper()]
         if self._op_type == "ConstantOfShape":
             return ir.tensor(attributes["value"]).dtype if "value" in attributes else ir.DataType.FLOAT
-        like = (x for place, x in enumerate(inputs) if x is not None and signature.of_input(place) == constraint)
+        like = (x for index, x in enumerate(inputs) if x is not None and signature.of_input(index) == constraint)
         return next((x.dtype for x in like), None)
 
-    def _operand(self, g: Builder, given: Mapping[str, Any], operand: Any) -> Any:
+    def _operand(self, g: Builder, arguments: Mapping[str, Any], operand: Any) -> Any:
         if isinstance(operand, Node):
-            return operand.append(g, given)
-        return given[operand] if isinstance(operand, str) else operand
+            return operand.append(g, arguments)
+        return arguments[operand] if isinstance(operand, str) else operand
 
-    def _typed(self, g: Builder, operands: Sequence[Any], signature: schemas.Signature) -> list[ir.Value | None]:
-        """Operands as tensors, those of one type variable in one dtype that ONNX has the operator for."""
-        together: defaultdict[str, list[Any]] = defaultdict(list)
-        for place, operand in enumerate(operands):
+    def _cast(self, g: Builder, operands: Sequence[Any], signature: schemas.Signature) -> list[ir.Value | None]:
+        """Return the operands as tensors, those of one type constraint in one dtype that ONNX supports."""
+        by_constraint: defaultdict[str, list[Any]] = defaultdict(list)
+        for index, operand in enumerate(operands):
             if operand is not None:
-                together[signature.of_input(place)].append(operand)
-        chosen = {name: self._dtype(g, name, found, signature) for name, found in together.items()}
+                by_constraint[signature.of_input(index)].append(operand)
+        chosen = {name: self._dtype(g, name, group, signature) for name, group in by_constraint.items()}
         return [None if x is None else g.cast(x, chosen[signature.of_input(i)]) for i, x in enumerate(operands)]
 
     def _dtype(self, g: Builder, constraint: str, operands: Sequence[Any], signature: schemas.Signature) -> torch.dtype:
         allowed = signature.allowed.get(constraint, frozenset({constraint}))
-        promoted = _promoted(g, operands)
-        able = [dtype for dtype in (promoted, g.out.dtype, torch.int64, torch.bool) if _spelled(dtype) in allowed]
-        return able[0] if able else promoted  # which is cast around where engines lack it, or refused by name
+        promoted = _promote(g, operands)
+        able = [dtype for dtype in (promoted, g.out.dtype, torch.int64, torch.bool) if _type_name(dtype) in allowed]
+        return able[0] if able else promoted  # legalize inserts casts, or refuses it by name
 
 
-def _promoted(g: Builder, operands: Sequence[Any]) -> torch.dtype:
+def _promote(g: Builder, operands: Sequence[Any]) -> torch.dtype:
     if len(operands) == 1:
         return g.dtype(operands[0]) if isinstance(operands[0], ir.Value) else g.result_type(operands[0], operands[0])
     return reduce(torch.promote_types, (g.result_type(operands[0], x) for x in operands[1:]))
 
 
 @cache
-def _spelled(dtype: torch.dtype) -> str:
+def _type_name(dtype: torch.dtype) -> str:
     return f"tensor({dtypes.to_onnx(dtype).name.lower()})"
 
 
 class SignatureOnly:
-    """An operator whose body on the device is written by hand: the function given, called as torch calls the operator.
+    """An operator whose implementation on the device is the given function, called as torch calls the operator.
 
-    Without one it says that the device has such a body already; where it has none, declaring it is an error.
+    Without a function, the device must have an implementation already, or declaring it is an error.
     """
 
     def __init__(self, function: Callable[..., Any] | None = None) -> None:
@@ -131,7 +131,7 @@ def __getattr__(name: str) -> Callable[..., Node]:
 
 @cache
 def _operators() -> Mapping[str, onnx.defs.OpSchema]:
-    """The operators of ONNX's own domain, by name, in their newest version."""
+    """Return the newest schemas of ONNX's own operators, by name."""
     return {
         schema.name: schema for schema in onnx.defs.get_all_schemas() if not schema.domain and not schema.deprecated
     }
@@ -150,7 +150,7 @@ def _check_node(op_type: str, operands: Sequence[Any], attributes: Mapping[str, 
             )
     if not schema.min_input <= len(operands) <= schema.max_input:
         takes = ", ".join(x.name for x in schema.inputs)
-        raise DeclarationError(f"ONNX's {op_type} takes {takes}, and is given {len(operands)} operands")
+        raise DeclarationError(f"ONNX's {op_type} takes {takes}, got {len(operands)} operands")
 
 
 def _suggestion(name: str, known: Iterable[str]) -> str:
@@ -160,19 +160,19 @@ def _suggestion(name: str, known: Iterable[str]) -> str:
 
 
 DECLARED: dict[str, Node] = {}
-"""What was declared, by qualified names."""
+"""Declared operators, by qualified name."""
 
 
 def declare(operators: Mapping[str, Node], *, replace: bool = False) -> None:
-    """Add to the table what operators are, by their qualified names; with `replace` in place of what it has."""
-    made = {name: translation(name, node) for name, node in operators.items()}
-    for name, translate in made.items():
+    """Add translations of operators, by qualified name, to the table; `replace` allows existing ones."""
+    translations = {name: translation(name, node) for name, node in operators.items()}
+    for name, translate in translations.items():
         table.register(name, translate, replace=replace)
     DECLARED.update(operators)
 
 
 def translation(name: str, node: Node) -> table.Translation:
-    """What is declared, as the table has it. Arguments that are not among those of torch's operator are an error."""
+    """Return a translation for the table. Raise if the node uses arguments that torch's operator does not have."""
     operator = table.operator_of(name)
     arguments = operator._schema.arguments
     _refuse_writing(operator)
@@ -180,23 +180,23 @@ def translation(name: str, node: Node) -> table.Translation:
     if unknown:
         takes = ", ".join(a.name for a in arguments)
         near = _suggestion(min(unknown), [a.name for a in arguments])
-        raise DeclarationError(f"{name} takes {takes}, and not {', '.join(sorted(unknown))}{near}")
+        raise DeclarationError(f"{name} takes {takes}, not {', '.join(sorted(unknown))}{near}")
     defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
 
     def translate(g: Builder, *args: Any, **kwargs: Any) -> ir.Value:
-        given = defaults | dict(zip((a.name for a in arguments), args, strict=False)) | kwargs
-        return g.cast(node.append(g, given), g.out.dtype)
+        values = defaults | dict(zip((a.name for a in arguments), args, strict=False)) | kwargs
+        return g.cast(node.append(g, values), g.out.dtype)
 
     return translate
 
 
 def _refuse_writing(operator: Any) -> None:
-    """What is declared is a value. Operators that write one somewhere follow from the one that returns it."""
-    names = written(operator)
+    """Raise for an operator that writes its result: those follow from the one that returns it."""
+    names = mutated_arguments(operator)
     if names:
         functional = functional_of(operator)
         instead = "the operator that returns the value" if functional is None else repr(functional.name())
         raise DeclarationError(
-            f"{operator.name()} writes to {', '.join(names)}, and a declaration says what an operator returns",
+            f"{operator.name()} writes to {', '.join(names)}, but a declaration defines what an operator returns",
             hint=f"declare {instead}: its in-place and out= variants follow from it",
         )

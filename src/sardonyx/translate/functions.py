@@ -1,4 +1,4 @@
-"""Modules as ONNX functions: the nodes that stem from a module's call, put into a function of their own."""
+"""Modules as ONNX functions: extract the nodes of a module's call into a function."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import onnx_ir as ir
 
 log = logging.getLogger(__name__)
 
-Call: TypeAlias = tuple[str, str]
+ModuleCall: TypeAlias = tuple[str, str]
 """A module's path in the model, and its class."""
 
 
 def make_functions(model: ir.Model, classes: Sequence[type | str]) -> None:
-    """Replace every call of a module of these classes by a node that calls a function; equal bodies are one function.
+    """Replace each call of a module of these classes by a call of a function; equal bodies share one function.
 
-    Weights are the function's inputs. A module inside another that becomes a function stays a part of it. So are nodes
-    that are marked as a function's, with a call and a qualified name, and the version of its domain.
+    Weights are inputs of the function. A module inside another one that becomes a function remains part of it. Nodes
+    marked with a call, a qualified name and the version of its domain become a function too.
     """
     names = frozenset(c if isinstance(c, str) else f"{c.__module__}.{c.__qualname__}" for c in classes)
     known: dict[Hashable, ir.Function] = {}
@@ -29,9 +29,9 @@ def make_functions(model: ir.Model, classes: Sequence[type | str]) -> None:
             _extract(model, call[1], list(nodes), known)
 
 
-def _call(node: ir.Node, names: frozenset[str]) -> Call | None:
+def _call(node: ir.Node, names: frozenset[str]) -> ModuleCall | None:
     if "function" in node.meta:
-        marked: Call = node.meta["function"]
+        marked: ModuleCall = node.meta["function"]
         return marked
     origin = node.meta.get("fx")
     stack: dict[str, Any] = (origin.meta.get("nn_module_stack") or {}) if origin is not None else {}
@@ -44,7 +44,7 @@ def _call(node: ir.Node, names: frozenset[str]) -> Call | None:
 
 @dataclass(frozen=True)
 class _Body:
-    """The nodes of a call, what they take from outside, and what the outside takes from them."""
+    """The nodes of a call, the values they read from outside, and those that the outside reads."""
 
     nodes: Sequence[ir.Node]
     inputs: Sequence[ir.Value]
@@ -52,29 +52,29 @@ class _Body:
     outputs: Sequence[ir.Value]
 
     @classmethod
-    def of(cls, nodes: Sequence[ir.Node]) -> _Body:
+    def from_nodes(cls, nodes: Sequence[ir.Node]) -> _Body:
         inside = {id(node) for node in nodes}
         reads = (x for node in nodes for x in node.inputs if x is not None)
-        taken = dict.fromkeys(x for x in reads if id(x.producer()) not in inside)
-        made = (value for node in nodes for value in node.outputs)
+        outer = dict.fromkeys(x for x in reads if id(x.producer()) not in inside)
+        outputs = (value for node in nodes for value in node.outputs)
         return cls(
             nodes,
-            [x for x in taken if not _is_constant(x)],
-            [x for x in taken if _is_constant(x)],
-            [v for v in made if v.is_graph_output() or any(id(use.node) not in inside for use in v.uses())],
+            [x for x in outer if not _is_constant(x)],
+            [x for x in outer if _is_constant(x)],
+            [v for v in outputs if v.is_graph_output() or any(id(use.node) not in inside for use in v.uses())],
         )
 
 
 def _is_constant(value: ir.Value) -> bool:
-    """Whether a value is a constant of the translation; a weight is none."""
+    """Whether a value is a constant of the translation; a weight is not."""
     return type(value.const_value) is ir.Tensor
 
 
 def _extract(model: ir.Model, qualified: str, nodes: Sequence[ir.Node], known: dict[Hashable, ir.Function]) -> None:
     if any(attribute.type == ir.AttributeType.GRAPH for node in nodes for attribute in node.attributes.values()):
-        log.info("%s has control flow, and stays where it is called", qualified)
+        log.info("%s has control flow and is not made a function", qualified)
         return
-    body, graph = _Body.of(nodes), model.graph
+    body, graph = _Body.from_nodes(nodes), model.graph
     domain, _, name = qualified.rpartition(".")
     key = (qualified, _structure(body))
     function = known.get(key)
@@ -99,7 +99,7 @@ def _extract(model: ir.Model, qualified: str, nodes: Sequence[ir.Node], known: d
 
 
 def _redirect(graph: ir.Graph, body: _Body, call: ir.Node) -> None:
-    """Let the outside read the call's outputs in place of the nodes'."""
+    """Let the outside read the call's outputs instead of the nodes' outputs."""
     inside = {id(node) for node in body.nodes}
     for old, new in zip(body.outputs, call.outputs, strict=True):
         new.name, new.type, new.shape = old.name, old.type, old.shape
@@ -114,24 +114,24 @@ def _redirect(graph: ir.Graph, body: _Body, call: ir.Node) -> None:
 
 
 def _structure(body: _Body) -> Hashable:
-    """What two calls must have in common to be calls of one function."""
+    """Return a key that is equal for calls that can share one function."""
     number: dict[int, Hashable] = {id(value): ("input", i) for i, value in enumerate(body.inputs)}
     for value in body.constants:
-        held = value.const_value
-        assert held is not None
-        number[id(value)] = (str(held.dtype), tuple(held.shape), held.tobytes())
-    described = []
-    for place, node in enumerate(body.nodes):
+        tensor = value.const_value
+        assert tensor is not None
+        number[id(value)] = (str(tensor.dtype), tuple(tensor.shape), tensor.tobytes())
+    structure = []
+    for position, node in enumerate(body.nodes):
         attributes = tuple(sorted((a.name, str(a.value)) for a in node.attributes.values()))
         reads = tuple(number[id(x)] if x is not None else None for x in node.inputs)
-        described.append((node.domain, node.op_type, attributes, reads, len(node.outputs)))
-        number.update({id(value): (place, i) for i, value in enumerate(node.outputs)})
+        structure.append((node.domain, node.op_type, attributes, reads, len(node.outputs)))
+        number.update({id(value): (position, i) for i, value in enumerate(node.outputs)})
     types = tuple((str(x.dtype), str(x.shape)) for x in body.inputs)
-    return tuple(described), tuple(number[id(x)] for x in body.outputs), types
+    return tuple(structure), tuple(number[id(x)] for x in body.outputs), types
 
 
 def _function(domain: str, name: str, body: _Body, opset: int) -> ir.Function:
-    """The nodes as a function; constants are its own until `finish`."""
+    """Return the nodes as a function, whose graph holds constants until `add_constant_nodes`."""
     inner: dict[ir.Value, ir.Value] = {}
     for index, value in enumerate(body.inputs):
         inner[value] = _copy(value, f"x{index}")
@@ -154,12 +154,12 @@ def _function(domain: str, name: str, body: _Body, opset: int) -> ir.Function:
 
 
 def _domains(nodes: Iterable[ir.Node]) -> dict[str, int]:
-    """The versions of the domains beside ONNX's own that nodes need."""
-    found: dict[str, int] = {}
+    """Return the versions of the domains that nodes need, besides ONNX's own."""
+    versions: dict[str, int] = {}
     for node in nodes:
         if node.domain:
-            found[node.domain] = max(found.get(node.domain, 1), node.version or 1)
-    return found
+            versions[node.domain] = max(versions.get(node.domain, 1), node.version or 1)
+    return versions
 
 
 def _copy(value: ir.Value, name: str) -> ir.Value:
@@ -168,14 +168,14 @@ def _copy(value: ir.Value, name: str) -> ir.Value:
     return copy
 
 
-def finish(model: ir.Model) -> None:
-    """Let nodes make the constants of functions, which cannot hold them as a graph does."""
+def add_constant_nodes(model: ir.Model) -> None:
+    """Add Constant nodes for the initializers of functions, which ONNX functions cannot have."""
     for function in model.functions.values():
         for name, value in list(function.graph.initializers.items()):
             assert value.const_value is not None
             node = ir.Node("", "Constant", [], [ir.AttrTensor("value", value.const_value)], num_outputs=1)
-            made = node.outputs[0]
-            ir.convenience.replace_all_uses_with(value, made)
+            output = node.outputs[0]
+            ir.convenience.replace_all_uses_with(value, output)
             del function.graph.initializers[name]
-            made.name, made.type, made.shape = name, value.type, value.shape
+            output.name, output.type, output.shape = name, value.type, value.shape
             function.graph.insert_before(function.graph[0], node)

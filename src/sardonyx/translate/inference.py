@@ -1,6 +1,6 @@
-"""Dtypes and sizes of the nodes a translation appends, as far as the next translation step needs them.
+"""Infer dtypes and sizes of the nodes that a translation appends, as far as later steps of it need them.
 
-Not a full shape inference: FX states the type of everything a user wrote. This covers what translations put between.
+This is not full shape inference: FX has the metadata of every user operation. It covers the nodes in between.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ELEMENTWISE = {
 
 
 def annotate(node: ir.Node, dtype: ir.DataType | None) -> None:
-    """Set the type, and for elementwise operators the sizes, of a new node's outputs."""
+    """Set the dtype, and for elementwise operators the sizes, of a new node's outputs."""
     dtype = dtype or _dtype(node)
     dims = _DIMS.get(node.op_type, _elementwise_dims if node.op_type in _ELEMENTWISE else _unknown)(node)
     for output in node.outputs:
@@ -35,7 +35,7 @@ def annotate(node: ir.Node, dtype: ir.DataType | None) -> None:
 
 
 def set_dims(value: ir.Value, dims: Dims) -> None:
-    """Record sizes both as expressions, for later translations, and as ONNX prints them."""
+    """Store sizes as expressions, for later translations, and as an ONNX shape."""
     value.meta["dims"] = dims
     value.shape = ir.Shape([dim if isinstance(dim, int) else str(dim) for dim in dims])
 
@@ -68,14 +68,14 @@ def _unknown(node: ir.Node) -> Dims | None:
     return None
 
 
-def _known(node: ir.Node) -> list[Dims] | None:
-    found = [x.meta.get("dims") for x in node.inputs if x is not None]
-    known = [dims for dims in found if dims is not None]
-    return known if len(known) == len(found) else None
+def _input_dims(node: ir.Node) -> list[Dims] | None:
+    dims = [x.meta.get("dims") for x in node.inputs if x is not None]
+    known = [dims for dims in dims if dims is not None]
+    return known if len(known) == len(dims) else None
 
 
 def _concat_dims(node: ir.Node) -> Dims | None:
-    pieces = _known(node)
+    pieces = _input_dims(node)
     if not pieces:
         return None
     axis = node.attributes["axis"].as_int() % len(pieces[0])
@@ -84,7 +84,7 @@ def _concat_dims(node: ir.Node) -> Dims | None:
 
 
 def _matmul_dims(node: ir.Node) -> Dims | None:
-    known = _known(node)
+    known = _input_dims(node)
     if not known or min(map(len, known)) < 2:
         return None
     left, right = known
@@ -95,7 +95,7 @@ _DIMS = {"Concat": _concat_dims, "MatMul": _matmul_dims}
 
 
 def broadcast(*shapes: Dims) -> Dims:
-    """The sizes that several operands take together.
+    """Return the broadcast shape of several operands.
 
     >>> broadcast((4, 1), (3,))
     (4, 3)

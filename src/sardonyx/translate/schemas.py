@@ -1,4 +1,4 @@
-"""Which dtypes ONNX's schemas allow."""
+"""The dtypes that ONNX's schemas allow."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ import onnx
 
 @dataclass(frozen=True)
 class Signature:
-    """The type constraint that each input and output of an operator falls under, and the types each allows."""
+    """The type constraint of each input and output of an operator, and the types that each allows."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     allowed: Mapping[str, frozenset[str]]
 
     def of_input(self, index: int) -> str:
-        """The constraint of an input; the last one's is that of all that follow."""
+        """Return the constraint of an input; further inputs have that of the last one."""
         return self.inputs[min(index, len(self.inputs) - 1)]
 
     def of_output(self, index: int) -> str:
-        """The constraint of an output."""
+        """Return the constraint of an output."""
         return self.outputs[min(index, len(self.outputs) - 1)]
 
     def only(self, constraint: str) -> str | None:
-        """The one type that a constraint allows, if it is one; a schema may also name a type in its place."""
+        """Return the single type that a constraint allows, or None; schemas may also have a type instead of one."""
         allowed = self.allowed.get(constraint, frozenset({constraint}))
         return next(iter(allowed)) if len(allowed) == 1 else None
 
 
 @cache
 def signature(op_type: str, opset: int) -> Signature | None:
-    """An operator of ONNX's own domain; None where this opset has none of that name.
+    """Return the signature of an operator in ONNX's own domain; None if this opset has no such operator.
 
-    >>> found = signature("Where", 23)
-    >>> found.of_input(2), found.only(found.of_input(0))
+    >>> where = signature("Where", 23)
+    >>> where.of_input(2), where.only(where.of_input(0))
     ('T', 'tensor(bool)')
     """
     try:

@@ -1,4 +1,4 @@
-"""Symbolic sizes inside a graph: int64 values, computed from the shapes of its inputs."""
+"""Symbolic sizes in a graph: int64 values computed from the shapes of its inputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SizeTable:
-    """Knows where each symbol can be read off, and computes expressions of them, each once."""
+    """Stores which value each symbol can be read from, and computes expressions of symbols, each once."""
 
     def __init__(self, g: Builder) -> None:
         self._g = g
@@ -32,9 +32,9 @@ class SizeTable:
         self._reals: dict[sympy.Expr, ir.Value] = {}
 
     def learn(self, value: ir.Value, dims: Dims) -> None:
-        """Each dimension that is a bare symbol tells that symbol from now on; a multiple does if nothing else does.
+        """Read symbols from the dimensions that are a bare symbol, and from multiples of those read nowhere else.
 
-        Other dimensions tell what they are, for those whose symbols nothing tells.
+        Other dimensions are stored as expressions, for those whose symbols cannot be read.
         """
         for axis, dim in enumerate(dims):
             if isinstance(dim, sympy.Symbol):
@@ -47,36 +47,36 @@ class SizeTable:
                     self._multiples.setdefault(symbol, (value, axis, int(factor)))
 
     def learn_input(self, expr: sympy.Expr, value: ir.Value) -> None:
-        """An integer, as a tensor of one element, that no tensor's size tells: a symbol, or what torch computed."""
+        """Read an integer from a tensor of one element: a symbol that is no tensor's size, or an expression."""
         if isinstance(expr, sympy.Symbol):
             self._sources.setdefault(expr, (value, None))
         else:
             self._values.setdefault(expr, value)
 
     def learn_real(self, symbol: sympy.Expr, value: ir.Value) -> None:
-        """A real number that is the value of a tensor without dimensions, a double."""
+        """Read a real number from a scalar tensor of doubles."""
         self._reals[symbol] = value
 
-    def is_given(self, expr: sympy.Expr) -> bool:
-        """Whether the graph's inputs tell the expression before anything is computed."""
+    def is_known_from_inputs(self, expr: sympy.Expr) -> bool:
+        """Whether the expression can be read from the graph's inputs alone."""
         known = {symbol: source[0] for symbol, source in self._multiples.items()}
         known |= {symbol: source[0] for symbol, source in self._sources.items()}
         return all(symbol in known and known[symbol].producer() is None for symbol in expr.free_symbols)
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """While active, what is learnt and computed holds inside alone."""
-        around = self._sources, self._multiples, self._computed, self._values, self._vectors, self._reals
+        """Restrict what is learned and computed meanwhile to this context."""
+        outer = self._sources, self._multiples, self._computed, self._values, self._vectors, self._reals
         self._sources, self._multiples = self._sources.copy(), self._multiples.copy()
         self._computed = self._computed.copy()
         self._values, self._vectors, self._reals = self._values.copy(), self._vectors.copy(), self._reals.copy()
         try:
             yield
         finally:
-            self._sources, self._multiples, self._computed, self._values, self._vectors, self._reals = around
+            self._sources, self._multiples, self._computed, self._values, self._vectors, self._reals = outer
 
     def bind(self, symbol: sympy.Symbol, value: ir.Value, axis: int | None = None) -> None:
-        """Let the symbol stand for a dimension of the value, or for the one integer it holds, from now on."""
+        """Define a symbol as a dimension of the value, or as the integer that it contains."""
         self._sources[symbol] = (value, axis)
         self._values = {expr: known for expr, known in self._values.items() if symbol not in expr.free_symbols}
         self._computed = {expr: known for expr, known in self._computed.items() if symbol not in expr.free_symbols}
@@ -87,19 +87,19 @@ class SizeTable:
         }
 
     def forget(self, nodes: Sequence[ir.Node]) -> None:
-        """Drop what was computed by nodes that are no longer in the graph."""
-        kept = set(map(id, nodes))
+        """Forget values computed by nodes that are no longer in the graph."""
+        present = set(map(id, nodes))
 
-        def stays(value: ir.Value) -> bool:
+        def is_present(value: ir.Value) -> bool:
             producer = value.producer()
-            return producer is None or id(producer) in kept
+            return producer is None or id(producer) in present
 
-        self._values = {expr: value for expr, value in self._values.items() if stays(value)}
-        self._vectors = {dims: value for dims, value in self._vectors.items() if stays(value)}
-        self._reals = {symbol: value for symbol, value in self._reals.items() if stays(value)}
+        self._values = {expr: value for expr, value in self._values.items() if is_present(value)}
+        self._vectors = {dims: value for dims, value in self._vectors.items() if is_present(value)}
+        self._reals = {symbol: value for symbol, value in self._reals.items() if is_present(value)}
 
     def value(self, dim: Dim) -> ir.Value:
-        """The size as an int64 tensor of shape [1]."""
+        """Return the size as an int64 tensor of shape [1]."""
         if isinstance(dim, int):
             return self._g.ints([dim])
         if dim not in self._values:
@@ -107,7 +107,7 @@ class SizeTable:
         return self._values[dim]
 
     def real(self, expr: sympy.Expr) -> ir.Value:
-        """A number computed from sizes and numbers, as torch has it: a double without dimensions."""
+        """Return a number computed from sizes and numbers as a scalar double, as in torch."""
         if expr in self._reals:
             return self._reals[expr]
         if expr.is_number:
@@ -122,7 +122,7 @@ class SizeTable:
         raise Unsupported(f"a number computed as {expr} has no ONNX form")
 
     def condition(self, expr: Any) -> ir.Value:
-        """A relation between sizes, as a boolean tensor of shape [1]."""
+        """Return a relation between sizes as a boolean tensor of shape [1]."""
         if expr in (sympy.true, sympy.false):
             return self._g.constant(np.array([bool(expr)]))
         for kind, op_type in _RELATIONS.items():
@@ -138,7 +138,7 @@ class SizeTable:
         raise Unsupported(f"the condition {expr} has no ONNX form")
 
     def vector(self, dims: Sequence[Dim]) -> ir.Value:
-        """Several sizes as a one-dimensional int64 tensor; neighbours read off one tensor stay together."""
+        """Return sizes as a one-dimensional int64 tensor; adjacent dimensions of one tensor are read together."""
         dims = tuple(dims)
         if all(isinstance(dim, int) for dim in dims):
             return self._g.ints([int(dim) for dim in dims])
@@ -176,28 +176,28 @@ class SizeTable:
             run += 1
         return run
 
-    def target(self, x: ir.Value, dims: Dims) -> tuple[ir.Value, bool]:
-        """Sizes for a Reshape of `x`, and whether a zero among them is a size instead of "as it was".
+    def reshape_target(self, x: ir.Value, dims: Dims) -> tuple[ir.Value, bool]:
+        """Return sizes for a Reshape of `x`, and whether a zero among them is a size rather than "keep".
 
-        0 (keep) and −1 (the rest) save arithmetic. The rest cannot be told where another size is zero.
+        0 (keep) and −1 (the rest) save arithmetic. −1 is ambiguous if another size is zero.
         """
         symbolic = [axis for axis, dim in enumerate(dims) if not isinstance(dim, int)]
         old: Dims = x.meta.get("dims") or ()
-        kept = [axis for axis in symbolic if axis < len(old) and old[axis] == dims[axis]]
-        rest = [axis for axis in symbolic if axis not in kept]
+        unchanged = [axis for axis in symbolic if axis < len(old) and old[axis] == dims[axis]]
+        rest = [axis for axis in symbolic if axis not in unchanged]
         others = [dim for axis, dim in enumerate(dims) if axis not in rest]
         if not symbolic or 0 in dims or len(rest) > 1 or (rest and any(map(may_be_zero, others))):
             return self.vector(dims), any(map(may_be_zero, dims))
-        short = [0 if axis in kept else -1 if axis in rest else int(dims[axis]) for axis in range(len(dims))]
+        short = [0 if axis in unchanged else -1 if axis in rest else int(dims[axis]) for axis in range(len(dims))]
         return self._g.ints(short), False
 
     def _compute(self, expr: sympy.Expr) -> ir.Value:
         if isinstance(expr, sympy.Symbol):
             return self._read(expr)
-        if expr in self._computed and not self._tells(expr):
+        if expr in self._computed and not self._is_known(expr):
             value, axis = self._computed[expr]
             return self._g.Shape(value, start=axis, end=axis + 1)
-        if isinstance(expr, sympy.floor):  # what Python's // makes of sympy's numbers
+        if isinstance(expr, sympy.floor):  # from Python's // on sympy numbers
             return self.value(dim_of(torch_sympy.FloorDiv(*expr.args[0].as_numer_denom())))
         if isinstance(expr, torch_sympy.TruncToInt):
             return self._g.reshape(self._g.cast(self.real(expr.args[0]), torch.int64), (1,))
@@ -206,16 +206,16 @@ class SizeTable:
                 return rule(self._g, [self.value(dim_of(arg)) for arg in expr.args], expr)
         raise Unsupported(f"a size computed as {expr} has no ONNX form")
 
-    def _tells(self, expr: sympy.Expr) -> bool:
-        """Whether every symbol of the expression can be read off."""
+    def _is_known(self, expr: sympy.Expr) -> bool:
+        """Whether every symbol of the expression can be read."""
         return all(symbol in self._sources or symbol in self._multiples for symbol in expr.free_symbols)
 
     def _read(self, symbol: sympy.Symbol) -> ir.Value:
         if symbol not in self._sources and symbol in self._multiples:
-            whole, place, factor = self._multiples[symbol]
-            return self._g.Div(self._g.Shape(whole, start=place, end=place + 1), self._g.ints([factor]))
+            value, start, factor = self._multiples[symbol]
+            return self._g.Div(self._g.Shape(value, start=start, end=start + 1), self._g.ints([factor]))
         if symbol not in self._sources:
-            raise Unsupported(f"the size {symbol} is no dimension of an input")
+            raise Unsupported(f"the size {symbol} is not a dimension of an input")
         value, axis = self._sources[symbol]
         return value if axis is None else self._g.Shape(value, start=axis, end=axis + 1)
 
@@ -231,7 +231,7 @@ def _fold(op_type: str) -> Callable[[Builder, list[ir.Value], sympy.Expr], ir.Va
 
 
 def _floor_div(g: Builder, args: list[ir.Value], expr: sympy.Expr) -> ir.Value:
-    # ONNX's integer Div truncates; floor(a/b) = (a - mod(a, b)) / b, whose Mod takes the divisor's sign.
+    # ONNX's integer Div truncates; floor(a/b) = (a - mod(a, b)) / b, whose Mod has the divisor's sign.
     base, divisor = expr.args
     by = _divisor(g, args[1], divisor)
     if base.is_nonnegative and divisor.is_nonnegative:
@@ -244,7 +244,7 @@ def _mod(g: Builder, args: list[ir.Value], expr: sympy.Expr) -> ir.Value:
 
 
 def _divisor(g: Builder, value: ir.Value, expr: sympy.Expr) -> ir.Value:
-    """A size to divide by: of no elements any other size will do, and engines refuse to divide by zero."""
+    """Return a size to divide by, with zero replaced: the result is empty then, and engines do not divide by zero."""
     return g.Max(value, g.ints([1])) if expr.is_nonnegative and may_be_zero(dim_of(expr)) else value
 
 

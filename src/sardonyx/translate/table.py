@@ -1,4 +1,4 @@
-"""The table: which function translates which operator. The single source of truth for every door."""
+"""The table of translations, by operator: the single source of truth for every door."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _TABLE: dict[str, Translation] = {}
 def operator(*names: str) -> Callable[[F], F]:
     """Register a translation for operators by qualified name: `"aten::add.Tensor"`, `"mylib::op"`.
 
-    The function receives the builder, then the operator's arguments as torch's schema orders them, tensors as ONNX
-    values and symbolic sizes as expressions; it returns a value, or a tuple of them.
+    The function receives the builder, then the operator's arguments in the order of torch's schema, with tensors as
+    ONNX values and symbolic sizes as expressions; it returns a value or a tuple of values.
     """
 
     def register(translation: F) -> F:
@@ -35,11 +35,11 @@ def operator(*names: str) -> Callable[[F], F]:
 
 _edits = 0
 _of_torch: set[str] = set()
-"""Operators of torch's own whose translations were registered after those of this package."""
+"""Operators of torch whose translations were registered after those of this package."""
 
 
 def register(name: str, translation: Translation, *, replace: bool = False) -> None:
-    """Register the translation of an operator that is declared while the process runs, by its qualified name."""
+    """Register the translation of an operator at run time, by its qualified name."""
     global _edits
     if replace:
         _load()
@@ -51,25 +51,25 @@ def register(name: str, translation: Translation, *, replace: bool = False) -> N
 
 
 def remove(name: str) -> None:
-    """Forget the translation of an operator that `register` registered."""
+    """Remove a translation that `register` added."""
     global _edits
     _TABLE.pop(name, None)
     _edits += 1
     _of_torch.discard(name)
 
 
-def edits() -> int:
-    """How often translations were registered or removed: what is derived from the table is out of date with another."""
+def revision() -> int:
+    """Return how often the table was changed; what is derived from it is valid for one revision."""
     return _edits
 
 
-def is_as_released() -> bool:
-    """Whether operators of torch's own have the translations of this package, and no others."""
+def has_only_own_translations() -> bool:
+    """Whether torch's own operators have only the translations of this package."""
     return not _of_torch
 
 
 def aten(*names: str) -> Callable[[F], F]:
-    """Register a translation for ATen overloads, written `"add.Tensor"` or, for the default one, `"relu"`."""
+    """Register a translation for ATen overloads: `"add.Tensor"`, or `"relu"` for the default overload."""
     return operator(*(f"aten::{name}" for name in names))
 
 
@@ -79,23 +79,23 @@ def prims(*names: str) -> Callable[[F], F]:
 
 
 def operator_of(name: str) -> Any:
-    """torch's operator of a qualified name.
+    """Return torch's operator of a qualified name.
 
     >>> operator_of("aten::add.Tensor"), operator_of("aten::relu")
     (<OpOverload(op='aten.add', overload='Tensor')>, <OpOverload(op='aten.relu', overload='default')>)
     """
-    found = find_operator(name)
-    if found is None:
+    operator = find_operator(name)
+    if operator is None:
         raise ValueError(f"torch has no operator {name!r}")
-    return found
+    return operator
 
 
 def find_operator(name: str) -> Any:
-    """The same; None where there is none."""
+    """Like `operator_of`, but return None if there is none."""
     space, _, rest = name.partition("::")
     packet, _, overload = rest.partition(".")
-    found = getattr(getattr(torch.ops, space), packet, None)
-    return getattr(found, overload or "default", None)
+    overloads = getattr(getattr(torch.ops, space), packet, None)
+    return getattr(overloads, overload or "default", None)
 
 
 @cache
@@ -107,25 +107,25 @@ def _load() -> None:
 
 
 def names() -> frozenset[str]:
-    """The qualified name of every operator that our own table translates."""
+    """Return the qualified name of every operator that our own table translates."""
     _load()
     return frozenset(_TABLE)
 
 
-def named(name: str) -> Translation:
-    """The translation of an operator that is known to be in the table."""
+def lookup(name: str) -> Translation:
+    """Return the translation of an operator that is known to be in the table."""
     _load()
     return _TABLE[name]
 
 
 def find(target: Any) -> Translation | None:
-    """The translation of an operator in our own table."""
+    """Return the translation of an operator in our own table, or None."""
     _load()
     return _TABLE.get(name_of(target))
 
 
 def name_of(target: Any) -> str:
-    """The qualified name of an operator: `"aten::add.Tensor"`, and `"aten::relu"` for a default overload.
+    """Return the qualified name of an operator: `"aten::add.Tensor"`, and `"aten::relu"` for a default overload.
 
     >>> import torch
     >>> name_of(torch.ops.aten.add.Tensor), name_of(torch.ops.aten.relu.default)

@@ -1,7 +1,7 @@
-"""The one place that touches onnxscript's torchlib and torch's private exporter.
+"""The adapter to onnxscript's torchlib and torch's private exporter; no other module uses them.
 
-It translates the long tail of operators, and with the option `translator="torchlib"` all that it has. torchlib fakes
-some outputs of some functions, so one of several outputs is used only if a numeric test admits it.
+It translates operators that our table lacks, and with the option `translator="torchlib"` all that it supports. Some
+functions of torchlib fake outputs, so one with several outputs is used only after a numeric test.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from sardonyx.translate.table import name_of
 
 log = logging.getLogger(__name__)
 
-ADMITTED = frozenset({"aten::native_layer_norm", "aten::native_group_norm", "aten::max_pool2d_with_indices"})
-"""Functions of several outputs that are right in each of them: `tests/translate/test_torchlib.py` has the proof."""
+VERIFIED = frozenset({"aten::native_layer_norm", "aten::native_group_norm", "aten::max_pool2d_with_indices"})
+"""Functions whose outputs are all correct, as `tests/translate/test_torchlib.py` tests."""
 
-_NAN = "it passes over what is not a number"
-_OVERFLOWS = "it overflows near the limits of integers, and rounds quotients of floating point otherwise"
-_FUSED = "ONNX Runtime joins its product with a transpose wrongly"
+_NAN = "it ignores NaN"
+_OVERFLOWS = "it overflows near the limits of integers, and rounds floating-point quotients differently"
+_FUSED = "ONNX Runtime wrongly fuses its product with a transpose"
 WRONG = {
     **dict.fromkeys(("aten::amax", "aten::amin", "aten::max", "aten::min", "aten::max.dim", "aten::min.dim"), _NAN),
     **dict.fromkeys(("aten::argmax", "aten::argmin", "aten::sort", "aten::topk", "aten::sign"), _NAN),
@@ -37,65 +37,65 @@ WRONG = {
     **dict.fromkeys(("aten::floor_divide", "aten::div.Tensor_mode", "aten::div.Scalar_mode"), _OVERFLOWS),
     **dict.fromkeys(("aten::remainder.Tensor", "aten::remainder.Scalar"), _OVERFLOWS),
     "aten::nll_loss_forward": "its total weight is faked",
-    "aten::native_batch_norm": "in training it normalises by the running statistics",
-    "aten::_native_batch_norm_legit": "it normalises by the running statistics",
+    "aten::native_batch_norm": "in training it normalizes by the running statistics",
+    "aten::_native_batch_norm_legit": "it normalizes by the running statistics",
     "aten::_native_batch_norm_legit.no_stats": "its statistics are faked",
-    "aten::_native_batch_norm_legit_functional": "it normalises by the running statistics",
+    "aten::_native_batch_norm_legit_functional": "it normalizes by the running statistics",
     "aten::_scaled_dot_product_flash_attention": "its logsumexp is faked",
     "aten::_scaled_dot_product_flash_attention_for_cpu": "its logsumexp is faked",
     "aten::_scaled_dot_product_efficient_attention": "its logsumexp is faked",
-    "aten::arange.start_step": "it rounds the count of fractions otherwise",
-    "aten::atan2": "it has the wrong sign where y is zero",
+    "aten::arange.start_step": "it rounds the number of elements differently",
+    "aten::atan2": "its sign is wrong where y is zero",
     "aten::copy": "it does not broadcast",
-    "aten::diagonal": "it sums a masked matrix, which carries NaN and infinities to the diagonal",
+    "aten::diagonal": "it sums a masked matrix, which propagates NaN and infinities to the diagonal",
     "aten::grid_sampler_2d": "it is written for an older opset",
-    "aten::linalg_vector_norm": "it passes over what is not a number, and over all axes forgets keepdim",
+    "aten::linalg_vector_norm": "it ignores NaN, and keepdim over all axes",
     "aten::logcumsumexp": "it overflows",
     "aten::pow.Tensor_Tensor": "its powers of integers are not exact",
-    "aten::scatter.src": "it wants a source as large as the index",
-    "aten::scatter_add": "it wants a source as large as the index",
+    "aten::scatter.src": "it needs a source as large as the index",
+    "aten::scatter_add": "it needs a source as large as the index",
     "aten::scatter_reduce.two": "its mean is a sum, and booleans have no order",
-    "aten::signbit": "it does not know a negative zero",
-    "aten::special_erfcx": "it loses its digits where x is large",
-    "aten::squeeze.dim": "it takes every axis for one of size one",
-    "aten::squeeze.dims": "it takes every axis for one of size one",
+    "aten::signbit": "it ignores the sign of zero",
+    "aten::special_erfcx": "it is inaccurate for large x",
+    "aten::squeeze.dim": "it assumes that every axis has size one",
+    "aten::squeeze.dims": "it assumes that every axis has size one",
     "aten::_upsample_bilinear2d_aa": "it ignores the scales",
     "aten::_upsample_bicubic2d_aa": "it ignores the scales",
 }
-"""Functions that give wrong numbers without a word, or models that do not run."""
+"""Functions that silently return wrong numbers, or models that do not run."""
 
-_WRONG_WHERE: Mapping[str, tuple[Callable[[Mapping[str, Any]], Any], str]] = {
-    "aten::avg_pool2d": (lambda given: given.get("divisor_override"), "it ignores divisor_override"),
-    "aten::avg_pool3d": (lambda given: given.get("divisor_override"), "it ignores divisor_override"),
-    "aten::convolution": (lambda given: given.get("transposed"), "transposed, it can ask for sizes that ONNX refuses"),
-    "aten::index_put": (lambda given: given.get("accumulate"), "ONNX Runtime's threads lose some of its sums"),
-    "aten::linear": (lambda given: len(given["input"].meta["dims"]) == 1, _FUSED),
-    "aten::matmul": (lambda given: 1 in (len(given[name].meta["dims"]) for name in ("self", "other")), _FUSED),
-    "aten::replication_pad1d": (lambda given: _crops(given["padding"]), "it pads before it crops"),
-    "aten::replication_pad2d": (lambda given: _crops(given["padding"]), "it pads before it crops"),
-    "aten::replication_pad3d": (lambda given: _crops(given["padding"]), "it pads before it crops"),
+_WRONG_FOR: Mapping[str, tuple[Callable[[Mapping[str, Any]], Any], str]] = {
+    "aten::avg_pool2d": (lambda args: args.get("divisor_override"), "it ignores divisor_override"),
+    "aten::avg_pool3d": (lambda args: args.get("divisor_override"), "it ignores divisor_override"),
+    "aten::convolution": (lambda args: args.get("transposed"), "when transposed, it can need sizes that ONNX refuses"),
+    "aten::index_put": (lambda args: args.get("accumulate"), "ONNX Runtime's threads race in its sums"),
+    "aten::linear": (lambda args: len(args["input"].meta["dims"]) == 1, _FUSED),
+    "aten::matmul": (lambda args: 1 in (len(args[name].meta["dims"]) for name in ("self", "other")), _FUSED),
+    "aten::replication_pad1d": (lambda args: _crops(args["padding"]), "it pads before it crops"),
+    "aten::replication_pad2d": (lambda args: _crops(args["padding"]), "it pads before it crops"),
+    "aten::replication_pad3d": (lambda args: _crops(args["padding"]), "it pads before it crops"),
 }
-"""Functions that do so for some arguments."""
+"""Functions that are wrong for some arguments."""
 
 _WRONG_IN_HALF = frozenset({"aten::index_put"})
-"""Functions that compute in half precision what torch computes in single, or ONNX Runtime not at all."""
+"""Functions that compute in half precision where torch uses single, or that ONNX Runtime cannot run."""
 
 _SUMS = frozenset({"aten::sum", "aten::mean", "aten::prod", "aten::cumsum", "aten::cumprod", "aten::logsumexp"})
 """Reductions that torch computes in the dtype of the result."""
 
-_NO_NUMBERS = ("condition", "mask")
-"""Operands that choose, and are not computed with."""
+_SELECTORS = ("condition", "mask")
+"""Operands that select, and do not take part in type promotion."""
 
 
 @cache
 def registry() -> Any:
-    """torchlib's functions by operator, as torch's exporter finds them."""
+    """Return torchlib's functions by operator, as in torch's exporter."""
     from torch.onnx._internal.exporter import _registration
 
     log.debug("building the torchlib registry")
     chatter = logging.getLogger(_registration.__name__)
     level = chatter.level
-    chatter.setLevel(logging.ERROR)  # it warns of every operator of packages that are not installed
+    chatter.setLevel(logging.ERROR)  # it warns about operators of packages that are not installed
     try:
         return _registration.ONNXRegistry.from_torchlib()
     finally:
@@ -112,34 +112,34 @@ def _opset(version: int) -> Any:
 def translate(
     g: Builder, node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any], *, first: bool = False
 ) -> Any:
-    """Translate a call through torchlib; the nodes it makes are appended to the builder's graph.
+    """Translate a call with torchlib; append its nodes to the builder's graph.
 
-    `first` says that our own table has its turn after it: torchlib is then given symbolic sizes too, which nothing has
-    tested, and nothing that it is known to get wrong.
+    With `first`, our own table is tried after it: torchlib then also receives symbolic sizes, which are untested, and
+    no arguments that it is known to get wrong.
     """
     from onnxscript import evaluator
     from torch.onnx._internal.exporter import _building
 
     names = [argument.name for argument in _schema(node).arguments]
-    given: Mapping[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
+    bound: Mapping[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
     function = _function(node, first)
     if first:
-        _check_arguments(node, given)
-    elif any(isinstance(x, sympy.Expr) for x in tree_leaves(list(given.values()))):
-        raise Unsupported("torchlib's translation takes no symbolic size here")
-    given = _promoted(g, node, given)
-    recorder: Any = _building.OpRecorder(  # type: ignore[abstract]  # its base has bodies, which mypy reads as empty
+        _check_arguments(node, bound)
+    elif any(isinstance(x, sympy.Expr) for x in tree_leaves(list(bound.values()))):
+        raise Unsupported("torchlib's translation does not support a symbolic size here")
+    bound = _promote(g, node, bound)
+    recorder: Any = _building.OpRecorder(  # type: ignore[abstract]  # mypy takes the bodies in its base class for empty
         _opset(g.opset), {}
     )
     try:
         with evaluator.default_as(recorder):
-            result = _call(g, function, [given[name] for name in names[: len(args)]], {k: given[k] for k in kwargs})
+            result = _call(g, function, [bound[name] for name in names[: len(args)]], {k: bound[k] for k in kwargs})
         _check_count(node, result)
-        for made in _inlined(recorder):
-            _adopt(g, made)
+        for appended in _inline_calls(recorder):
+            _adopt(g, appended)
     except BaseException:
-        for made in recorder.nodes:
-            made.resize_inputs(0)  # or its operands would seem to have a reader
+        for appended in recorder.nodes:
+            appended.resize_inputs(0)  # else its operands would appear to be used
         raise
     return result
 
@@ -154,12 +154,12 @@ def _function(node: torch.fx.Node, first: bool) -> Any:
         raise Unsupported("random numbers come from torch's generator")
     several = len(_schema(node).returns) > 1
     if several and not first:
-        raise Unsupported("no translation")  # those that are admitted are in our own table
+        raise Unsupported("no translation")  # the verified ones are in our own table
     function, _ = _dispatching.dispatch(node, registry())
     if function is None:
         raise Unsupported("torchlib has no translation" if first else "no translation")
-    if several and name not in ADMITTED:
-        raise Unsupported("torchlib's translation has several outputs, and no test admits it")
+    if several and name not in VERIFIED:
+        raise Unsupported("torchlib's translation has several outputs and is not verified")
     return function
 
 
@@ -170,18 +170,18 @@ def _schema(node: torch.fx.Node) -> Any:
     return schema
 
 
-def _check_arguments(node: torch.fx.Node, given: Mapping[str, Any]) -> None:
-    """Refuse what torchlib does not think of: tensors without elements, or without dimensions that it counts on."""
-    wrong, reason = _WRONG_WHERE.get(name_of(node.target), (lambda given: False, ""))
-    if wrong(given):
+def _check_arguments(node: torch.fx.Node, arguments: Mapping[str, Any]) -> None:
+    """Refuse empty tensors, scalars, and arguments for which torchlib is wrong."""
+    wrong, reason = _WRONG_FOR.get(name_of(node.target), (lambda args: False, ""))
+    if wrong(arguments):
         raise Unsupported(f"torchlib's translation is wrong: {reason}")
-    if name_of(node.target) in _WRONG_IN_HALF and _is_half(given.get("self")):
+    if name_of(node.target) in _WRONG_IN_HALF and _is_half(arguments.get("self")):
         raise Unsupported("torchlib's translation is wrong in half precision")
-    dims = [x.meta.get("dims") for x in given.values() if isinstance(x, ir.Value)]
+    dims = [x.meta.get("dims") for x in arguments.values() if isinstance(x, ir.Value)]
     if any(0 in known for known in dims if known):
-        raise Unsupported("torchlib's translation is not for empty tensors")
+        raise Unsupported("torchlib's translation does not support empty tensors")
     if dims and dims[0] == () and torch.Tag.pointwise not in getattr(node.target, "tags", ()):
-        raise Unsupported("torchlib's translation is not for tensors without dimensions")
+        raise Unsupported("torchlib's translation does not support scalar tensors")
 
 
 def _crops(padding: Sequence[Any]) -> bool:
@@ -194,7 +194,7 @@ def _is_half(x: Any) -> bool:
 
 def _call(g: Builder, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     try:
-        return function(*(_plain(g, x) for x in args), **{k: _plain(g, x) for k, x in kwargs.items()})
+        return function(*(_to_torchlib(g, x) for x in args), **{k: _to_torchlib(g, x) for k, x in kwargs.items()})
     except Unsupported:
         raise
     except Exception as error:
@@ -204,34 +204,34 @@ def _call(g: Builder, function: Any, args: Sequence[Any], kwargs: Mapping[str, A
         raise Unsupported(f"torchlib's translation failed: {cause}") from error
 
 
-def _plain(g: Builder, arg: Any) -> Any:
-    """An argument as torchlib takes it: dtypes as ONNX's numbers, symbolic sizes as tensors."""
+def _to_torchlib(g: Builder, arg: Any) -> Any:
+    """Convert an argument for torchlib: dtypes to ONNX's numbers, symbolic sizes to tensors."""
     if isinstance(arg, sympy.Expr):
         return g.scalar(arg, torch.int64)
     if isinstance(arg, torch.dtype):
         return int(dtypes.to_onnx(arg))
     if isinstance(arg, (torch.device, torch.layout, torch.memory_format)):
         return str(arg)
-    return [_plain(g, x) for x in arg] if isinstance(arg, (list, tuple)) else arg
+    return [_to_torchlib(g, x) for x in arg] if isinstance(arg, (list, tuple)) else arg
 
 
 def _check_count(node: torch.fx.Node, result: Any) -> None:
-    """A list of tensors that torchlib gives as one value, a sequence of ONNX, is nothing that translations take."""
+    """Refuse a list of tensors that torchlib returns as one ONNX sequence, which translations do not support."""
     expected = node.meta.get("val")
     if isinstance(expected, (tuple, list)) and not (isinstance(result, (tuple, list)) and len(result) == len(expected)):
-        raise Unsupported("torchlib's translation gives other outputs than torch's operator")
+        raise Unsupported("torchlib's translation returns other outputs than torch's operator")
 
 
-# Type promotion: torch's operators do it, torchlib's functions expect it done
+# Type promotion: torch's operators do it, torchlib's functions expect promoted operands
 
 
-def _promoted(g: Builder, node: torch.fx.Node, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    dtype = _computed_in(g, node, given)
-    return given if dtype is None else {name: _cast(g, name, x, dtype) for name, x in given.items()}
+def _promote(g: Builder, node: torch.fx.Node, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    dtype = _promotion_dtype(g, node, arguments)
+    return arguments if dtype is None else {name: _cast(g, name, x, dtype) for name, x in arguments.items()}
 
 
-def _computed_in(g: Builder, node: torch.fx.Node, given: Mapping[str, Any]) -> torch.dtype | None:
-    """The dtype that torch brings all operands to first; None where each keeps its own."""
+def _promotion_dtype(g: Builder, node: torch.fx.Node, arguments: Mapping[str, Any]) -> torch.dtype | None:
+    """Return the dtype that torch first promotes all operands to; None if each keeps its own."""
     if not isinstance(g.out, torch.Tensor) or g.out.dtype.is_complex:
         return None
     if name_of(node.target).partition(".")[0] in _SUMS:
@@ -240,87 +240,87 @@ def _computed_in(g: Builder, node: torch.fx.Node, given: Mapping[str, Any]) -> t
         return None
     if g.out.dtype != torch.bool:
         return g.out.dtype
-    operands = [x for name, x in given.items() if isinstance(x, (ir.Value, int, float)) and name not in _NO_NUMBERS]
+    operands = [x for name, x in arguments.items() if isinstance(x, (ir.Value, int, float)) and name not in _SELECTORS]
     return g.result_type(operands[0], operands[1]) if len(operands) == 2 else None
 
 
 def _cast(g: Builder, name: str, x: Any, dtype: torch.dtype) -> Any:
-    return g.cast(x, dtype) if isinstance(x, ir.Value) and name not in _NO_NUMBERS else x
+    return g.cast(x, dtype) if isinstance(x, ir.Value) and name not in _SELECTORS else x
 
 
-# What torchlib made, as nodes of our graph
+# Adding torchlib's nodes to our graph
 
 
-def _inlined(recorder: Any) -> Iterator[ir.Node]:
-    """The nodes that were recorded, each call of a function of torchlib's own after the function's body."""
-    for made in recorder.nodes:
-        if made.domain:
-            yield from _body(made, recorder.functions)
-        yield made
+def _inline_calls(recorder: Any) -> Iterator[ir.Node]:
+    """Yield the recorded nodes, with the body of a torchlib function before each call of it."""
+    for node in recorder.nodes:
+        if node.domain:
+            yield from _inline_call(node, recorder.functions)
+        yield node
 
 
-def _body(call: ir.Node, functions: Mapping[Any, Any]) -> Iterator[ir.Node]:
+def _inline_call(call: ir.Node, functions: Mapping[Any, Any]) -> Iterator[ir.Node]:
     function = functions[call.op_identifier()].function_ir
     values = dict(zip(function.inputs, call.inputs, strict=True))
     for node in function:
         if node.domain or any(x.type == ir.AttributeType.GRAPH for x in node.attributes.values()):
             raise Unsupported("torchlib's translation needs a local function")
-        attributes = [_resolved(x, call, function) for x in node.attributes.values()]
+        attributes = [_resolve_attribute(x, call, function) for x in node.attributes.values()]
         operands = [None if x is None else values[x] for x in node.inputs]
-        made = ir.Node("", node.op_type, operands, [x for x in attributes if x], num_outputs=len(node.outputs))
-        values.update(zip(node.outputs, made.outputs, strict=True))
-        yield made
+        copy = ir.Node("", node.op_type, operands, [x for x in attributes if x], num_outputs=len(node.outputs))
+        values.update(zip(node.outputs, copy.outputs, strict=True))
+        yield copy
     call.domain, call.op_type = "", "Identity"
     call.attributes.clear()
     call.resize_inputs(1)
     call.replace_input_with(0, values[function.outputs[0]])
 
 
-def _resolved(attribute: ir.Attr, call: ir.Node, function: ir.Function) -> ir.Attr | None:
-    """An attribute of a function's node; one that stands for the call's is that, or its default."""
+def _resolve_attribute(attribute: ir.Attr, call: ir.Node, function: ir.Function) -> ir.Attr | None:
+    """Resolve an attribute of a function's node that refers to one of the call, or its default."""
     name = attribute.ref_attr_name
     if name is None:
         return attribute
-    given = call.attributes.get(name) or function.attributes.get(name)
-    return None if given is None or given.value is None else ir.Attr(attribute.name, attribute.type, given.value)
+    value = call.attributes.get(name) or function.attributes.get(name)
+    return None if value is None or value.value is None else ir.Attr(attribute.name, attribute.type, value.value)
 
 
-def _adopt(g: Builder, made: ir.Node) -> None:
-    for value in made.outputs:
-        value.name = g.fresh(made.op_type.lower())
-    held = ir.convenience.get_const_tensor(made.outputs[0]) if made.op_type == "Constant" else None
-    if held is not None:
-        made.outputs[0].const_value, made.outputs[0].type = held, ir.TensorType(held.dtype)
-    made.meta["fx"] = g._origin
-    _state_dtypes(made, g.opset)
-    _check_exact(made)
-    g.nodes.append(made)
+def _adopt(g: Builder, node: ir.Node) -> None:
+    for value in node.outputs:
+        value.name = g.fresh(node.op_type.lower())
+    constant = ir.convenience.get_const_tensor(node.outputs[0]) if node.op_type == "Constant" else None
+    if constant is not None:
+        node.outputs[0].const_value, node.outputs[0].type = constant, ir.TensorType(constant.dtype)
+    node.meta["fx"] = g._origin
+    _state_dtypes(node, g.opset)
+    _check_exact(node)
+    g.nodes.append(node)
 
 
 _INEXACT_OF_INTEGERS = frozenset({"ReduceSum", "ReduceProd", "ReduceSumSquare", "ReduceL1", "Einsum", "Pow"})
 
 
-def _check_exact(made: ir.Node) -> None:
-    """Refuse operators of integers that ONNX Runtime computes in double precision."""
-    fmod = made.op_type == "Mod" and "fmod" in made.attributes and made.attributes["fmod"].as_int()
-    dtype = made.inputs[0].dtype if made.inputs and made.inputs[0] is not None else None
-    if (fmod or made.op_type in _INEXACT_OF_INTEGERS) and dtype is not None and not dtype.is_floating_point():
+def _check_exact(node: ir.Node) -> None:
+    """Refuse operators on integers that ONNX Runtime computes in double precision."""
+    fmod = node.op_type == "Mod" and "fmod" in node.attributes and node.attributes["fmod"].as_int()
+    dtype = node.inputs[0].dtype if node.inputs and node.inputs[0] is not None else None
+    if (fmod or node.op_type in _INEXACT_OF_INTEGERS) and dtype is not None and not dtype.is_floating_point():
         raise Unsupported("torchlib's translation computes integers in double precision")
 
 
-def _state_dtypes(made: ir.Node, opset: int) -> None:
-    """The dtypes that follow from ONNX's schema, without which nothing later could tell that an engine lacks one."""
-    formal = signature(made.op_type, opset) if not made.domain else None
+def _state_dtypes(node: ir.Node, opset: int) -> None:
+    """Set the dtypes that follow from ONNX's schema, from which later passes see which kernels are missing."""
+    formal = signature(node.op_type, opset) if not node.domain else None
     if formal is None:
         return
-    if made.op_type == "Cast":
-        made.outputs[0].type = ir.TensorType(ir.DataType(made.attributes["to"].as_int()))
+    if node.op_type == "Cast":
+        node.outputs[0].type = ir.TensorType(ir.DataType(node.attributes["to"].as_int()))
         return
     known: dict[str, ir.DataType] = {}
-    for i, x in enumerate(made.inputs):
+    for i, x in enumerate(node.inputs):
         if x is not None and x.dtype is not None and known.setdefault(formal.of_input(i), x.dtype) != x.dtype:
-            raise Unsupported(f"torchlib's translation mixes dtypes in {made.op_type}")
-    for i, output in enumerate(made.outputs):
+            raise Unsupported(f"torchlib's translation mixes dtypes in {node.op_type}")
+    for i, output in enumerate(node.outputs):
         constraint = formal.of_output(i)
         dtype = known.get(constraint) or _FIXED.get(formal.only(constraint) or "")
         if output.dtype is None and dtype is not None:

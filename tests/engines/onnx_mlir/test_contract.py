@@ -157,9 +157,12 @@ def test_many_models_live_in_one_process(compiler: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("inputs", "reason"),
     [
-        ((torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.float64)), "'y' is of dtype torch.float64, not torch.float"),
-        ((torch.zeros(2, 4), torch.zeros(2, 3)), r"'x' has the sizes \[2, 4\], not \[2, 3\]"),
-        ((torch.zeros(3), torch.zeros(2, 3)), "'x' has 1 dimensions, not 2"),
+        (
+            (torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.float64)),
+            "'y' has dtype torch.float64, expected torch.float",
+        ),
+        ((torch.zeros(2, 4), torch.zeros(2, 3)), r"'x' has shape \[2, 4\], expected \[2, 3\]"),
+        ((torch.zeros(3), torch.zeros(2, 3)), "'x' has 1 dimensions, expected 2"),
         ((torch.zeros(2, 3, device="meta"), torch.zeros(2, 3)), "'x' is on meta"),
     ],
 )
@@ -173,7 +176,7 @@ def test_inputs_that_the_model_was_not_compiled_for_are_refused(
 def test_sizes_of_one_name_must_agree(compiler: str, tmp_path: Path) -> None:
     text = "(float[N] x, float[N] y) => (float[N] z) { z = Add(x, y) }"
     run = built(job_of(text, compiler_path=compiler), tmp_path)
-    with pytest.raises(EngineError, match=r"'y' has the sizes \[4\], not \[3\]"):
+    with pytest.raises(EngineError, match=r"'y' has shape \[4\], expected \[3\]"):
         run([torch.zeros(3), torch.zeros(4)])
 
 
@@ -227,7 +230,7 @@ def test_threads_share_a_runner(mlp: tuple[Runner, torch.nn.Module]) -> None:
 def test_cuda_is_refused(compiler: str, tmp_path: Path) -> None:
     job = job_of(ADD, compiler_path=compiler)
     object.__setattr__(job, "device", torch.device("cuda", 0))
-    with pytest.raises(EngineError, match="tensors are on cuda:0, and onnx-mlir computes on the CPU only"):
+    with pytest.raises(EngineError, match="tensors are on cuda:0, but onnx-mlir runs on the CPU only"):
         OnnxMlir().compile(job, tmp_path)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from sardonyx.diagnose.bisection.delta import smallest
-from sardonyx.optimize.selection import selected
+from sardonyx.optimize.selection import select_rules
 from sardonyx.options import Options
 from sardonyx.telemetry.report import collecting
 from sardonyx.telemetry.verify import close, difference
@@ -96,7 +96,7 @@ class _Search:
     def run(self) -> RuleBisection:
         """Find one culprit after the other, until what is left does no harm."""
         self._plain, _ = self._compiled([])
-        allowed = selected(self.options.optimize)
+        allowed = select_rules(self.options.optimize)
         results, hits = self._compiled(sorted(allowed))
         error = self._error(results)
         culprits: list[Culprit] = []

@@ -20,7 +20,7 @@ from sardonyx.diagnose.comparison.trace import rewritten, run, runner, with_sess
 from sardonyx.diagnose.comparison.way import level
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.native.carve import Part, Plan, plan
-from sardonyx.optimize.selection import selected
+from sardonyx.optimize.selection import select_rules
 from sardonyx.options import Options
 from sardonyx.toolchain import compiler
 
@@ -61,7 +61,7 @@ class Settings:
         return [Item(kind, name) for name in _NAMES[kind](self, context)]
 
     def _rule_names(self, context: Sequence[Item]) -> list[str]:
-        return sorted(selected(self.options.optimize))
+        return sorted(select_rules(self.options.optimize))
 
     def _kernel_names(self, context: Sequence[Item]) -> list[str]:
         if self.options.native is not True or not find_engine(self.options.engine).takes_kernels(self._cpu):

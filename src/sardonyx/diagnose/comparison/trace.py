@@ -27,7 +27,7 @@ from sardonyx.errors import EngineError, OptionError, SardonyxError
 from sardonyx.model_files import LARGEST_PROTOBUF, weight_bytes
 from sardonyx.native import native
 from sardonyx.optimize import optimize
-from sardonyx.optimize.selection import selected
+from sardonyx.optimize.selection import select_rules
 from sardonyx.options import Options
 
 log = logging.getLogger(__name__)
@@ -291,7 +291,7 @@ def rewritten(options: Options, subject: Subject) -> ir.Model:
     model = subject.base.clone()
     for node in model.graph.all_nodes():
         node.meta["fx"] = _Origin(str(node.outputs[0].name))
-    engine, names = find_engine(options.engine), selected(options.optimize)
+    engine, names = find_engine(options.engine), select_rules(options.optimize)
     if names:
         operators = {node.op_type for node in model.graph.all_nodes()}
         compiled = subject.captured is not None  # as torch.compile does it, which keeps nothing for other machines

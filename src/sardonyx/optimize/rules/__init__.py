@@ -1,1 +1,1 @@
-"""The rules, a family a file."""
+"""The rewrite rules, one family per file."""

@@ -1,4 +1,4 @@
-"""Activations written out, put back into one operator."""
+"""Fuse decomposed activations into one operator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sardonyx.translate.builder import MICROSOFT
 @rule(P.Mul("x", P.Sigmoid("x")), needs=MICROSOFT)
 def silu(m: Match) -> ir.Value:
     """x · sigmoid(x) = QuickGelu(x; alpha=1), one pass over memory."""
-    m.require(m.x.dtype == ir.DataType.FLOAT, "QuickGelu has no such kernel")
+    m.require(m.x.dtype == ir.DataType.FLOAT, "QuickGelu has no kernel for the dtype")
     return m.g.shaped(m.g.QuickGelu(m.x, domain=MICROSOFT, alpha=1.0), m.dims(m.result))
 
 
@@ -21,7 +21,7 @@ def silu(m: Match) -> ir.Value:
 def quick_gelu(m: Match) -> ir.Value:
     """x · sigmoid(c · x) = QuickGelu(x; alpha=c)."""
     factor = scalar_of(m.factor)
-    m.require(factor is not None and m.x.dtype == ir.DataType.FLOAT, "the factor is no constant number")
+    m.require(factor is not None and m.x.dtype == ir.DataType.FLOAT, "the factor is not a constant number")
     m.require(m.dims(m.x) == m.dims(m.result), "it broadcasts")
     return m.g.shaped(m.g.QuickGelu(m.x, domain=MICROSOFT, alpha=factor), m.dims(m.result))
 
@@ -36,8 +36,8 @@ _OPENED = [P.Add(P.Tanh(inner), 1.0) for inner in _INNER]
 @rule(*(P.Mul(P.Mul(opened, 0.5), "x") for opened in _OPENED))
 def tanh_gelu(m: Match) -> ir.Value:
     """x/2 · (1 + tanh(√(2/π) · (x + 0.044715·x³))) = Gelu(x; approximate=tanh)."""
-    m.require(m.g.opset >= opsets.GELU, "Gelu came with opset 20")
-    m.require(m.x.dtype != ir.DataType.DOUBLE, "Gelu has no such kernel, and its function's constants are floats")
+    m.require(m.g.opset >= opsets.GELU, "Gelu needs opset 20")
+    m.require(m.x.dtype != ir.DataType.DOUBLE, "Gelu has no double kernel, and its function body has float constants")
     m.require(m.dims(m.x) == m.dims(m.result), "it broadcasts")
     return m.g.Gelu(m.x, approximate="tanh")
 
@@ -49,7 +49,7 @@ _ERF = P.Add(P.Erf(P.Mul("x", 0.7071067811865476)), 1.0)
 @rule(P.Mul(P.Mul("x", 0.5), P.Add(P.Erf(P.Div("x", 1.4142135623730951)), 1.0)))
 def erf_gelu(m: Match) -> ir.Value:
     """x/2 · (1 + erf(x/√2)) = Gelu(x)."""
-    m.require(m.g.opset >= opsets.GELU, "Gelu came with opset 20")
-    m.require(m.x.dtype != ir.DataType.DOUBLE, "Gelu has no such kernel, and its function's constants are floats")
+    m.require(m.g.opset >= opsets.GELU, "Gelu needs opset 20")
+    m.require(m.x.dtype != ir.DataType.DOUBLE, "Gelu has no double kernel, and its function body has float constants")
     m.require(m.dims(m.x) == m.dims(m.result), "it broadcasts")
     return m.g.Gelu(m.x)

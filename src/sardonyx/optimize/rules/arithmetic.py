@@ -1,4 +1,4 @@
-"""Arithmetic: neutral elements, and forms that take less time or that other rules know."""
+"""Arithmetic: neutral elements, and equivalent forms that are faster or that other rules match."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def drop_factor_one(m: Match) -> ir.Value:
 def drop_addend_zero(m: Match) -> ir.Value:
     """x + 0 = x − 0 = x, where the 0 does not broadcast x to more dimensions.
 
-    In floating point −0 + 0 = 0: there only x + (−0) and x − 0 leave every x as it is.
+    In floating point −0 + 0 = 0: only x + (−0) and x − 0 preserve every x.
     """
     zero = scalar_of(m.zero)
     m.require(zero == 0, "the addend is not zero")
@@ -43,7 +43,7 @@ def drop_double_negation(m: Match) -> ir.Value:
 
 @rule(P.Pow("x", 2.0))
 def square_as_product(m: Match) -> ir.Value:
-    """x² = x · x, in half the time, and as the norms are written."""
+    """x² = x · x, in half the time, and in the form that the norm rules match."""
     m.require(m.x.dtype in _FLOATS, "not floating point")
     m.require(m.dims(m.x) == m.dims(m.result), "it broadcasts")
     return m.g.Mul(m.x, m.x)
@@ -51,7 +51,7 @@ def square_as_product(m: Match) -> ir.Value:
 
 @rule(P.Div(1.0, "x"))
 def one_over_as_reciprocal(m: Match) -> ir.Value:
-    """1 / x = Reciprocal(x), as the norms are written."""
+    """1 / x = Reciprocal(x), the form that the norm rules match."""
     m.require(m.x.dtype in _FLOATS, "not floating point")
     m.require(m.dims(m.x) == m.dims(m.result), "it broadcasts")
     return m.g.Reciprocal(m.x)
@@ -61,10 +61,10 @@ def one_over_as_reciprocal(m: Match) -> ir.Value:
 def divide_by_power_of_two(m: Match) -> ir.Value:
     """x / 2ⁿ = x · 2⁻ⁿ, which is exact, in half the time."""
     divisor, array = scalar_of(m.divisor), array_of(m.divisor)
-    m.require(divisor is not None and m.x.dtype in _FLOATS, "the divisor is no constant number")
+    m.require(divisor is not None and m.x.dtype in _FLOATS, "the divisor is not a constant number")
     assert divisor is not None
-    m.require(math.isfinite(divisor) and abs(math.frexp(divisor)[0]) == 0.5, "no power of two")
-    m.require(2.0**-14 <= abs(divisor) <= 2.0**14, "its inverse may be no normal number")
+    m.require(math.isfinite(divisor) and abs(math.frexp(divisor)[0]) == 0.5, "not a power of two")
+    m.require(2.0**-14 <= abs(divisor) <= 2.0**14, "its inverse may be subnormal")
     return m.g.Mul(m.x, m.g.constant((1 / array).astype(array.dtype)))
 
 
@@ -72,11 +72,11 @@ def divide_by_power_of_two(m: Match) -> ir.Value:
 def clamp_as_clip(m: Match) -> ir.Value:
     """min(max(x, a), b) = Clip(x, a, b) for a ≤ b, in one pass; NaN stays NaN.
 
-    Which zero a zero becomes at a bound of zero is open in both forms.
+    With a bound of zero, both forms may return either zero for a zero.
     """
     low, high = scalar_of(m.low), scalar_of(m.high)
-    m.require(low is not None and high is not None and low <= high, "no constant bounds in order")
-    m.require(m.x.dtype in _CLIPPED, "no such kernel")
+    m.require(low is not None and high is not None and low <= high, "no constant bounds with low ≤ high")
+    m.require(m.x.dtype in _CLIPPED, "no kernel for the dtype")
     assert m.x.dtype is not None
     m.require(m.dims(m.x) == m.dims(m.result), "it broadcasts")
     bounds = [m.g.constant(np.array(bound, m.x.dtype.numpy())) for bound in (low, high)]

@@ -1,7 +1,7 @@
-"""Convolutions in ONNX Runtime's blocked layout, where channels lie in memory by eights or sixteens.
+"""Convolutions in ONNX Runtime's NCHWc layout, with channels in blocks of eight or sixteen.
 
-ONNX Runtime goes over to it by itself, for constant weights. Weights that are inputs, as in training, are here brought
-into the layout at every call; that is worth it where they are applied at many positions.
+ONNX Runtime uses it by itself for constant weights. Here, weights that are inputs, as in training, are reordered at
+every call, which pays off if they are applied at many positions.
 """
 
 from __future__ import annotations
@@ -17,53 +17,53 @@ from sardonyx.sizes import Dims
 
 NCHWC = "com.microsoft.nchwc"
 _LEAST_POSITIONS = {"Conv": 512, "ConvTranspose": 128}
-"""Below, bringing the weights into blocks costs what the faster kernel saves."""
+"""With fewer positions, reordering the weights costs more than the faster kernel saves."""
 
 
 def blocked_convolution(m: Match, width: int) -> ir.Value:
     """Conv(x, w) = ReorderOutput(nchwc.Conv(ReorderInput(x), w in blocks))."""
-    given, (out, channels, *kernel) = _weight(m, width, of_input=1, of_output=0)
-    # Rows of `width` weights that one input value meets, then those of a block of input channels together.
-    rows = m.g.reshape(given, [1, out, channels, math.prod(kernel)])
+    original, (out, channels, *kernel) = _weight(m, width, of_input=1, of_output=0)
+    # First blocks of `width` output channels for each input channel, then blocks of input channels.
+    rows = m.g.reshape(original, [1, out, channels, math.prod(kernel)])
     rows = m.g.shaped(m.g.node("ReorderInput", [rows], domain=NCHWC), rows.meta["dims"])
     blocks = m.g.reshape(rows, [out // width, channels // width, width, math.prod(kernel), width])
     weight = m.g.reshape(m.g.transpose(blocks, [0, 1, 3, 2, 4]), [out, channels, *kernel])
-    return _convolved(m, weight, **{name: m.attribute(m.result, name) for name in ("strides", "pads", "dilations")})
+    return _blocked_conv(m, weight, **{name: m.attribute(m.result, name) for name in ("strides", "pads", "dilations")})
 
 
 def blocked_transposed_convolution(m: Match, width: int) -> ir.Value:
-    """ConvTranspose(x, w) of step one is a Conv with the weights turned round, and that goes in blocks."""
-    given, (channels, out, *kernel) = _weight(m, width, of_input=0, of_output=1)
+    """ConvTranspose(x, w) with stride one is a Conv with flipped weights, which is then blocked."""
+    original, (channels, out, *kernel) = _weight(m, width, of_input=0, of_output=1)
     strides, dilations = (m.attribute(m.result, name, (1, 1)) for name in ("strides", "dilations"))
     pads = m.attribute(m.result, "pads", (0,) * 4)
-    m.require(max(strides) == 1 and not any(m.attribute(m.result, "output_padding", ())), "its step is not one")
+    m.require(max(strides) == 1 and not any(m.attribute(m.result, "output_padding", ())), "its stride is not one")
     reach = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)] * 2
-    m.require(all(r >= p for r, p in zip(reach, pads, strict=True)), "its padding goes beyond the kernel")
-    places = math.prod(kernel)
-    by_place = m.g.transpose(m.g.reshape(given, [channels * out, places]), [1, 0])
-    turned = m.g.shaped(m.g.Gather(by_place, m.g.ints(range(places)[::-1]), axis=0), by_place.meta["dims"])
-    blocks = m.g.reshape(turned, [places, channels // width, width, out // width, width])
+    m.require(all(r >= p for r, p in zip(reach, pads, strict=True)), "its padding exceeds the kernel")
+    positions = math.prod(kernel)
+    by_position = m.g.transpose(m.g.reshape(original, [channels * out, positions]), [1, 0])
+    flipped = m.g.shaped(m.g.Gather(by_position, m.g.ints(range(positions)[::-1]), axis=0), by_position.meta["dims"])
+    blocks = m.g.reshape(flipped, [positions, channels // width, width, out // width, width])
     weight = m.g.reshape(m.g.transpose(blocks, [3, 1, 0, 2, 4]), [out, channels, *kernel])
-    return _convolved(m, weight, pads=[r - p for r, p in zip(reach, pads, strict=True)], dilations=dilations)
+    return _blocked_conv(m, weight, pads=[r - p for r, p in zip(reach, pads, strict=True)], dilations=dilations)
 
 
 def _weight(m: Match, width: int, *, of_input: int, of_output: int) -> tuple[ir.Value, Dims]:
-    """The weight and its sizes, where the blocked kernel applies and wins."""
+    """Return the weight and its shape, if the blocked kernel applies and is faster."""
     weight = m.node.inputs[1]
     assert weight is not None
     dims = m.dims(weight)
-    m.require(not m.node.domain and weight.dtype == ir.DataType.FLOAT, "no such kernel")
+    m.require(not m.node.domain and weight.dtype == ir.DataType.FLOAT, "no kernel for the dtype")
     m.require(not weight.is_initializer(), "constant weights are blocked by the engine")
-    m.require(len(dims) == 4 and all(isinstance(dim, int) for dim in dims), "not over images")
-    m.require(m.attribute(m.result, "group", 1) == 1 and "auto_pad" not in m.node.attributes, "in groups")
-    m.require(dims[of_input] % width == 0 and dims[of_output] % width == 0, "channels do not come in blocks")
-    n, _, *places = m.dims(m.result)
-    known = [dim for dim in (n, *places) if isinstance(dim, int)]
+    m.require(len(dims) == 4 and all(isinstance(dim, int) for dim in dims), "not a 2-d convolution")
+    m.require(m.attribute(m.result, "group", 1) == 1 and "auto_pad" not in m.node.attributes, "grouped or auto_pad")
+    m.require(dims[of_input] % width == 0 and dims[of_output] % width == 0, "channels do not fill blocks")
+    n, _, *positions = m.dims(m.result)
+    known = [dim for dim in (n, *positions) if isinstance(dim, int)]
     m.require(len(known) < 3 or math.prod(known) >= _LEAST_POSITIONS[m.node.op_type], "too few positions")
     return weight, dims
 
 
-def _convolved(m: Match, weight: ir.Value, **attributes: Sequence[int] | None) -> ir.Value:
+def _blocked_conv(m: Match, weight: ir.Value, **attributes: Sequence[int] | None) -> ir.Value:
     x, bias = m.node.inputs[0], m.node.inputs[2] if len(m.node.inputs) > 2 else None
     assert x is not None
     dims = m.dims(m.result)
@@ -72,7 +72,7 @@ def _convolved(m: Match, weight: ir.Value, **attributes: Sequence[int] | None) -
     return m.g.shaped(m.g.node("ReorderOutput", [y], domain=NCHWC, channels=dims[1]), dims)
 
 
-def _of_width(rewrite: Callable[[Match, int], ir.Value], width: int) -> Rewrite:
+def _with_width(rewrite: Callable[[Match, int], ir.Value], width: int) -> Rewrite:
     @wraps(rewrite)
     def of_width(m: Match) -> ir.Value:
         return rewrite(m, width)
@@ -82,5 +82,5 @@ def _of_width(rewrite: Callable[[Match, int], ir.Value], width: int) -> Rewrite:
 
 for _width in (8, 16):
     _needs = f"{NCHWC}/{_width}"
-    rule_at("Conv", needs=_needs, late=True)(_of_width(blocked_convolution, _width))
-    rule_at("ConvTranspose", needs=_needs, late=True)(_of_width(blocked_transposed_convolution, _width))
+    rule_at("Conv", needs=_needs, late=True)(_with_width(blocked_convolution, _width))
+    rule_at("ConvTranspose", needs=_needs, late=True)(_with_width(blocked_transposed_convolution, _width))

@@ -1,4 +1,4 @@
-"""Casts and copies that change nothing."""
+"""Remove casts and copies without effect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sardonyx.optimize.rule import Match, rule
 
 @rule(P.Identity("x"))
 def drop_identity(m: Match) -> ir.Value:
-    """Identity(x) = x, unless a graph returns by it what it does not compute itself."""
+    """Identity(x) = x, unless the graph needs it to return a value that it does not compute."""
     producer = m.x.producer()
     local = producer is not None and producer.graph is m.node.graph
     m.require(not m.result.is_graph_output() or local, "the graph returns it")
@@ -29,7 +29,7 @@ def drop_cast(m: Match) -> ir.Value:
 def join_casts(m: Match) -> ir.Value:
     """Cast(Cast(x, b), c) = Cast(x, c) where b represents every value of x's dtype."""
     source, middle, target = m.x.dtype, m.inner.dtype, m.result.dtype
-    m.require(source is not None and middle in _EXACT_IN.get(source, ()), "the inner cast loses something")
+    m.require(source is not None and middle in _EXACT_IN.get(source, ()), "the inner cast is lossy")
     assert target is not None
     return m.g.Cast(m.x, dtype=target)
 

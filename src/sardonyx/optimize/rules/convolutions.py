@@ -1,4 +1,4 @@
-"""Convolutions: what follows one, folded into its constants."""
+"""Fold what follows a convolution into its constants."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _STATISTICS = ("scale", "shift", "mean", "var")
 def batch_norm_into_conv(m: Match) -> ir.Value:
     """BatchNormalization(Conv(x, w, b)) = Conv(x, w·s, (b − mean)·s + shift), where s = scale / √(var + ε).
 
-    Only where the values are in the model. Weights that live in torch may change, and ONNX Runtime folds those itself.
+    Only for constants in the model. Weights in torch may change, and ONNX Runtime folds those itself.
     """
-    m.require(len(m.node.outputs) == 1 and not m.attribute(m.result, "training_mode", 0), "in training")
+    m.require(len(m.node.outputs) == 1 and not m.attribute(m.result, "training_mode", 0), "in training mode")
     weight, *statistics = (array_of(value) for value in (m.weight, m.scale, m.shift, m.mean, m.var))
-    m.require(weight is not None and all(s is not None for s in statistics), "its values are not in the model")
-    m.require(weight.dtype in (np.float32, np.float64), "no such kernel")
+    m.require(weight is not None and all(s is not None for s in statistics), "its values are not constants")
+    m.require(weight.dtype in (np.float32, np.float64), "no kernel for the dtype")
     scale, shift, mean, var = (s.astype(np.float64) for s in statistics)
     factor = scale / np.sqrt(var + m.attribute(m.result, "epsilon", 1e-5))
-    m.require(bool(np.isfinite(factor).all()), "a variance of zero")
+    m.require(bool(np.isfinite(factor).all()), "a variance is zero")
     bias = _bias(m)
     folded = weight * factor.reshape(-1, *[1] * (weight.ndim - 1))
     inputs = [m.g.constant(a.astype(weight.dtype)) for a in (folded, (bias - mean) * factor + shift)]
@@ -38,10 +38,10 @@ def batch_norm_into_conv(m: Match) -> ir.Value:
 
 def _bias(m: Match) -> np.ndarray | float:
     conv = m.conv.producer()
-    given = conv.inputs[2] if conv is not None and len(conv.inputs) > 2 else None
-    if given is None:
+    value = conv.inputs[2] if conv is not None and len(conv.inputs) > 2 else None
+    if value is None:
         return 0.0
-    bias: np.ndarray | None = array_of(given)
-    m.require(bias is not None, "its values are not in the model")
+    bias: np.ndarray | None = array_of(value)
+    m.require(bias is not None, "its values are not constants")
     assert bias is not None
     return bias.astype(np.float64)

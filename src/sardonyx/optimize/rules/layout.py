@@ -1,10 +1,10 @@
-"""Views: reshapes and transposes that cancel, join, or move out of the way."""
+"""Remove, merge, or move reshapes, transposes and expands."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from sardonyx.optimize.pattern import P, is_private, order_of
+from sardonyx.optimize.pattern import P, is_private, permutation_of
 from sardonyx.optimize.rule import Match, rule, rule_at
 from sardonyx.sizes import Dims
 
@@ -30,9 +30,9 @@ def join_reshapes(m: Match) -> ir.Value:
 @rule(P.Unsqueeze("x", "axes"))
 @rule(P.Squeeze("x", "axes"))
 def view_as_reshape(m: Match) -> ir.Value:
-    """Squeeze and Unsqueeze over a Reshape join it; elsewhere they say it more plainly."""
+    """Squeeze and Unsqueeze = Reshape, if they follow one and merge with it."""
     producer = m.x.producer()
-    m.require(producer is not None and producer.op_type in ("Reshape", "Squeeze", "Unsqueeze"), "nothing to join")
+    m.require(producer is not None and producer.op_type in ("Reshape", "Squeeze", "Unsqueeze"), "nothing to merge")
     assert producer is not None
     assert producer.inputs[0] is not None
     m.dims(producer.inputs[0])
@@ -41,10 +41,10 @@ def view_as_reshape(m: Match) -> ir.Value:
 
 @rule(P.Transpose("x", _name="outer"))
 def drop_transpose(m: Match) -> ir.Value:
-    """A Transpose that moves only axes of size one is a Reshape; one that moves nothing is nothing."""
+    """A Transpose that moves only axes of size one is a Reshape; one that moves no axis has no effect."""
     dims = m.dims(m.x)
-    moved = [axis for axis in order_of(m.outer.producer()) if dims[axis] != 1]
-    m.require(moved == sorted(moved), "axes with more than one element change places")
+    moved = [axis for axis in permutation_of(m.outer.producer()) if dims[axis] != 1]
+    m.require(moved == sorted(moved), "axes with more than one element are permuted")
     return m.g.reshape(m.x, m.dims(m.result))
 
 
@@ -52,34 +52,34 @@ def drop_transpose(m: Match) -> ir.Value:
 def join_transposes(m: Match) -> ir.Value:
     """Transpose(Transpose(x, p), q) = Transpose(x, p∘q)."""
     m.dims(m.x)
-    inner, outer = order_of(m.inner.producer()), order_of(m.outer.producer())
-    m.require(len(inner) == len(outer) > 0, "the order is not known")
+    inner, outer = permutation_of(m.inner.producer()), permutation_of(m.outer.producer())
+    m.require(len(inner) == len(outer) > 0, "the permutation is unknown")
     return m.g.transpose(m.x, [inner[axis] for axis in outer])
 
 
-def _turned(value: ir.Value | None) -> tuple[ir.Value, list[int]] | None:
-    """What a value is a private Transpose of, and how its axes move."""
+def _transposed_from(value: ir.Value | None) -> tuple[ir.Value, list[int]] | None:
+    """Return x and the permutation if the value is a private Transpose of x."""
     producer = value.producer() if value is not None else None
     if producer is None or value is None or producer.op_type != "Transpose" or not is_private(value):
         return None
     source = producer.inputs[0]
-    order = order_of(producer)
+    order = permutation_of(producer)
     return (source, order) if source is not None and "dims" in source.meta and order else None
 
 
 def _meets_transpose(m: Match) -> bool:
-    """Whether all that reads the result are Transposes, so that one moved behind it joins them."""
+    """Whether only Transposes read the result, so that one moved after it merges with them."""
     readers = m.result.uses()
     return bool(readers) and not m.result.is_graph_output() and all(use.node.op_type == "Transpose" for use in readers)
 
 
 @rule_at(*_ELEMENTWISE, *_FUNCTIONS)
 def sink_transpose_through_elementwise(m: Match) -> ir.Value:
-    """Transpose(f(Transpose(x))) = Transpose(Transpose(f(x))), which join."""
-    turned = _turned(m.node.inputs[0])
-    m.require(turned is not None and _meets_transpose(m), "not between two Transposes")
-    assert turned is not None
-    source, perm = turned
+    """Transpose(f(Transpose(x))) = Transpose(Transpose(f(x))), which merge."""
+    transposed = _transposed_from(m.node.inputs[0])
+    m.require(transposed is not None and _meets_transpose(m), "not between two Transposes")
+    assert transposed is not None
+    source, perm = transposed
     attributes = {name: a.value for name, a in m.node.attributes.items()}
     result = m.g.node(m.node.op_type, [source, *m.node.inputs[1:]], domain=m.node.domain, **attributes)
     return m.g.transpose(m.g.shaped(result, m.dims(source)), perm)
@@ -88,12 +88,12 @@ def sink_transpose_through_elementwise(m: Match) -> ir.Value:
 @rule_at("Add", "Sub", "Mul", "Div")
 def sink_transpose_through_arithmetic(m: Match) -> ir.Value:
     """f(Transpose(x), Transpose(y)) = Transpose(f(x, y)); a number needs no Transpose."""
-    sides = [(x, _turned(x)) for x in m.node.inputs if x is not None]
-    perms = [turned[1] for _, turned in sides if turned is not None]
+    sides = [(x, _transposed_from(x)) for x in m.node.inputs if x is not None]
+    perms = [transposed[1] for _, transposed in sides if transposed is not None]
     m.require(bool(perms) and perms[0] == perms[-1], "no Transposes before it, or different ones")
-    numbers = [x for x, turned in sides if turned is None]
-    m.require(not numbers or (_is_number(m, numbers[0], len(perms[0])) and _meets_transpose(m)), "nothing is gained")
-    operands = [x if turned is None else turned[0] for x, turned in sides]
+    numbers = [x for x, transposed in sides if transposed is None]
+    m.require(not numbers or (_is_number(m, numbers[0], len(perms[0])) and _meets_transpose(m)), "no Transpose saved")
+    operands = [x if transposed is None else transposed[0] for x, transposed in sides]
     return m.g.transpose(m.g.node(m.node.op_type, operands), perms[0])
 
 
@@ -116,17 +116,17 @@ _COMPARISON = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And
 @rule_at(*_ARITHMETIC, *_COMPARISON)
 def drop_expand_before_broadcast(m: Match) -> ir.Value:
     """f(Expand(x), y) = f(x, y) where f broadcasts to the same shape by itself."""
-    inputs = [_unexpanded(x) for x in m.node.inputs]
+    inputs = [_unexpand(x) for x in m.node.inputs]
     m.require(any(a is not b for a, b in zip(inputs, m.node.inputs, strict=True)), "no Expand among the operands")
-    for index, (kept, given) in enumerate(zip(inputs, m.node.inputs, strict=True)):
+    for index, (unexpanded, original) in enumerate(zip(inputs, m.node.inputs, strict=True)):
         others = [x for i, x in enumerate(m.node.inputs) if i != index]
-        if kept is not given and not _covered(m, given, others):
-            inputs[index] = given
+        if unexpanded is not original and not _is_covered(m, original, others):
+            inputs[index] = original
     m.require(any(a is not b for a, b in zip(inputs, m.node.inputs, strict=True)), "the Expand sets the shape")
     return m.g.node(m.node.op_type, inputs)
 
 
-def _unexpanded(value: ir.Value | None) -> ir.Value | None:
+def _unexpand(value: ir.Value | None) -> ir.Value | None:
     producer = value.producer() if value is not None else None
     if producer is None or producer.op_type != "Expand":
         return value
@@ -134,24 +134,24 @@ def _unexpanded(value: ir.Value | None) -> ir.Value | None:
     return source if source is not None and "dims" in source.meta else value
 
 
-def _covered(m: Match, expanded: ir.Value | None, others: list[ir.Value | None]) -> bool:
-    """Whether one other operand has, unexpanded, every size that the Expand gives."""
+def _is_covered(m: Match, expanded: ir.Value | None, others: list[ir.Value | None]) -> bool:
+    """Whether one other operand, not expanded, has the full shape."""
     if expanded is None:
         return False
-    wanted = m.dims(expanded)
+    shape = m.dims(expanded)
     return any(
-        other is not None and other is not expanded and _unexpanded(other) is other and m.dims(other) == wanted
+        other is not None and other is not expanded and _unexpand(other) is other and m.dims(other) == shape
         for other in others
     )
 
 
-# Reshapes sink towards the outputs, through whatever looks at single elements or at rows, so that they meet and join.
+# Reshapes sink towards the outputs, through elementwise and row-wise operators, so that they meet and merge.
 
 _ROWWISE = ("LayerNormalization", "RMSNormalization", "Softmax", "LogSoftmax")
 
 
-def _reshaped(value: ir.Value | None) -> ir.Value | None:
-    """What a value is a private Reshape of, if it is one."""
+def _reshaped_from(value: ir.Value | None) -> ir.Value | None:
+    """Return x if the value is a private Reshape of x."""
     producer = value.producer() if value is not None else None
     if producer is None or value is None or producer.op_type not in ("Reshape",) or not is_private(value):
         return None
@@ -162,7 +162,7 @@ def _reshaped(value: ir.Value | None) -> ir.Value | None:
 @rule_at(*_ELEMENTWISE, *_FUNCTIONS)
 def sink_reshape_through_elementwise(m: Match) -> ir.Value:
     """f(Reshape(x)) = Reshape(f(x))."""
-    source = _reshaped(m.node.inputs[0])
+    source = _reshaped_from(m.node.inputs[0])
     m.require(source is not None, "no Reshape before it")
     attributes = {name: a.value for name, a in m.node.attributes.items()}
     result = m.g.node(m.node.op_type, [source, *m.node.inputs[1:]], domain=m.node.domain, **attributes)
@@ -172,7 +172,7 @@ def sink_reshape_through_elementwise(m: Match) -> ir.Value:
 @rule_at(*_ROWWISE)
 def sink_reshape_through_rowwise(m: Match) -> ir.Value:
     """f(Reshape(x)) = Reshape(f(x)) where f works along the last axis and the Reshape keeps it."""
-    source = _reshaped(m.node.inputs[0])
+    source = _reshaped_from(m.node.inputs[0])
     m.require(source is not None and bool(m.dims(source)), "no Reshape before it")
     assert source is not None
     before, after = m.dims(source), m.dims(m.result)
@@ -188,27 +188,27 @@ def sink_reshape_through_rowwise(m: Match) -> ir.Value:
 def sink_reshape_through_arithmetic(m: Match) -> ir.Value:
     """f(Reshape(x), y) = Reshape(f(x, Reshape(y))) for operands of one shape, or a number, or a row both keep."""
     left, right = m.node.inputs
-    flipped = _reshaped(left) is None
+    flipped = _reshaped_from(left) is None
     view, other = (right, left) if flipped else (left, right)
-    source = _reshaped(view)
+    source = _reshaped_from(view)
     m.require(source is not None and view is not None and other is not None, "no Reshape before it")
     assert source is not None
     assert view is not None
     assert other is not None
     before, after = m.dims(source), m.dims(m.result)
     m.require(m.dims(view) == after, "it broadcasts")
-    moved = _moved(m, other, before, after)
+    moved = _reshape_operand(m, other, before, after)
     operands = [moved, source] if flipped else [source, moved]
     return m.g.reshape(m.g.shaped(m.g.node(m.node.op_type, operands), before), after)
 
 
-def _moved(m: Match, other: ir.Value, before: Dims, after: Dims) -> ir.Value:
-    """The other operand as it must look before the Reshape."""
+def _reshape_operand(m: Match, other: ir.Value, before: Dims, after: Dims) -> ir.Value:
+    """Return the other operand in its shape before the Reshape."""
     dims = m.dims(other)
     if all(dim == 1 for dim in dims) and len(dims) <= len(before):
         return other
     if len(dims) == 1 and before and dims[0] == before[-1] == after[-1]:
         return other
     m.require(dims == after, "the other operand has another shape")
-    m.require(len(before) < len(after) or _reshaped(other) is not None, "nothing is gained")
+    m.require(len(before) < len(after) or _reshaped_from(other) is not None, "no Reshape would be saved")
     return m.g.reshape(other, before)

@@ -1,4 +1,4 @@
-"""Masks: negations and choices that say less than they could."""
+"""Simplify boolean masks and Where."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotary position embedding: x·cos + rotate_half(x)·sin as one operator."""
+"""Fuse rotary position embedding, x·cos + rotate_half(x)·sin, into one operator."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from sardonyx import opsets
-from sardonyx.optimize.pattern import P, array_of, order_of
+from sardonyx.optimize.pattern import P, array_of, permutation_of
 from sardonyx.optimize.rule import Match, Refused, rule
 from sardonyx.sizes import Dim, Dims
 
@@ -17,24 +17,24 @@ _HALVES_SWAPPED = P.Concat(
 
 @rule(P.Add(P.Mul("x", "cos"), P.Mul(_HALVES_SWAPPED, "sin")))
 def rotary_embedding(m: Match) -> ir.Value:
-    """x·cos + concat(−x₂, x₁)·sin = RotaryEmbedding(x, cos₁, sin₁), where both halves of cos, and of sin, are equal."""
-    m.require(m.g.opset >= opsets.ATTENTION, "RotaryEmbedding came with opset 23")
-    m.require(m.x.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16), "no such kernel")
-    batch, _, length, _ = _four(m, m.x)
+    """x·cos + concat(−x₂, x₁)·sin = RotaryEmbedding(x, cos₁, sin₁), if the two halves of cos and of sin are equal."""
+    m.require(m.g.opset >= opsets.ATTENTION, "RotaryEmbedding needs opset 23")
+    m.require(m.x.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16), "no kernel for the dtype")
+    batch, _, length, _ = _dims_of_four(m, m.x)
     m.require(0 not in m.dims(m.x), "it is empty")
     half = _half_width(m)
     cos, sin = (_table(m, value, [batch, length, half]) for value in (m.cos, m.sin))
     return m.g.shaped(m.g.RotaryEmbedding(m.x, cos, sin), m.dims(m.x))
 
 
-def _four(m: Match, value: ir.Value) -> Dims:
+def _dims_of_four(m: Match, value: ir.Value) -> Dims:
     dims = m.dims(value)
     m.require(len(dims) == 4, "not (batch, heads, length, width)")
     return dims
 
 
 def _half_width(m: Match) -> int:
-    """Half the width of a head, where the slices are its two halves."""
+    """Return half the width of a head, if the slices are its two halves."""
     start, mid, end, axis = (array_of(v) for v in (m.start, m.mid, m.end, m.axis))
     m.require(all(a is not None and a.size == 1 for a in (start, mid, end, axis)), "slices of several axes")
     width = m.dims(m.x)[-1]
@@ -44,21 +44,21 @@ def _half_width(m: Match) -> int:
     return half
 
 
-def _table(m: Match, value: ir.Value, wanted: list[Dim]) -> ir.Value:
-    """The first half of cos or sin as (batch, length, width/2)."""
+def _table(m: Match, value: ir.Value, expected: list[Dim]) -> ir.Value:
+    """Return the first half of cos or sin as (batch, length, width/2)."""
     half = _half(m, value)
     dims = m.dims(half)
-    m.require(len(dims) in (3, 4) and dims[-2] == wanted[1], "positions do not lie along the length")
+    m.require(len(dims) in (3, 4) and dims[-2] == expected[1], "positions are not along the length")
     m.require(len(dims) == 3 or dims[1] == 1, "it differs between heads")
-    m.require(dims[0] in (1, wanted[0]), "it belongs to another batch")
-    return m.g.expand(m.g.reshape(half, [dims[0], *wanted[1:]]), wanted)
+    m.require(dims[0] in (1, expected[0]), "its batch size differs")
+    return m.g.expand(m.g.reshape(half, [dims[0], *expected[1:]]), expected)
 
 
 _ELEMENTWISE = ("Cos", "Sin", "Cast", "Neg")
 
 
 def _half(m: Match, value: ir.Value) -> ir.Value:
-    """One half of a value whose two halves along the last axis are equal: by construction, or as constants."""
+    """Return half of a value whose two halves along the last axis are equal: by construction, or as constants."""
     array = array_of(value)
     if array is not None:
         lower, upper = np.split(array, 2, axis=-1)
@@ -89,12 +89,12 @@ def _rows(m: Match, factor: ir.Value) -> bool:
     return bool(dims) and dims[-1] != 1
 
 
-@rule(P.RotaryEmbedding(P.Transpose("x", _shared=True, _name="turned"), "cos", "sin"))
+@rule(P.RotaryEmbedding(P.Transpose("x", _shared=True, _name="transposed"), "cos", "sin"))
 def rotary_in_rows(m: Match) -> ir.Value:
-    """RotaryEmbedding over transposed heads = the same over rows, transposed afterwards, where Transposes can meet."""
-    m.require(order_of(m.turned.producer()) == [0, 2, 1, 3], "not heads before length")
-    batch, length, heads, width = _four(m, m.x)
-    m.require(isinstance(heads, int) and heads > 0, "a number of heads that is symbolic or zero")
+    """RotaryEmbedding over transposed heads = the same over rows, transposed afterwards, so that Transposes merge."""
+    m.require(permutation_of(m.transposed.producer()) == [0, 2, 1, 3], "not heads before length")
+    batch, length, heads, width = _dims_of_four(m, m.x)
+    m.require(isinstance(heads, int) and heads > 0, "the number of heads is symbolic or zero")
     rows = m.g.reshape(m.x, [batch, length, heads * width])
-    turned = m.g.shaped(m.g.RotaryEmbedding(rows, m.cos, m.sin, num_heads=heads), m.dims(rows))
-    return m.g.transpose(m.g.reshape(turned, m.dims(m.x)), [0, 2, 1, 3])
+    rotated = m.g.shaped(m.g.RotaryEmbedding(rows, m.cos, m.sin, num_heads=heads), m.dims(rows))
+    return m.g.transpose(m.g.reshape(rotated, m.dims(m.x)), [0, 2, 1, 3])

@@ -1,1 +1,1 @@
-"""Translations of ATen operators, a family a file."""
+"""Translations of ATen operators, one family per file."""

@@ -48,7 +48,7 @@ def mish(g: Builder, x: Value) -> Value:
 def softplus(g: Builder, x: Value, beta: float = 1, threshold: float = 20) -> Value:
     dtype = g.out.dtype
     scaled = x if beta == 1 else g.Mul(x, g.scalar(beta, dtype))
-    # log(1 + exp(x)) written so that neither tail overflows or cancels: max(x, 0) + log1p(exp(-|x|))
+    # log(1 + exp(x)) as max(x, 0) + log1p(exp(-|x|)), which neither overflows nor cancels
     tail = log_one_plus(g, g.Exp(g.Neg(g.Abs(scaled))))
     soft = g.Add(g.Max(scaled, g.scalar(0, dtype)), tail)
     soft = soft if beta == 1 else g.Div(soft, g.scalar(beta, dtype))
@@ -61,7 +61,7 @@ def log1p(g: Builder, x: Value) -> Value:
 
 
 def log_one_plus(g: Builder, x: Value) -> Value:
-    """log(u) · x / (u - 1) with u = 1 + x, which is exact to rounding where log(1 + x) loses every digit."""
+    """log(u) · x / (u - 1) with u = 1 + x, which is accurate to rounding where log(1 + x) loses all digits."""
     one = g.scalar(1, g.dtype(x))
     u = g.Add(one, x)
     exact = g.Mul(g.Log(u), g.Div(x, g.Sub(u, one)))
@@ -70,7 +70,7 @@ def log_one_plus(g: Builder, x: Value) -> Value:
 
 @aten("sigmoid")
 def sigmoid(g: Builder, x: Value) -> Value:
-    """In double precision composed: ONNX Runtime's Sigmoid approximates there, to three digits at -30."""
+    """In double precision composed: ONNX Runtime's Sigmoid is an approximation there, with three digits at -30."""
     x = g.cast(x, g.out.dtype)
     if g.out.dtype != torch.float64:
         return g.Sigmoid(x)
@@ -91,7 +91,7 @@ def expm1(g: Builder, x: Value) -> Value:
 
 
 def _exp_minus_one(g: Builder, x: Value) -> Value:
-    """(u - 1) · x / log(u) with u = exp(x), for want of a Sinh in double precision; u - 1 where that is exact."""
+    """(u - 1) · x / log(u) with u = exp(x), since there is no Sinh in double precision; u - 1 where that is exact."""
     one = g.scalar(1, torch.float64)
     u = g.Exp(x)
     less = g.Sub(u, one)
@@ -165,7 +165,7 @@ def log_sigmoid_forward(g: Builder, x: Value) -> tuple[Value, Value]:
     g.out = g_out[0]
     result = g.Sub(g.Min(x, zero), log1p(g, tail))
     g.out = g_out
-    return result, tail  # torch leaves the second empty on CPU; only its backward reads it
+    return result, tail  # the second is empty on CPU in torch; only the backward reads it
 
 
 @aten("glu")
@@ -180,12 +180,12 @@ def _softmax(g: Builder, op_type: str, x: Value, dim: int, dtype: torch.dtype) -
         return g.squeeze(_softmax(g, op_type, g.unsqueeze(x, [0]), 0, dtype), [0])
     axis = g.axis(x, dim)
     if op_type == "LogSoftmax" and dtype == torch.float64 and g.dims(x)[axis] != 0:
-        return _log_softmax_of_doubles(g, x, axis)
+        return _log_softmax_double(g, x, axis)
     return g.node(op_type, [x], axis=axis)
 
 
-def _log_softmax_of_doubles(g: Builder, x: Value, axis: int) -> Value:
-    """Written out: ONNX Runtime's kernel of it gives numbers for rows with NaN and infinities."""
+def _log_softmax_double(g: Builder, x: Value, axis: int) -> Value:
+    """Decomposed: ONNX Runtime's kernel returns numbers for rows with NaN and infinities."""
     axes = g.ints([axis])
     shifted = g.Sub(x, g.ReduceMax(x, axes, keepdims=1))
     return g.Sub(shifted, g.Log(g.ReduceSum(g.Exp(shifted), axes, keepdims=1)))
@@ -217,9 +217,9 @@ def safe_softmax(g: Builder, x: Value, dim: int, dtype: torch.dtype | None = Non
 
 
 def softmax_or_zero(g: Builder, x: Value, dim: int = -1) -> Value:
-    """Softmax, and zero where all is −∞: nothing to attend to."""
+    """Softmax, and zero for rows that are −∞ throughout, which attend to nothing."""
     dtype = g.dtype(x)
-    nothing, axes = g.scalar(-math.inf, dtype), g.ints([g.axis(x, dim)] if g.rank(x) else [])
+    lowest, axes = g.scalar(-math.inf, dtype), g.ints([g.axis(x, dim)] if g.rank(x) else [])
     largest, total = (g.ReduceMax(x, axes, keepdims=1), g.ReduceSum(x, axes, keepdims=1)) if g.rank(x) else (x, x)
-    empty = g.And(g.Equal(largest, nothing), g.Equal(total, nothing))  # the largest alone passes over NaN
+    empty = g.And(g.Equal(largest, lowest), g.Equal(total, lowest))  # the maximum alone ignores NaN
     return g.Where(empty, g.scalar(0, dtype), _softmax(g, "Softmax", x, dim, dtype))

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, in each form torch dispatches it to."""
+"""Scaled dot-product attention, in each form that torch dispatches to."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def _attention(
 ) -> Value:
     if dropout:
         raise Unsupported("attention with dropout")
-    q, k, v, mask = _widened(g, q, k, v, mask)
+    q, k, v, mask = _widen(g, q, k, v, mask)
     if g.opset < opsets.ATTENTION or g.rank(q) != 4 or g.rank(k) != 4 or _is_plain_double(g, q, k, scale):
-        return _composed(g, q, k, v, mask, causal, scale)
-    y = g.Attention(q, k, v, _fitting(g, mask), is_causal=int(causal), scale=scale)
+        return _unfused(g, q, k, v, mask, causal, scale)
+    y = g.Attention(q, k, v, _mask_of_two_dims(g, mask), is_causal=int(causal), scale=scale)
     return g.shaped(y, [*g.dims(q)[:-1], g.dims(v)[-1]])
 
 
 def _is_plain_double(g: Builder, q: Value, k: Value, scale: float | None) -> bool:
-    """Whether it is written out, because no engine has Attention in double: its function computes in single."""
+    """Whether it is decomposed because no engine has Attention in double: the function body computes in single."""
     sized = scale is not None or isinstance(g.dims(q)[-1], int)
     return g.dtype(q) == torch.float64 and sized and g.dims(q)[:-2] == g.dims(k)[:-2]
 
 
-def _widened(g: Builder, q: Value, k: Value, v: Value, mask: Value | None) -> tuple[Value, Value, Value, Value | None]:
-    """On the CPU in single precision at least, as torch: ONNX Runtime's kernel would round the scores to half."""
+def _widen(g: Builder, q: Value, k: Value, v: Value, mask: Value | None) -> tuple[Value, Value, Value, Value | None]:
+    """Cast to at least single precision on the CPU, as torch: ONNX Runtime's kernel would round scores to half."""
     result = g.out[0] if isinstance(g.out, (tuple, list)) else g.out
     if result.device.type != "cpu":
         return q, k, v, mask
@@ -46,14 +46,14 @@ def _widened(g: Builder, q: Value, k: Value, v: Value, mask: Value | None) -> tu
     return g.cast(q, wide), g.cast(k, wide), g.cast(v, wide), mask
 
 
-def _fitting(g: Builder, mask: Value | None) -> Value | None:
-    """ONNX wants a mask of at least two dimensions, which broadcasts from there."""
+def _mask_of_two_dims(g: Builder, mask: Value | None) -> Value | None:
+    """Return a mask of at least two dimensions, as ONNX needs; it broadcasts from there."""
     if mask is None or g.rank(mask) >= 2:
         return mask
     return g.unsqueeze(mask, range(2 - g.rank(mask)))
 
 
-def _composed(g: Builder, q: Value, k: Value, v: Value, mask: Value | None, causal: bool, scale: float | None) -> Value:
+def _unfused(g: Builder, q: Value, k: Value, v: Value, mask: Value | None, causal: bool, scale: float | None) -> Value:
     dtype = g.dtype(q)
     width = g.dims(q)[-1]
     if scale is None and not isinstance(width, int):
@@ -71,14 +71,14 @@ def _composed(g: Builder, q: Value, k: Value, v: Value, mask: Value | None, caus
         mask = g.cast(g.Trilu(ones, upper=0), torch.bool)
     if mask is not None and g.dtype(mask) == torch.bool:
         mask = g.Where(mask, g.scalar(0, dtype), g.scalar(-math.inf, dtype))
-    if mask is not None:  # added, as torch does: NaN and infinities are not hidden by it
+    if mask is not None:  # added, as in torch: NaN and infinities are not masked
         scores = g.Add(scores, mask)
     g.shaped(scores, sizes)
     weights = g.Softmax(scores, axis=-1) if mask is None else softmax_or_zero(g, scores)
     return g.MatMul(weights, v)
 
 
-def _only_result(g: Builder) -> None:
+def _require_only_result(g: Builder) -> None:
     if any(g.reads_output(index) for index in range(1, len(g.out))):
         raise Unsupported("its log-sum-exp is used, as in training")
 
@@ -95,7 +95,7 @@ def flash_for_cpu(
     attn_mask: Value | None = None,
     scale: float | None = None,
 ) -> tuple[Value, ...]:
-    _only_result(g)
+    _require_only_result(g)
     y = _attention(g, q, k, v, attn_mask, dropout_p, is_causal, scale)
     return (y,) * len(g.out)
 

@@ -1,4 +1,4 @@
-"""Operators that torch usually takes apart before we see them, and leaves whole in the graphs of torch.export."""
+"""Operators that torch usually decomposes before translation, but keeps in graphs of torch.export."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def reshape_as(g: Builder, x: Value, other: Value) -> Value:
 @aten("dropout", "feature_dropout")
 def dropout(g: Builder, x: Value, p: float, train: bool) -> Value:
     if train and p:
-        raise Unsupported("dropout at work, as in training")
+        raise Unsupported("dropout in training mode")
     return x
 
 
@@ -68,16 +68,16 @@ def batch_norm(
     cudnn_enabled: bool,
 ) -> Value:
     if training or running_mean is None or running_var is None:
-        raise Unsupported("it computes statistics, as in training")
+        raise Unsupported("batch norm in training mode")
     return batch_norm_inference(g, x, weight, bias, running_mean, running_var, momentum, eps)[0]
 
 
 def _register_python_operator(name: str, overload: str) -> None:
-    """`x & y` in Python is an operator of its own in torch, with the meaning of `bitwise_and`."""
+    """`x & y` in Python is a separate operator in torch, with the meaning of `bitwise_and`."""
 
     @aten(f"__{name}__.{overload}")
     def translate(g: Builder, x: Any, y: Any) -> Any:
-        bitwise: Callable[..., Any] = table.named(f"aten::bitwise_{name}.{overload}")
+        bitwise: Callable[..., Any] = table.lookup(f"aten::bitwise_{name}.{overload}")
         return bitwise(g, x, y)
 
 

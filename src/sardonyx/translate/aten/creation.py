@@ -1,4 +1,4 @@
-"""Tensors out of nothing."""
+"""Creation of tensors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def arange_start_step(g: Builder, start: Operand, end: Operand, step: Operand = 
         return _constant_range(g, *numbers)
     if any(isinstance(number, float) for number in numbers):
         return g.cast(g.Range(*(g.scalar(number, torch.float64) for number in numbers)), g.out.dtype)
-    places = positions(g, g.like(g.out)[0])  # engines compute the length in double precision: it must be small
+    places = positions(g, g.like(g.out)[0])  # engines compute the length in double precision, so it starts at 0
     first, by = (g.scalar(number, torch.int64) for number in (start, step))
     return g.cast(g.Add(first, g.Mul(by, places)) if (start, step) != (0, 1) else places, g.out.dtype)
 
@@ -101,7 +101,7 @@ def linspace(g: Builder, start: Any, end: Any, steps: Any, **ignored: Any) -> Va
 
 @aten("linspace.Tensor_Tensor", "linspace.Tensor_Scalar", "linspace.Scalar_Tensor")
 def linspace_between_tensors(g: Builder, start: Operand, end: Operand, steps: Any, **ignored: Any) -> Value:
-    """From either end towards the middle, as torch counts."""
+    """Count from either end towards the middle, as torch does."""
     if not g.out.dtype.is_floating_point or not isinstance(steps, int):
         raise Unsupported("integers between tensors, whose rounding depends on the processor; or a symbolic count")
     dtype = dtypes.accumulation_dtype(g.out.dtype)

@@ -8,14 +8,14 @@ import onnx_ir as ir
 import torch
 
 from sardonyx.translate.aten.reduction import linalg_vector_norm
-from sardonyx.translate.aten.scatter import combined
+from sardonyx.translate.aten.scatter import scatter_combined
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.table import aten
 
 Value = ir.Value
 
 _PAIRS_ONE_BY_ONE = 25
-"""Up to so many rows torch takes differences; above, it takes products, which are faster and less exact."""
+"""Up to this number of rows torch computes differences; above, products, which are faster and less accurate."""
 
 
 @aten("dist")
@@ -34,7 +34,7 @@ def cdist(g: Builder, x: Value, y: Value, p: float, compute_mode: int | None) ->
 
 
 def _norm(g: Builder, difference: Value, p: float) -> Value:
-    """The length of each difference; counted with p = 0, which takes NaN for NaN, unlike torch's norm."""
+    """Return the norm of each difference; for p = 0 a count, in which NaN remains NaN, unlike in torch's norm."""
     if p:
         return linalg_vector_norm(g, difference, p, [-1])
     differs = g.cast(g.Not(g.Equal(difference, g.scalar(0, g.out.dtype))), g.out.dtype)
@@ -42,7 +42,7 @@ def _norm(g: Builder, difference: Value, p: float) -> Value:
 
 
 def _differences(g: Builder, x: Value, y: Value) -> Value:
-    """Every point of the one less every point of the other."""
+    """Return every point of `x` minus every point of `y`."""
     return g.Sub(g.unsqueeze(x, [-2]), g.unsqueeze(y, [-3]))
 
 
@@ -51,8 +51,8 @@ def _distances_by_products(g: Builder, x: Value, y: Value) -> Value:
     cross = g.MatMul(x, g.transpose(y, [*axes[:-2], axes[-1], axes[-2]]))
     last = g.ints([-1])
     squares = [g.shaped(g.ReduceSum(g.Mul(v, v), last, keepdims=1), [*g.dims(v)[:-1], 1]) for v in (x, y)]
-    turned = g.transpose(squares[1], [*axes[:-2], axes[-1], axes[-2]])
-    total = g.Sub(g.Add(squares[0], turned), g.Mul(cross, g.scalar(2, g.out.dtype)))
+    transposed = g.transpose(squares[1], [*axes[:-2], axes[-1], axes[-2]])
+    total = g.Sub(g.Add(squares[0], transposed), g.Mul(cross, g.scalar(2, g.out.dtype)))
     return g.Sqrt(g.Max(total, g.scalar(0, g.out.dtype)))
 
 
@@ -63,7 +63,7 @@ def cdist_backward(g: Builder, grad: Value, x: Value, y: Value, p: float, distan
 
 
 def _slopes(g: Builder, grad: Value, difference: Value, p: float, distances: Value) -> Value:
-    """The gradient of a distance by each coordinate of the difference, times what comes from above."""
+    """Return the gradient of a distance by each coordinate of the difference, times the incoming gradient."""
     dtype = g.dtype(difference)
     zero = g.scalar(0, dtype)
     grad, distance = (g.unsqueeze(v, [-1]) for v in (grad, distances))
@@ -74,40 +74,40 @@ def _slopes(g: Builder, grad: Value, difference: Value, p: float, distances: Val
         return g.Mul(grad, sign)
     if math.isinf(p):
         return g.Where(g.Equal(size, distance), g.Mul(grad, sign), zero)
-    apart = g.Not(g.Equal(distance, zero))
-    if p < 2:  # where a coordinate does not differ, a negative power would be infinite
-        apart = g.And(apart, g.Not(g.Equal(size, zero)))
+    differs = g.Not(g.Equal(distance, zero))
+    if p < 2:  # a negative power of a zero difference would be infinite
+        differs = g.And(differs, g.Not(g.Equal(size, zero)))
     power = g.scalar(p - 1, dtype)
     ratio = difference if p == 2 else g.Mul(sign, g.Pow(size, power))
     slope = g.Div(g.Mul(grad, ratio), distance if p == 2 else g.Pow(distance, power))
-    return g.Where(apart, slope, zero)
+    return g.Where(differs, slope, zero)
 
 
 @aten("_pdist_forward")
 def pdist(g: Builder, x: Value, p: float = 2) -> Value:
-    return _norm(g, g.Sub(*_ends(g, x, _pairs(g, x))), p)
+    return _norm(g, g.Sub(*_pair_rows(g, x, _row_pairs(g, x))), p)
 
 
 @aten("_pdist_backward")
 def pdist_backward(g: Builder, grad: Value, x: Value, p: float, distances: Value) -> Value:
-    pairs = _pairs(g, x)
-    slopes = _slopes(g, grad, g.Sub(*_ends(g, x, pairs)), p, distances)
+    pairs = _row_pairs(g, x)
+    slopes = _slopes(g, grad, g.Sub(*_pair_rows(g, x, pairs)), p, distances)
     result = g.expand(g.scalar(0, g.dtype(x)), g.dims(x))
     for pair, part in zip(pairs, (slopes, g.Neg(slopes)), strict=True):
-        result = combined(g, result, 0, g.expand(g.unsqueeze(pair, [1]), g.dims(slopes)), part, "add")
+        result = scatter_combined(g, result, 0, g.expand(g.unsqueeze(pair, [1]), g.dims(slopes)), part, "add")
     return result
 
 
-def _pairs(g: Builder, x: Value) -> tuple[Value, Value]:
-    """The first and the second of every two rows, in torch's order: those right of a diagonal."""
+def _row_pairs(g: Builder, x: Value) -> tuple[Value, Value]:
+    """Return the first and the second row index of every pair, in torch's order: above the diagonal."""
     count = g.dims(x)[0]
     many = g.dim(count * (count - 1) / 2) if not isinstance(count, int) else count * (count - 1) // 2
     square = g.expand(g.scalar(1, torch.int64), [count, count])
-    found = g.NonZero(g.Trilu(square, g.scalar(1, torch.int64), upper=1))
-    first, second = (g.Gather(found, g.scalar(row, torch.int64), axis=0) for row in (0, 1))
+    coordinates = g.NonZero(g.Trilu(square, g.scalar(1, torch.int64), upper=1))
+    first, second = (g.Gather(coordinates, g.scalar(row, torch.int64), axis=0) for row in (0, 1))
     return g.shaped(first, [many]), g.shaped(second, [many])
 
 
-def _ends(g: Builder, x: Value, pairs: tuple[Value, Value]) -> list[Value]:
+def _pair_rows(g: Builder, x: Value, pairs: tuple[Value, Value]) -> list[Value]:
     dims = [*g.dims(pairs[0]), g.dims(x)[1]]
     return [g.shaped(g.Gather(x, pair, axis=0), dims) for pair in pairs]

@@ -1,4 +1,4 @@
-"""Rows of a table, one by one or in bags, and their gradients."""
+"""Embeddings, single or in bags, and their gradients."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from sardonyx import dtypes
 from sardonyx.errors import Unsupported
 from sardonyx.sizes import Dim
 from sardonyx.translate.aten.indexing import positions
-from sardonyx.translate.aten.scatter import combined
+from sardonyx.translate.aten.scatter import scatter_combined
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.table import aten
 
 Value = ir.Value
 _SUM, _MEAN, _MAX = range(3)
-_SPARSE = "a sparse gradient, and ONNX tensors are dense: sparse=False gives the same gradient as a dense tensor"
+_SPARSE = "a sparse gradient, but ONNX tensors are dense: use sparse=False for a dense gradient"
 
 
 @aten("embedding")
@@ -47,20 +47,20 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[Value, ...]:
-    """The bags, and for their gradients: which bag each index is in, how many count, which row was the largest."""
+    """Return the bags, and for the gradients: the bag of each index, the counts, and the indices of the maxima."""
     if g.dims(indices) == (0,):
-        raise Unsupported("bags of no embeddings at all")
+        raise Unsupported("bags over an empty table")
     bags, width = g.like(g.out[0])
     wide = dtypes.accumulation_dtype(g.dtype(weight))
     rows = g.cast(g.shaped(g.Gather(weight, indices, axis=0), [*g.dims(indices), width]), wide)
-    counted = _counted(g, indices, padding_idx)
+    counted = _is_not_padding(g, indices, padding_idx)
     if per_sample_weights is not None:
         rows = g.Mul(rows, g.unsqueeze(g.cast(per_sample_weights, wide), [-1]))
     rows = g.Where(g.unsqueeze(counted, [-1]), rows, g.scalar(-math.inf if mode == _MAX else 0.0, wide))
     bag = _bag_of(g, indices, offsets, bags)
-    number = combined(g, _filled(g, 0, [bags], torch.int64), 0, bag, g.cast(counted, torch.int64), "add")
+    number = scatter_combined(g, _filled(g, 0, [bags], torch.int64), 0, bag, g.cast(counted, torch.int64), "add")
     if mode == _MAX:
-        largest, chosen = _largest(g, rows, bag, number, bags)
+        largest, chosen = _bag_maximum(g, rows, bag, number, bags)
         return largest, bag, number, g.Gather(indices, chosen, axis=0)
     total = _into_bags(g, rows, bag, bags, "add", 0.0)
     if mode == _MEAN:
@@ -72,8 +72,8 @@ def _filled(g: Builder, number: float, dims: Sequence[Dim], dtype: torch.dtype) 
     return g.expand(g.scalar(number, dtype), dims)
 
 
-def _counted(g: Builder, indices: Value, padding_idx: int) -> Value:
-    """Where an index is not that of the padding."""
+def _is_not_padding(g: Builder, indices: Value, padding_idx: int) -> Value:
+    """Return where an index is not the padding."""
     return g.Not(g.Equal(indices, g.scalar(padding_idx, g.dtype(indices))))
 
 
@@ -82,22 +82,22 @@ def _at_least_one(g: Builder, number: Value) -> Value:
 
 
 def _bag_of(g: Builder, indices: Value, offsets: Value, bags: Dim) -> Value:
-    """Which bag each index is in: as many as begin up to it, less one. Empty bags begin where another does."""
+    """Return the bag of each index: the number of bags that begin up to it, minus one. Empty bags begin together."""
     (length,) = g.dims(indices)
     begins = g.shaped(g.slice(g.cast(offsets, torch.int64), 0, 0, bags), [bags])
     marks = _filled(g, 0, [length + 1], torch.int64)
-    marks = combined(g, marks, 0, begins, _filled(g, 1, [bags], torch.int64), "add")
+    marks = scatter_combined(g, marks, 0, begins, _filled(g, 1, [bags], torch.int64), "add")
     begun = g.shaped(g.slice(g.CumSum(marks, g.scalar(0, torch.int64)), 0, 0, length), [length])
     return g.Sub(begun, g.scalar(1, torch.int64))
 
 
 def _into_bags(g: Builder, rows: Value, bag: Value, bags: Dim, reduction: str, start: float) -> Value:
     target = _filled(g, start, [bags, g.dims(rows)[1]], g.dtype(rows))
-    return combined(g, target, 0, g.expand(g.unsqueeze(bag, [1]), g.dims(rows)), rows, reduction)
+    return scatter_combined(g, target, 0, g.expand(g.unsqueeze(bag, [1]), g.dims(rows)), rows, reduction)
 
 
-def _largest(g: Builder, rows: Value, bag: Value, number: Value, bags: Dim) -> tuple[Value, Value]:
-    """The largest element of each column of a bag, NaN above all, and the place of the first that is."""
+def _bag_maximum(g: Builder, rows: Value, bag: Value, number: Value, bags: Dim) -> tuple[Value, Value]:
+    """Return the maximum of each column of a bag, NaN above all, and the index of its first occurrence."""
     dtype = g.dtype(rows)
     missing = g.IsNaN(rows)
     key = g.Where(missing, g.scalar(math.inf, dtype), g.Min(rows, g.scalar(torch.finfo(dtype).max, dtype)))
@@ -106,7 +106,7 @@ def _largest(g: Builder, rows: Value, bag: Value, number: Value, bags: Dim) -> t
     place = g.expand(g.unsqueeze(positions(g, length), [1]), g.dims(rows))
     candidates = g.Where(g.Equal(key, best), place, g.scalar(length, torch.int64))
     target = _filled(g, 2**62, [bags, g.dims(rows)[1]], torch.int64)
-    first = combined(g, target, 0, g.expand(g.unsqueeze(bag, [1]), g.dims(rows)), candidates, "min")
+    first = scatter_combined(g, target, 0, g.expand(g.unsqueeze(bag, [1]), g.dims(rows)), candidates, "min")
     empty = g.unsqueeze(g.Equal(number, g.scalar(0, torch.int64)), [1])
     chosen = g.Where(empty, g.scalar(0, torch.int64), first)
     return g.Where(empty, g.scalar(0, dtype), g.GatherElements(rows, chosen, axis=0)), chosen
@@ -131,11 +131,11 @@ def embedding_bag_backward(
     if sparse:
         raise Unsupported(_SPARSE)
     bags, width = g.dims(grad)
-    nothing = _filled(g, 0, [num_weights, width], g.dtype(grad))
+    zeros = _filled(g, 0, [num_weights, width], g.dtype(grad))
     number = g.unsqueeze(bag_size, [1])
     if mode == _MAX:
-        given = g.Where(g.Equal(number, g.scalar(0, g.dtype(bag_size))), g.scalar(0, g.dtype(grad)), grad)
-        return combined(g, nothing, 0, g.cast(maximum_indices, torch.int64), given, "add")
+        masked = g.Where(g.Equal(number, g.scalar(0, g.dtype(bag_size))), g.scalar(0, g.dtype(grad)), grad)
+        return scatter_combined(g, zeros, 0, g.cast(maximum_indices, torch.int64), masked, "add")
     if mode == _MEAN:
         grad = g.Div(grad, g.cast(_at_least_one(g, number), g.dtype(grad)))
     bag = _bag_of(g, indices, offsets, bags)
@@ -144,17 +144,17 @@ def embedding_bag_backward(
         rows = g.Mul(rows, g.unsqueeze(per_sample_weights, [1]))
     if scale_grad_by_freq:
         rows = g.Div(rows, g.unsqueeze(_frequencies(g, indices, num_weights, g.dtype(grad)), [1]))
-    counted = g.unsqueeze(_counted(g, indices, padding_idx), [1])
+    counted = g.unsqueeze(_is_not_padding(g, indices, padding_idx), [1])
     rows = g.Where(counted, rows, g.scalar(0, g.dtype(grad)))
     places = g.expand(g.unsqueeze(g.cast(indices, torch.int64), [1]), g.dims(rows))
-    return combined(g, nothing, 0, places, rows, "add")
+    return scatter_combined(g, zeros, 0, places, rows, "add")
 
 
 def _frequencies(g: Builder, indices: Value, count: Dim, dtype: torch.dtype) -> Value:
-    """How often the index at each place occurs."""
+    """Return how often the index at each position occurs."""
     ones = _filled(g, 1, g.dims(indices), dtype)
     wide = g.cast(indices, torch.int64)
-    total = combined(g, _filled(g, 0, [count], dtype), 0, wide, ones, "add")
+    total = scatter_combined(g, _filled(g, 0, [count], dtype), 0, wide, ones, "add")
     return g.shaped(g.Gather(total, wide, axis=0), g.dims(indices))
 
 
@@ -173,4 +173,4 @@ def embedding_bag_per_sample_weights_backward(
     dims = [*g.dims(indices), g.dims(grad)[1]]
     ends = (g.shaped(g.Gather(x, i, axis=0), dims) for x, i in ((grad, bag), (weight, indices)))
     products = g.ReduceSum(g.Mul(*ends), g.ints([1]), keepdims=0)
-    return g.Where(_counted(g, indices, padding_idx), products, g.scalar(0, g.dtype(grad)))
+    return g.Where(_is_not_padding(g, indices, padding_idx), products, g.scalar(0, g.dtype(grad)))

@@ -1,4 +1,4 @@
-"""Grouped matrix products, as mixtures of experts use them."""
+"""Grouped matrix products, as in mixtures of experts."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Value = ir.Value
 def grouped_mm(
     g: Builder, x: Value, weight: Value, offs: Value | None = None, bias: Value | None = None, out_dtype: object = None
 ) -> Value:
-    """Rows up to each offset times that group's matrix: one product for each group, over the rows it was given."""
+    """Multiply the rows up to each offset by that group's matrix: one product per group."""
     if offs is None or bias is not None or g.rank(x) != 2 or g.rank(weight) != 3:
-        raise Unsupported("a grouped product other than rows by a stack of matrices")
+        raise Unsupported("a grouped product other than rows by a batch of matrices")
     groups, inner, width = g.dims(weight)
     if not isinstance(groups, int):
         raise Unsupported("a symbolic number of groups")

@@ -40,13 +40,13 @@ def gather(g: Builder, x: Value, dim: int, index: Value, *, sparse_grad: bool = 
 
 
 def _indexed(g: Builder, x: Value, indices: Sequence[Value | None]) -> tuple[list[int], list[Value], bool]:
-    """Which axes are indexed, the indices broadcast together, and whether those axes are neighbours."""
+    """Return the indexed axes, the indices, and whether those axes are adjacent."""
     axes = [axis for axis, index in enumerate(indices) if index is not None]
-    given = [index for index in indices if index is not None]
-    if any(g.dtype(index) in (torch.bool, torch.uint8) for index in given):
+    present = [index for index in indices if index is not None]
+    if any(g.dtype(index) in (torch.bool, torch.uint8) for index in present):
         raise Unsupported("indexing by a mask, whose result has a data-dependent shape")
     adjacent = axes == list(range(axes[0], axes[-1] + 1))
-    return axes, [g.cast(index, torch.int64) for index in given], adjacent
+    return axes, [g.cast(index, torch.int64) for index in present], adjacent
 
 
 def _front(axes: Sequence[int], rank: int) -> list[int]:
@@ -55,25 +55,25 @@ def _front(axes: Sequence[int], rank: int) -> list[int]:
 
 @aten("index.Tensor", "_unsafe_index.Tensor")
 def index(g: Builder, x: Value, indices: Sequence[Value | None]) -> Value:
-    axes, given, adjacent = _indexed(g, x, indices)
-    if len(given) == 1:
-        return g.Gather(x, given[0], axis=axes[0])
-    shape = broadcast(*map(g.dims, given))
-    joined = _joined(g, given, shape)
+    axes, tensors, adjacent = _indexed(g, x, indices)
+    if len(tensors) == 1:
+        return g.Gather(x, tensors[0], axis=axes[0])
+    shape = broadcast(*map(g.dims, tensors))
+    joined = _stack_indices(g, tensors, shape)
     front = g.transpose(x, _front(axes, g.rank(x)))
     rest = g.dims(front)[len(axes) :]
-    taken = g.shaped(g.GatherND(front, joined), [*shape, *rest])
+    gathered = g.shaped(g.GatherND(front, joined), [*shape, *rest])
     if not adjacent or axes[0] == 0:
-        return taken
+        return gathered
     # torch puts the indexed dimensions where the first indexed axis was.
     count, lead = len(shape), axes[0]
-    order = [*range(count, count + lead), *range(count), *range(count + lead, len(g.dims(taken)))]
-    return g.transpose(taken, order)
+    order = [*range(count, count + lead), *range(count), *range(count + lead, len(g.dims(gathered)))]
+    return g.transpose(gathered, order)
 
 
-def _joined(g: Builder, given: Sequence[Value], shape: Sequence[Dim]) -> Value:
-    """The indices as one tensor whose last axis holds a position, as GatherND and ScatterND take it."""
-    columns = [g.unsqueeze(g.expand(index, shape), [-1]) for index in given]
+def _stack_indices(g: Builder, tensors: Sequence[Value], shape: Sequence[Dim]) -> Value:
+    """Stack the indices along a last axis, as GatherND and ScatterND need them."""
+    columns = [g.unsqueeze(g.expand(index, shape), [-1]) for index in tensors]
     joined = columns[0] if len(columns) == 1 else g.Concat(*columns, axis=-1)
     return g.shaped(joined, [*shape, len(columns)])
 
@@ -83,48 +83,48 @@ def index_put(g: Builder, x: Value, indices: Sequence[Value | None], values: Val
     masks = [i for i in indices if i is not None and g.dtype(i) == torch.bool]
     if masks:
         return _masked_put(g, x, indices, values, accumulate)
-    axes, given, adjacent = _indexed(g, x, indices)
-    shape = broadcast(*map(g.dims, given))
+    axes, tensors, adjacent = _indexed(g, x, indices)
+    shape = broadcast(*map(g.dims, tensors))
     order = _front(axes, g.rank(x))
     front = g.transpose(x, order)
     rest = g.dims(front)[len(axes) :]
     updates = _updates(g, values, shape, rest, axes, adjacent)
     if accumulate:
-        placed = _accumulated(g, front, given, shape, updates)
+        placed = _accumulate(g, front, tensors, shape, updates)
     else:
-        placed = g.ScatterND(front, _joined(g, given, shape), g.cast(updates, g.dtype(x)))
+        placed = g.ScatterND(front, _stack_indices(g, tensors, shape), g.cast(updates, g.dtype(x)))
     g.shaped(placed, g.dims(front))
     return g.transpose(placed, [order.index(axis) for axis in range(len(order))])
 
 
-def _accumulated(g: Builder, front: Value, given: Sequence[Value], shape: Sequence[Dim], updates: Value) -> Value:
-    """`front` with rows added at places along its first axes.
+def _accumulate(g: Builder, front: Value, tensors: Sequence[Value], shape: Sequence[Dim], updates: Value) -> Value:
+    """Add rows to `front` at indices along its first axes.
 
-    By ScatterElements: ONNX Runtime's ScatterND loses sums where two of its threads meet at one place.
+    This uses ScatterElements: ONNX Runtime's ScatterND loses updates when threads add at one index.
     """
     dtype, dims = g.dtype(front), g.dims(front)
     wide = dtypes.accumulation_dtype(dtype)
-    sizes, width = dims[: len(given)], count_of(dims[len(given) :])
-    place = given[0] if len(given) == 1 else _from_front(g, given[0], sizes[0])
-    for index, size in zip(given[1:], sizes[1:], strict=True):
-        place = g.Add(g.Mul(place, g.scalar(size, torch.int64)), _from_front(g, index, size))
-    count = count_of(shape)
-    rows = g.reshape(g.cast(front, wide), [count_of(sizes), width])
-    places = g.expand(g.reshape(g.expand(place, shape), [count, 1]), [count, width])
-    summed = g.ScatterElements(rows, places, g.reshape(g.cast(updates, wide), [count, width]), axis=0, reduction="add")
+    sizes, width = dims[: len(tensors)], element_count(dims[len(tensors) :])
+    index_flat = tensors[0] if len(tensors) == 1 else _from_front(g, tensors[0], sizes[0])
+    for index, size in zip(tensors[1:], sizes[1:], strict=True):
+        index_flat = g.Add(g.Mul(index_flat, g.scalar(size, torch.int64)), _from_front(g, index, size))
+    count = element_count(shape)
+    rows = g.reshape(g.cast(front, wide), [element_count(sizes), width])
+    indices = g.expand(g.reshape(g.expand(index_flat, shape), [count, 1]), [count, width])
+    summed = g.ScatterElements(rows, indices, g.reshape(g.cast(updates, wide), [count, width]), axis=0, reduction="add")
     return g.reshape(g.cast(g.shaped(summed, g.dims(rows)), dtype), dims)
 
 
 def _from_front(g: Builder, index: Value, size: Dim) -> Value:
-    """Indices that count from the front, where some count from the end."""
-    zero, whole = (g.scalar(number, torch.int64) for number in (0, size))
-    return g.Where(g.Less(index, zero), g.Add(index, whole), index)
+    """Return nonnegative indices: negative ones count from the end."""
+    zero, end = (g.scalar(number, torch.int64) for number in (0, size))
+    return g.Where(g.Less(index, zero), g.Add(index, end), index)
 
 
 def _updates(
     g: Builder, values: Value, shape: Sequence[Dim], rest: Sequence[Dim], axes: Sequence[int], adjacent: bool
 ) -> Value:
-    """`values` broadcast to what is assigned, with the indexed dimensions in front."""
+    """Broadcast `values` to the shape of the assigned part, with the indexed dimensions in front."""
     if not adjacent or axes[0] == 0:
         return g.expand(values, [*shape, *rest])
     lead, count = axes[0], len(shape)
@@ -135,11 +135,11 @@ def _updates(
 def _masked_put(g: Builder, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool) -> Value:
     mask = indices[0]
     if mask is None or len(indices) > 1:
-        raise Unsupported("assigning under a mask beside other indices")
+        raise Unsupported("assigning with a mask and other indices")
     values = g.cast(values, g.dtype(x))
     if accumulate:
-        nothing = g.expand(g.scalar(0, g.dtype(x)), g.dims(x))
-        added = _masked_put(g, nothing, indices, values, False)
+        zeros = g.expand(g.scalar(0, g.dtype(x)), g.dims(x))
+        added = _masked_put(g, zeros, indices, values, False)
         return g.Or(x, added) if g.dtype(x) == torch.bool else g.Add(x, added)
     rest = g.dims(x)[g.rank(mask) :]
     if g.rank(values) > len(rest):
@@ -150,14 +150,14 @@ def _masked_put(g: Builder, x: Value, indices: Sequence[Value | None], values: V
 
 
 def _masked_scatter(g: Builder, x: Value, mask: Value, values: Value) -> Value:
-    """Each marked place, of as many dimensions as the mask has, takes the next of the values."""
+    """Assign the next of the values to each marked position; the mask has the leading dimensions."""
     rest = g.dims(x)[g.rank(mask) :]
     values = g.expand(values, [g.dims(values)[0], *rest])
     rank_of_place = g.CumSum(g.cast(flat(g, mask), torch.int64), g.scalar(0, torch.int64), exclusive=1)
-    # Behind the last marked place the count runs out of the values; what it takes there is not used.
+    # After the last marked position the count exceeds the values; what is gathered there is not used.
     source = g.Concat(values, g.expand(g.scalar(0, g.dtype(x)), [1, *rest]), axis=0)
-    taken = g.reshape(g.Gather(source, rank_of_place, axis=0), g.dims(x))
-    return g.Where(g.unsqueeze(mask, range(g.rank(mask), g.rank(x))), taken, x)
+    gathered = g.reshape(g.Gather(source, rank_of_place, axis=0), g.dims(x))
+    return g.Where(g.unsqueeze(mask, range(g.rank(mask), g.rank(x))), gathered, x)
 
 
 @aten("slice_scatter")
@@ -170,22 +170,22 @@ def slice_scatter(
         raise Unsupported("slice_scatter with a symbolic step")
     if not all(isinstance(v, (int, type(None))) for v in (start, end, size)):
         window = g.slice(positions(g, size), 0, 0 if start is None else start, _END if end is None else end, step)
-        return _placed(g, x, src, axis, g.shaped(window, [g.dims(src)[axis]]))
+        return _scatter_along(g, x, src, axis, g.shaped(window, [g.dims(src)[axis]]))
     places = range(size)[slice(start, end, step)]
     if not places:
         return x
     if len(places) == size:
         return g.cast(g.expand(src, g.dims(x)), g.dtype(x))
-    return _placed(g, x, src, axis, g.ints(places))
+    return _scatter_along(g, x, src, axis, g.ints(places))
 
 
 @aten("select_scatter")
 def select_scatter(g: Builder, x: Value, src: Value, dim: int, index: Dim) -> Value:
     axis = g.axis(x, dim)
-    return _placed(g, x, g.unsqueeze(src, [axis]), axis, g.sizes.value(index))
+    return _scatter_along(g, x, g.unsqueeze(src, [axis]), axis, g.sizes.value(index))
 
 
-def _placed(g: Builder, x: Value, src: Value, axis: int, places: Value) -> Value:
+def _scatter_along(g: Builder, x: Value, src: Value, axis: int, places: Value) -> Value:
     count = g.dims(places)[0]
     dims = [count if i == axis else dim for i, dim in enumerate(g.dims(x))]
     shape = [count if i == axis else 1 for i in range(len(dims))]
@@ -217,7 +217,7 @@ def select_backward(g: Builder, grad: Value, input_sizes: Sequence[Dim], dim: in
 
 
 def _between_zeros(g: Builder, x: Value, axis: int, start: Dim, size: Dim) -> Value:
-    """`x` from a place on along an axis of some size, and zeros everywhere else."""
+    """Place `x` along an axis of the given size from `start` on, with zeros elsewhere."""
     rest = g.dim(size - start - g.dims(x)[axis])
     if start == 0 and rest == 0:
         return x
@@ -229,7 +229,7 @@ def _zeros_like_result(g: Builder) -> Value:
 
 
 def positions(g: Builder, size: Dim) -> Value:
-    """0, 1, 2, … along an axis of some size."""
+    """Return 0, 1, 2, … along an axis of the given size."""
     if isinstance(size, int):
         return g.ints(range(size))
     return g.shaped(g.Range(*(g.scalar(number, torch.int64) for number in (0, size, 1))), [size])
@@ -237,8 +237,8 @@ def positions(g: Builder, size: Dim) -> Value:
 
 @aten("nonzero")
 def nonzero(g: Builder, x: Value) -> Value:
-    found = g.Transpose(g.NonZero(x if g.rank(x) else g.unsqueeze(x, [0])), perm=[1, 0])
-    return found if g.rank(x) else g.slice(found, 1, 0, 0)  # a position in no dimensions has no coordinates
+    coordinates = g.Transpose(g.NonZero(x if g.rank(x) else g.unsqueeze(x, [0])), perm=[1, 0])
+    return coordinates if g.rank(x) else g.slice(coordinates, 1, 0, 0)  # an index of a scalar has no coordinates
 
 
 @aten("take")
@@ -247,50 +247,48 @@ def take(g: Builder, x: Value, index: Value) -> Value:
 
 
 def flat(g: Builder, x: Value) -> Value:
-    """`x` with one dimension."""
-    return g.reshape(x, [count_of(g.dims(x))])
+    return g.reshape(x, [element_count(g.dims(x))])
 
 
-def count_of(dims: Sequence[Dim]) -> Dim:
-    """How many elements a tensor of these sizes has."""
+def element_count(dims: Sequence[Dim]) -> Dim:
     return dim_of(math.prod(dims))
 
 
 @aten("masked_select")
 def masked_select(g: Builder, x: Value, mask: Value) -> Value:
     shape = broadcast(g.dims(x), g.dims(mask))
-    given = g.cast(x, torch.float32) if g.dtype(x) == torch.bfloat16 else x  # ONNX has no Compress of it
-    return g.cast(g.Compress(flat(g, g.expand(given, shape)), flat(g, g.expand(mask, shape)), axis=0), g.dtype(x))
+    values = g.cast(x, torch.float32) if g.dtype(x) == torch.bfloat16 else x  # Compress does not support bfloat16
+    return g.cast(g.Compress(flat(g, g.expand(values, shape)), flat(g, g.expand(mask, shape)), axis=0), g.dtype(x))
 
 
 @aten("masked_scatter")
 def masked_scatter(g: Builder, x: Value, mask: Value, source: Value) -> Value:
-    """The elements of `source` in their order at the marked places."""
+    """Assign the elements of `source` in order to the marked positions."""
     shape = broadcast(g.dims(x), g.dims(mask))
     if 0 in (*shape, *g.dims(source)):
         return g.expand(x, shape)
     marked = g.expand(mask, shape)
     counted = g.CumSum(g.cast(flat(g, marked), torch.int64), g.scalar(0, torch.int64))
     rank_of_place = g.Max(g.Sub(counted, g.scalar(1, torch.int64)), g.scalar(0, torch.int64))
-    taken = g.shaped(g.Gather(flat(g, source), rank_of_place, axis=0), [count_of(shape)])
-    return g.shaped(g.Where(marked, g.reshape(taken, shape), x), shape)
+    gathered = g.shaped(g.Gather(flat(g, source), rank_of_place, axis=0), [element_count(shape)])
+    return g.shaped(g.Where(marked, g.reshape(gathered, shape), x), shape)
 
 
 @aten("masked_scatter_backward")
 def masked_scatter_backward(g: Builder, grad: Value, mask: Value, sizes: Sequence[Dim]) -> Value:
-    """What was put at the marked places, in their order, and zeros for what was not used."""
-    count = count_of(sizes)
+    """Return the gradients at the marked positions, in order, and zeros for unused elements."""
+    count = element_count(sizes)
     marked = flat(g, mask)
     rank_of_place = g.CumSum(g.cast(marked, torch.int64), g.scalar(0, torch.int64), exclusive=1)
-    spare = g.scalar(count, torch.int64)  # one place more than there are, for all that is not marked
-    taken = g.ScatterElements(
+    spare = g.scalar(count, torch.int64)  # one position more, for all that is not marked
+    scattered = g.ScatterElements(
         g.expand(g.scalar(0, g.dtype(grad)), [count + 1]), g.Where(marked, rank_of_place, spare), flat(g, grad), axis=0
     )
-    return g.reshape(g.shaped(g.slice(taken, 0, 0, count), [count]), sizes)
+    return g.reshape(g.shaped(g.slice(scattered, 0, 0, count), [count]), sizes)
 
 
 def _diagonal_positions(g: Builder, length: Dim, offset: int) -> Value:
-    """Row and column of each element of a diagonal."""
+    """Return row and column of each element of a diagonal."""
     steps = g.unsqueeze(positions(g, length), [1])
     return g.shaped(g.Add(steps, g.ints([max(-offset, 0), max(offset, 0)])), [length, 2])
 
@@ -299,8 +297,8 @@ def _diagonal_positions(g: Builder, length: Dim, offset: int) -> Value:
 def diagonal(g: Builder, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
     front = g.transpose(x, _front([g.axis(x, dim1), g.axis(x, dim2)], g.rank(x)))
     *rest, length = g.like(g.out)
-    taken = g.shaped(g.GatherND(front, _diagonal_positions(g, length, offset)), [length, *rest])
-    return g.transpose(taken, [*range(1, len(rest) + 1), 0])
+    gathered = g.shaped(g.GatherND(front, _diagonal_positions(g, length, offset)), [length, *rest])
+    return g.transpose(gathered, [*range(1, len(rest) + 1), 0])
 
 
 @aten("diagonal_scatter")

@@ -1,4 +1,4 @@
-"""Equations and functions of small matrices, by factors in double precision; larger ones stay in torch."""
+"""Linear systems and functions of small matrices, by factorizations in double precision; larger ones stay in torch."""
 
 from __future__ import annotations
 
@@ -10,36 +10,45 @@ import torch
 
 from sardonyx.errors import Unsupported
 from sardonyx.sizes import Dims
-from sardonyx.translate.aten.factors import Lu, double, filled, identity, of_nothing, order_of, sizes, turned
-from sardonyx.translate.aten.triangular import of_one_batch, rows_of, substituted, wide
+from sardonyx.translate.aten.factors import (
+    Lu,
+    filled,
+    identity,
+    matrix_sizes,
+    on_empty,
+    row_order,
+    to_double,
+    transposed,
+)
+from sardonyx.translate.aten.triangular import broadcast_batch, in_double, row_count, solve_triangle
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.formula import Number, number, repeated
+from sardonyx.translate.formula import Number, loop_numbers, number
 from sardonyx.translate.table import aten
 
 Value = ir.Value
 
 
 def _lu_for_determinant(g: Builder, a: Value) -> Lu:
-    """Torch takes the transposed matrix where that is contiguous to LAPACK, which counts by columns."""
-    matrix = double(g, a)
-    return Lu(g, turned(g, matrix) if g.operand(0).is_contiguous() else matrix)
+    """Factorize. Torch uses the transposed matrix if that is contiguous in LAPACK's column-major order."""
+    matrix = to_double(g, a)
+    return Lu(g, transposed(g, matrix) if g.operand(0).is_contiguous() else matrix)
 
 
 @aten("_linalg_det")
 def det(g: Builder, a: Value) -> tuple[Value, ...]:
     if 0 in g.dims(a):
-        return of_nothing(g, 1, 0, 0)
+        return on_empty(g, 1, 0, 0)
     lu = _lu_for_determinant(g, a)
-    found = lu.sign()
+    determinant = lu.sign()
     for pivot in lu.diagonal():
-        found = found * pivot
-    return g.squeeze(found.value, [-1, -2]), lu.packed, lu.pivots()
+        determinant = determinant * pivot
+    return g.squeeze(determinant.value, [-1, -2]), lu.packed, lu.pivots()
 
 
 @aten("_linalg_slogdet")
 def slogdet(g: Builder, a: Value) -> tuple[Value, ...]:
     if 0 in g.dims(a):
-        return of_nothing(g, 1, 0, 0, 0)
+        return on_empty(g, 1, 0, 0, 0)
     lu = _lu_for_determinant(g, a)
     sign, size = lu.sign(), Number(g, g.scalar(0.0, torch.float64))
     for pivot in lu.diagonal():
@@ -52,9 +61,9 @@ def inv_ex(g: Builder, a: Value, *, check_errors: bool = False) -> tuple[Value, 
     if check_errors:
         raise Unsupported("an error for a singular matrix")
     if 0 in g.dims(a):
-        return of_nothing(g, 0, 0)
-    lu = Lu(g, double(g, a))
-    return _solved(g, lu.packed, lu.order(), identity(g, (), sizes(g, a)[0])), lu.info()
+        return on_empty(g, 0, 0)
+    lu = Lu(g, to_double(g, a))
+    return _solve(g, lu.packed, lu.order(), identity(g, (), matrix_sizes(g, a)[0])), lu.info()
 
 
 @aten("_linalg_solve_ex")
@@ -62,34 +71,34 @@ def solve_ex(g: Builder, a: Value, b: Value, *, left: bool = True, check_errors:
     if check_errors:
         raise Unsupported("an error for a singular matrix")
     if 0 in g.dims(a):
-        return of_nothing(g, 0, 0, 0, 0)
+        return on_empty(g, 0, 0, 0, 0)
     vector = g.rank(b) == 1 or g.dims(b) == g.dims(a)[:-1]
-    b = double(g, g.unsqueeze(b, [-1]) if vector else b)
-    lu = Lu(g, double(g, a))
-    found = _solved(g, lu.packed, lu.order(), b, left)
-    return g.squeeze(found, [-1]) if vector else found, lu.packed, lu.pivots(), lu.info()
+    b = to_double(g, g.unsqueeze(b, [-1]) if vector else b)
+    lu = Lu(g, to_double(g, a))
+    solution = _solve(g, lu.packed, lu.order(), b, left)
+    return g.squeeze(solution, [-1]) if vector else solution, lu.packed, lu.pivots(), lu.info()
 
 
 @aten("linalg_lu_solve")
 def lu_solve(g: Builder, packed: Value, pivots: Value, b: Value, *, left: bool = True, adjoint: bool = False) -> Value:
     if 0 in g.like(g.out):
         return filled(g, g.out)
-    order = order_of(g, pivots, rows_of(g, packed))
-    return _solved(g, wide(g, packed), order, wide(g, b), left, adjoint)
+    order = row_order(g, pivots, row_count(g, packed))
+    return _solve(g, in_double(g, packed), order, in_double(g, b), left, adjoint)
 
 
-def _solved(g: Builder, packed: Value, order: Value, b: Value, left: bool = True, adjoint: bool = False) -> Value:
-    """(PLU)⁻¹B, or (PLU)⁻ᵀB; from the right, the transposed equations."""
+def _solve(g: Builder, packed: Value, order: Value, b: Value, left: bool = True, adjoint: bool = False) -> Value:
+    """(PLU)⁻¹B, or (PLU)⁻ᵀB; for a system from the right, the transposed one."""
     if not left:
-        return turned(g, _solved(g, packed, order, turned(g, b), adjoint=not adjoint))
-    packed, b = of_one_batch(g, packed, b)
+        return transposed(g, _solve(g, packed, order, transposed(g, b), adjoint=not adjoint))
+    packed, b = broadcast_batch(g, packed, b)
     order, axis = g.expand(order, g.dims(b)), g.rank(b) - 2
     if adjoint:
-        packed = turned(g, packed)
-        found = substituted(g, packed, substituted(g, packed, b, upper=False), upper=True, unit=True)
-        return g.shaped(g.ScatterElements(found, order, found, axis=axis), g.dims(b))
+        packed = transposed(g, packed)
+        solution = solve_triangle(g, packed, solve_triangle(g, packed, b, upper=False), upper=True, unit=True)
+        return g.shaped(g.ScatterElements(solution, order, solution, axis=axis), g.dims(b))
     b = g.shaped(g.GatherElements(b, order, axis=axis), g.dims(b))
-    return substituted(g, packed, substituted(g, packed, b, upper=False, unit=True), upper=True)
+    return solve_triangle(g, packed, solve_triangle(g, packed, b, upper=False, unit=True), upper=True)
 
 
 # The exponential
@@ -99,19 +108,19 @@ _TAYLOR = 12
 
 @aten("linalg_matrix_exp")
 def matrix_exp(g: Builder, a: Value) -> Value:
-    """Taylor's series of A/2ˢ, whose norm is at most ½, squared s times."""
+    """Taylor series of A/2ˢ, whose norm is at most ½, squared s times."""
     if g.out.dtype in (torch.float16, torch.bfloat16):
         raise Unsupported("half precision, in which torch's own result overflows")
-    whole = number(g, a)
+    matrix = number(g, a)
     dims = g.dims(a)
     if not isinstance(dims[-1], int):
         raise Unsupported("matrices of a symbolic size")
-    rows = g.ReduceSum(abs(whole).value, g.ints([-1]), keepdims=1)
+    rows = g.ReduceSum(abs(matrix).value, g.ints([-1]), keepdims=1)
     norm = Number(g, g.shaped(g.ReduceMax(rows, g.ints([-2]), keepdims=1), [*dims[:-2], 1, 1]))
     halvings = ((norm.log() / math.log(2)).apply("Ceil") + 1).at_least(0)
-    halvings = halvings.where(norm < math.inf, 0)  # else there is no number to find
+    halvings = halvings.where(norm < math.inf, 0)  # else the result is not finite
     eye = Number(g, identity(g, (), dims[-1]))
-    scaled = whole / whole.like(2) ** halvings
+    scaled = matrix / matrix.like(2) ** halvings
     total = scaled / _TAYLOR + eye
     for k in reversed(range(1, _TAYLOR)):
         total = _product(scaled, total, dims) / k + eye
@@ -120,7 +129,7 @@ def matrix_exp(g: Builder, a: Value) -> Value:
     def squared(k: Number, state: Sequence[Number]) -> list[Number]:
         return [_product(state[0], state[0], dims).where(k < halvings, state[0])]
 
-    return repeated(rounds, [total], squared)[0].value
+    return loop_numbers(rounds, [total], squared)[0].value
 
 
 def _product(a: Number, b: Number, dims: Dims) -> Number:

@@ -1,4 +1,4 @@
-"""The multi-label margin loss, which torch's own decomposition gets wrong."""
+"""The multi-label margin loss; torch's own decomposition of it is wrong."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Margins:
     """For each sample, label and class: 1 − x[label] + x[class], and whether it counts."""
 
     labels: Value
-    """The labels before the first that is negative; the others are 0."""
+    """The labels before the first negative one; the others are 0."""
     margin: Value
     counts: Value
     is_label: Value
@@ -41,29 +41,29 @@ def _margins(g: Builder, x: Value, target: Value) -> _Margins:
 
 @aten("multilabel_margin_loss_forward")
 def multilabel_margin_loss(g: Builder, x: Value, target: Value, reduction: int) -> tuple[Value, Value]:
-    dtype, given = g.dtype(x), g.dims(x)
-    rows = [1] * (2 - len(given)) + list(given)
-    found = _margins(g, g.reshape(x, rows), g.reshape(target, rows))
+    dtype, shape = g.dtype(x), g.dims(x)
+    rows = [1] * (2 - len(shape)) + list(shape)
+    margins = _margins(g, g.reshape(x, rows), g.reshape(target, rows))
     zero = g.scalar(0, dtype)
-    losses = g.Where(found.counts, g.Max(found.margin, zero), zero)
+    losses = g.Where(margins.counts, g.Max(margins.margin, zero), zero)
     total = g.Div(g.ReduceSum(losses, g.ints([1, 2]), keepdims=0), g.scalar(rows[1], dtype))
     if reduction != _EACH:
         total = g.node("ReduceMean" if reduction == _MEAN else "ReduceSum", [total], keepdims=0)
-    return g.reshape(total, g.like(g.out[0])), g.reshape(g.cast(found.is_label, dtype), given)
+    return g.reshape(total, g.like(g.out[0])), g.reshape(g.cast(margins.is_label, dtype), shape)
 
 
 @aten("multilabel_margin_loss_backward")
 def multilabel_margin_loss_backward(
     g: Builder, grad: Value, x: Value, target: Value, reduction: int, is_target: Value
 ) -> Value:
-    """Each margin above zero pulls its class down and its label up."""
-    dtype, given = g.dtype(x), g.dims(x)
-    rows = [1] * (2 - len(given)) + list(given)
-    found = _margins(g, g.reshape(x, rows), g.reshape(target, rows))
-    active = g.cast(g.And(found.counts, g.Greater(found.margin, g.scalar(0, dtype))), dtype)
+    """Each positive margin decreases its class and increases its label."""
+    dtype, shape = g.dtype(x), g.dims(x)
+    rows = [1] * (2 - len(shape)) + list(shape)
+    margins = _margins(g, g.reshape(x, rows), g.reshape(target, rows))
+    active = g.cast(g.And(margins.counts, g.Greater(margins.margin, g.scalar(0, dtype))), dtype)
     classes, labels = (g.ReduceSum(active, g.ints([axis]), keepdims=0) for axis in (1, 2))
-    pulled = g.ScatterElements(g.shaped(classes, rows), found.labels, g.Neg(labels), axis=1, reduction="add")
+    pulled = g.ScatterElements(g.shaped(classes, rows), margins.labels, g.Neg(labels), axis=1, reduction="add")
     divisor = rows[1] * rows[0] if reduction == _MEAN else rows[1]
     share = g.Div(grad, g.scalar(divisor, dtype))
-    share = g.unsqueeze(share, [1]) if reduction == _EACH and len(given) == 2 else g.reshape(share, [1, 1])
-    return g.reshape(g.Mul(g.shaped(pulled, rows), share), given)
+    share = g.unsqueeze(share, [1]) if reduction == _EACH and len(shape) == 2 else g.reshape(share, [1, 1])
+    return g.reshape(g.Mul(g.shaped(pulled, rows), share), shape)

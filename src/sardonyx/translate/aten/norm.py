@@ -11,7 +11,7 @@ import torch
 from sardonyx import dtypes, opsets
 from sardonyx.errors import Unsupported
 from sardonyx.sizes import Dim
-from sardonyx.translate.aten.indexing import count_of
+from sardonyx.translate.aten.indexing import element_count
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.table import aten
 
@@ -24,16 +24,16 @@ def native_layer_norm(
     g: Builder, x: Value, shape: Sequence[Dim], weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, Value, Value]:
     axis = -len(shape)
-    if 0 in shape:  # engines refuse it; torch has a mean of zero and no deviation
-        kept = [*g.dims(x)[:axis], *[1] * len(shape)]
-        mean, rstd = (g.expand(g.scalar(number, g.dtype(x)), kept) for number in (0, math.nan))
+    if 0 in shape:  # engines refuse it; torch returns a mean of zero and a deviation of NaN
+        statistics_dims = [*g.dims(x)[:axis], *[1] * len(shape)]
+        mean, rstd = (g.expand(g.scalar(number, g.dtype(x)), statistics_dims) for number in (0, math.nan))
         return x, mean, rstd
     if weight is None:
         weight = g.expand(g.scalar(1, g.dtype(x)), list(shape))
     if not (g.reads_output(1) or g.reads_output(2)):
         y = g.LayerNormalization(x, weight, bias, axis=axis, epsilon=eps)
         return y, y, y
-    if g.dtype(x) == torch.float32:  # of other dtypes ONNX has statistics in single precision, torch in their own
+    if g.dtype(x) == torch.float32:  # for other dtypes ONNX's statistics are single precision, torch's are not
         y, mean, rstd = g.several("LayerNormalization", 3, [x, weight, bias], axis=axis, epsilon=eps)
         return y, mean, rstd
     return _layer_norm_with_statistics(g, x, len(shape), weight, bias, eps)
@@ -148,14 +148,14 @@ def batch_norm_inference(
 
 
 def _per_channel(g: Builder, x: Value, values: Value) -> Value:
-    """One value for each channel, so that it broadcasts over `x`."""
+    """Reshape one value per channel so that it broadcasts over `x`."""
     return g.reshape(values, [g.dims(x)[1], *[1] * (g.rank(x) - 2)])
 
 
 def _batch_norm_training(
     g: Builder, x: Value, weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, Value, Value, Value]:
-    """The result, then mean, reciprocal deviation and variance of each channel."""
+    """Return the result, then mean, reciprocal deviation and variance of each channel."""
     dtype = dtypes.accumulation_dtype(g.out[1].dtype)
     wide, channels = g.cast(x, dtype), g.dims(x)[1]
     axes = g.ints([axis for axis in range(g.rank(x)) if axis != 1])
@@ -202,7 +202,7 @@ def native_batch_norm_backward(
         return g.shaped(g.ReduceSum(v, axes, keepdims=0), [g.dims(x)[1]])
 
     centred = g.Sub(wide, _per_channel(g, x, mean))
-    along, whole = summed(g.Mul(grad, centred)), summed(grad)
+    along, total = summed(g.Mul(grad, centred)), summed(grad)
     scale = rstd if weight is None else g.Mul(rstd, g.cast(weight, dtype))
     of_x = None
     if output_mask[0]:
@@ -211,23 +211,22 @@ def native_batch_norm_backward(
         share = g.Div(scale, g.scalar(_count(g, x), dtype))
         slope = g.Mul(g.Mul(share, g.Mul(rstd, rstd)), along)
         of_x = g.Sub(of_x, g.Mul(centred, _per_channel(g, x, slope)))
-        of_x = g.Sub(of_x, _per_channel(g, x, g.Mul(share, whole)))
-    return of_x, g.Mul(along, rstd) if output_mask[1] else None, whole if output_mask[2] else None
+        of_x = g.Sub(of_x, _per_channel(g, x, g.Mul(share, total)))
+    return of_x, g.Mul(along, rstd) if output_mask[1] else None, total if output_mask[2] else None
 
 
-def _moved(g: Builder, running: Value, current: Value, momentum: float) -> Value:
+def _updated_statistics(g: Builder, running: Value, current: Value, momentum: float) -> Value:
     dtype = g.dtype(running)
-    kept = g.Mul(running, g.scalar(1 - momentum, dtype))
-    return g.Add(kept, g.Mul(g.cast(current, dtype), g.scalar(momentum, dtype)))
+    previous = g.Mul(running, g.scalar(1 - momentum, dtype))
+    return g.Add(previous, g.Mul(g.cast(current, dtype), g.scalar(momentum, dtype)))
 
 
 def _count(g: Builder, x: Value) -> Dim:
-    """How many values a channel has."""
     n, _, *sizes = g.dims(x)
-    return count_of([n, *sizes])
+    return element_count([n, *sizes])
 
 
-def _unbiased(g: Builder, x: Value, variance: Value) -> Value:
+def _unbiased_variance(g: Builder, x: Value, variance: Value) -> Value:
     dtype = g.dtype(variance)
     n = g.scalar(_count(g, x), dtype)
     return g.Mul(variance, g.Div(n, g.Sub(n, g.scalar(1, dtype))))
@@ -245,10 +244,10 @@ def native_batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Value, Value, Value]:
-    if training and running_mean is None and running_var is None:  # instance norm, as torch.export leaves it
+    if training and running_mean is None and running_var is None:  # instance norm in graphs of torch.export
         return batch_norm_without_statistics(g, x, weight, bias, training, momentum, eps)
     if training:
-        raise Unsupported("batch norm in training mode, which changes its running statistics in place")
+        raise Unsupported("batch norm in training mode, which updates its running statistics in place")
     if running_mean is None or running_var is None:
         raise Unsupported("batch norm without statistics")
     return batch_norm_inference(g, x, weight, bias, running_mean, running_var, momentum, eps)
@@ -277,8 +276,8 @@ def batch_norm_functional(
         same = batch_norm_inference(g, x, weight, bias, running_mean, running_var, momentum, eps)
         return (*same, running_mean, running_var)
     y, mean, rstd, variance = _batch_norm_training(g, x, weight, bias, eps)
-    new_mean = _moved(g, running_mean, mean, momentum)
-    new_var = _moved(g, running_var, _unbiased(g, x, variance), momentum)
+    new_mean = _updated_statistics(g, running_mean, mean, momentum)
+    new_var = _updated_statistics(g, running_var, _unbiased_variance(g, x, variance), momentum)
     return y, mean, rstd, new_mean, new_var
 
 
@@ -332,7 +331,7 @@ def native_group_norm(
 def weight_norm_backward(
     g: Builder, grad: Value, direction: Value, length: Value, norms: Value, dim: int
 ) -> tuple[Value, Value]:
-    """Of w = l·v/‖v‖: the part of the gradient along v is that of the length l, the rest that of v."""
+    """For w = l·v/‖v‖: the part of the gradient along v is that of the norm l, the rest that of v."""
     axes = g.ints([axis for axis in range(g.rank(direction)) if axis != g.axis(direction, dim)])
     along = g.ReduceSum(g.Mul(grad, direction), axes, keepdims=1)
     shared = g.Div(along, norms)

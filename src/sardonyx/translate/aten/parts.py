@@ -1,4 +1,4 @@
-"""The parts of a floating-point number: mantissa and exponent, and the step to the next number."""
+"""The mantissa and exponent of floating-point numbers, and the next representable number."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Value = ir.Value
 
 
 def _parts(x: Number) -> tuple[Number, Number, Value]:
-    """m in [½, 1) and e with |x| = m·2ᵉ, and where there are such: at numbers but zero."""
+    """Return m in [½, 1) and e with |x| = m·2ᵉ, and where they are defined: for finite nonzero numbers."""
     g, size = x.g, abs(x)
     ordinary = g.And(g.Greater(size.value, x.like(0).value), size < math.inf)
     size = size.where(ordinary, 1)
     exponent = (size.log() / math.log(2)).floor() + 1
     mantissa = size * x.like(2) ** (-exponent)
-    # The logarithm of a power of two, or of its neighbour, may be rounded to the wrong side.
+    # The logarithm of a power of two, or of a number next to it, may be rounded to the wrong side.
     high, low = g.Not(mantissa < 1), mantissa < 0.5
     exponent = (exponent + 1).where(high, (exponent - 1).where(low, exponent))
     return (mantissa / 2).where(high, (mantissa * 2).where(low, mantissa)), exponent, ordinary
@@ -31,7 +31,7 @@ def _parts(x: Number) -> tuple[Number, Number, Value]:
 @aten("frexp.Tensor")
 def frexp(g: Builder, x: Value) -> tuple[Value, Value]:
     if g.dtype(x) == torch.float64:
-        raise Unsupported("no formula that is exact in double precision")
+        raise Unsupported("no formula that is accurate in double precision")
     at = Number(g, g.cast(x, torch.float64))
     mantissa, exponent, ordinary = _parts(at)
     return (mantissa * at.apply("Sign")).where(ordinary, at).value, exponent.where(ordinary, 0).value
@@ -49,6 +49,6 @@ def nextafter(g: Builder, x: Value, y: Value) -> Value:
     outwards = g.Less((sign * at).value, (sign * towards).value)
     moved = sign * (size + step).where(outwards, size - (step / 2).where(halved, step))
     first = towards.apply("Sign") * 2.0 ** (lowest - digits)
-    found = moved.where(ordinary, first.where(at.equals(0), sign * limits.max))
-    found = towards.where(at.equals(towards), found)
-    return (at + towards).where(g.Or(g.IsNaN(at.value), g.IsNaN(towards.value)), found).value
+    result = moved.where(ordinary, first.where(at.equals(0), sign * limits.max))
+    result = towards.where(at.equals(towards), result)
+    return (at + towards).where(g.Or(g.IsNaN(at.value), g.IsNaN(towards.value)), result).value

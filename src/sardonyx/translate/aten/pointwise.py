@@ -1,4 +1,4 @@
-"""Arithmetic, mathematics, comparison and logic, element by element, with torch's type promotion."""
+"""Elementwise arithmetic, functions, comparison and logic, with torch's type promotion."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Value = ir.Value
 
 
 def operands(g: Builder, *xs: Operand) -> list[Value]:
-    """The operands in the dtype of the result."""
+    """Return the operands in the dtype of the result."""
     return [g.cast(x, g.out.dtype) for x in xs]
 
 
@@ -33,7 +33,7 @@ def add(g: Builder, x: Operand, y: Operand, alpha: Operand = 1) -> Value:
 
 
 def _overflows(g: Builder, *xs: Operand) -> bool:
-    """Whether a number is infinite in the half precision of the result, where torch computes with it in single."""
+    """Whether a number is infinite in half precision, in which case torch computes in single."""
     if g.out.dtype not in (torch.float16, torch.bfloat16):
         return False
     numbers = [x for x in xs if isinstance(x, (int, float)) and math.isfinite(x)]
@@ -41,7 +41,7 @@ def _overflows(g: Builder, *xs: Operand) -> bool:
 
 
 def binary(g: Builder, op_type: str, x: Operand, y: Operand) -> Value:
-    """An operator of two operands in the dtype of the result."""
+    """Append a binary operator in the dtype of the result."""
     if not _overflows(g, x, y):
         return g.node(op_type, operands(g, x, y))
     return g.cast(g.node(op_type, [g.cast(v, torch.float32) for v in (x, y)]), g.out.dtype)
@@ -77,7 +77,7 @@ def _is(x: Operand, number: float) -> bool:
 def pow_(g: Builder, x: Operand, y: Operand) -> Value:
     if isinstance(y, (int, float)) and not isinstance(y, bool) and isinstance(x, Value):
         simple = _POWERS.get(float(y))
-        roots = g.out.dtype == torch.float16 and abs(y) == 0.5  # there torch takes powers, other than roots of −0, −inf
+        roots = g.out.dtype == torch.float16 and abs(y) == 0.5  # there torch's roots are powers: −0, −inf differ
         if simple is not None and not roots and (g.out.dtype.is_floating_point or y in (1, 2, 3)):
             return simple(g, g.cast(x, g.out.dtype))
     if g.out.dtype.is_floating_point:
@@ -171,7 +171,7 @@ def clamp_max(g: Builder, x: Value, max: Operand) -> Value:
     return clamp(g, x, None, max)
 
 
-# Functions of one operand. Integers become floating point first where torch makes them so.
+# Unary functions. Integers are first converted to floating point where torch does so.
 
 nodes.declare(
     {
@@ -233,7 +233,7 @@ def exp2(g: Builder, x: Value) -> Value:
 @aten("hypot")
 def hypot(g: Builder, x: Operand, y: Operand) -> Value:
     x, y = (g.Abs(operand) for operand in operands(g, x, y))
-    # max · √(1 + (min/max)²): the squares of large numbers would overflow.
+    # max · √(1 + (min/max)²), since squares of large numbers would overflow.
     large, small = g.Max(x, y), g.Min(x, y)
     zero, one = g.scalar(0, g.out.dtype), g.scalar(1, g.out.dtype)
     ratio = g.Div(small, g.Where(g.Equal(large, zero), one, large))
@@ -251,7 +251,7 @@ def ldexp(g: Builder, x: Value, exponent: Value) -> Value:
 def round_decimals(g: Builder, x: Value, *, decimals: int) -> Value:
     if not g.out.dtype.is_floating_point:
         if decimals < 0:
-            raise Unsupported("rounding integers to tens")
+            raise Unsupported("rounding integers to negative decimals")
         return x
     dtype = dtypes.accumulation_dtype(g.out.dtype)
     x, scale = g.cast(x, dtype), g.scalar(10.0 ** abs(decimals), dtype)
@@ -264,7 +264,7 @@ _ERFC = (0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.186288
 
 @aten("erfc")
 def erfc(g: Builder, x: Value) -> Value:
-    """1 − erf(x) would lose every digit of the tail: t·exp(−x² − 1.27 + P(t)), t = 1/(1 + |x|/2), keeps seven."""
+    """1 − erf(x) would lose all digits of the tail: t·exp(−x² − 1.27 + P(t)), t = 1/(1 + |x|/2), keeps seven."""
     dtype = g.out.dtype
     if dtype == torch.float64:
         raise Unsupported("the complementary error function in double precision")
@@ -280,15 +280,15 @@ def erfc(g: Builder, x: Value) -> Value:
 
 @aten("isnan")
 def isnan(g: Builder, x: Value) -> Value:
-    return g.IsNaN(x) if g.dtype(x).is_floating_point else _everywhere(g, x, False)
+    return g.IsNaN(x) if g.dtype(x).is_floating_point else _filled_bool(g, x, False)
 
 
 @aten("isinf")
 def isinf(g: Builder, x: Value) -> Value:
-    return g.IsInf(x) if g.dtype(x).is_floating_point else _everywhere(g, x, False)
+    return g.IsInf(x) if g.dtype(x).is_floating_point else _filled_bool(g, x, False)
 
 
-def _everywhere(g: Builder, x: Value, answer: bool) -> Value:
+def _filled_bool(g: Builder, x: Value, answer: bool) -> Value:
     return g.expand(g.scalar(answer, torch.bool), g.dims(x))
 
 

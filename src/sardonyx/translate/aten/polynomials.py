@@ -1,4 +1,4 @@
-"""Orthogonal polynomials. Chebyshev's are cosines in disguise, of any degree; the others are recurrences."""
+"""Orthogonal polynomials: Chebyshev's by cosines, for any degree; the others by recurrence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import onnx_ir as ir
 import torch
 
 from sardonyx.translate.builder import Builder, Operand
-from sardonyx.translate.formula import Number, number, repeated
+from sardonyx.translate.formula import Number, loop_numbers, number
 from sardonyx.translate.inference import broadcast
 from sardonyx.translate.table import aten
 
@@ -23,7 +23,7 @@ class _Angle:
         g = x.g
         self._inside = x < 1
         sine = ((1 - x.at_most(1)) / 2).sqrt()
-        # The arc sine is known in single precision; Newton's step doubles its digits.
+        # The arc sine has single precision; a Newton step doubles its digits.
         half = Number(g, g.cast(g.Asin(g.cast(sine.value, torch.float32)), torch.float64))
         self._theta = 2 * (half + (sine - half.sin()) / half.cos())
         large = x.at_least(1)
@@ -40,10 +40,10 @@ class _Angle:
         return (m * self._theta).sin().where(self._inside, (grown - 1 / grown) / 2)
 
     def sines(self, m: Number, unit: float) -> Number:
-        """sin(m·θ) / sin(unit·θ), which is m/unit where both vanish."""
+        """sin(m·θ) / sin(unit·θ), which is m/unit where both are zero."""
         below = self.sin(m.like(unit))
-        found = self.sin(m) / below
-        return found.where(m.g.Not(below.equals(0)), m / unit)
+        result = self.sin(m) / below
+        return result.where(m.g.Not(below.equals(0)), m / unit)
 
 
 def _t(angle: _Angle, n: Number) -> Number:
@@ -62,30 +62,30 @@ def _w(angle: _Angle, n: Number) -> Number:
     return angle.sines(n + 0.5, 0.5)
 
 
-_Kind = Callable[[_Angle, Number], Number]
-_KINDS: dict[str, tuple[_Kind, _Kind]] = {"t": (_t, _t), "u": (_u, _u), "v": (_v, _w), "w": (_w, _v)}
-"""Each kind for positive x, and what it is, but for the sign, for negative x."""
+_ChebyshevKind = Callable[[_Angle, Number], Number]
+_KINDS: dict[str, tuple[_ChebyshevKind, _ChebyshevKind]] = {"t": (_t, _t), "u": (_u, _u), "v": (_v, _w), "w": (_w, _v)}
+"""Each kind for positive x, and its mirror, except for the sign, for negative x."""
 
 
 def _degree(n: Number) -> Number:
-    """An integer as torch makes it: towards zero, and negative where there is none."""
+    """Truncate to an integer, as torch does; negative if there is none."""
     return n.apply("Ceil").where(n < 0, n.floor()).where(n < 2.0**63, -1)
 
 
-def _chebyshev(x: Number, n: Number, kinds: tuple[_Kind, _Kind]) -> Number:
+def _chebyshev(x: Number, n: Number, kinds: tuple[_ChebyshevKind, _ChebyshevKind]) -> Number:
     g = x.g
     endless = g.IsInf(x.value)
-    x = x.at_most(1e100).at_least(-1e100)  # infinity would meet itself
+    x = x.at_most(1e100).at_least(-1e100)  # ∞ − ∞ would be NaN
     angle = _Angle(abs(x))
     odd = (n - 2 * (n / 2).floor()).equals(1)
     right = kinds[0](angle, n)
     mirrored = right if kinds[1] is kinds[0] else kinds[1](angle, n)
-    found = (-mirrored).where(odd, mirrored).where(x < 0, right)
-    found = found.where(g.Not(g.And(endless, g.Not(n < 3))), math.nan)
-    return found.where(g.Not(n.equals(0)), 1).where(g.Not(n < 0), 0)
+    result = (-mirrored).where(odd, mirrored).where(x < 0, right)
+    result = result.where(g.Not(g.And(endless, g.Not(n < 3))), math.nan)
+    return result.where(g.Not(n.equals(0)), 1).where(g.Not(n < 0), 0)
 
 
-def _register_chebyshev(name: str, kinds: tuple[_Kind, _Kind], shifted: bool) -> None:
+def _register_chebyshev(name: str, kinds: tuple[_ChebyshevKind, _ChebyshevKind], shifted: bool) -> None:
     @aten(name, f"{name}.x_scalar", f"{name}.n_scalar")
     def chebyshev(g: Builder, x: Operand, n: Operand) -> Value:
         at = number(g, x)
@@ -98,7 +98,7 @@ for _kind, _both in _KINDS.items():
 
 
 _Step = Callable[[Number, Number, Number, Number], Number]
-"""From x, k and the polynomials of degree k and k−1, the one of degree k+1."""
+"""The polynomial of degree k+1 from x, k and those of degree k and k−1."""
 
 _RECURRENCES: dict[str, _Step] = {
     "hermite_polynomial_h": lambda x, k, p, q: 2 * x * p - 2 * k * q,
@@ -107,22 +107,22 @@ _RECURRENCES: dict[str, _Step] = {
     "legendre_polynomial_p": lambda x, k, p, q: ((2 * k + 1) * x * p - k * q) / (k + 1),
 }
 _HIGHEST_HERMITE = 128
-"""Of higher degrees torch gives no number in single precision."""
+"""For higher degrees torch returns NaN in single precision."""
 
 
 def _recurrence(x: Number, n: Number, step: _Step) -> Number:
-    """Up to the highest degree that is asked for, where each element keeps the one it asked for."""
+    """Compute up to the highest degree; each element keeps the result of its own degree."""
     g = x.g
     dims = broadcast(g.dims(x.value), g.dims(n.value))
     one, zero = (Number(g, g.expand(x.like(value).value, dims)) for value in (1.0, 0.0))
     rounds = g.cast(g.ReduceMax(n.at_least(0).value, keepdims=0), torch.int64)
 
     def round_(k: Number, state: Sequence[Number]) -> list[Number]:
-        p, q, found = state
+        p, q, result = state
         following = step(x, k, p, q)
-        return [following, p, following.where(n.equals(k + 1), found)]
+        return [following, p, following.where(n.equals(k + 1), result)]
 
-    return repeated(rounds, [one, zero, one.where(n.equals(0), zero)], round_)[2]
+    return loop_numbers(rounds, [one, zero, one.where(n.equals(0), zero)], round_)[2]
 
 
 def _register_recurrence(name: str, step: _Step) -> None:
@@ -131,8 +131,8 @@ def _register_recurrence(name: str, step: _Step) -> None:
         at, degree = number(g, x), _degree(number(g, n))
         if not name.startswith("hermite"):
             return _recurrence(at, degree, step).value
-        found = _recurrence(at, degree.at_most(_HIGHEST_HERMITE), step)
-        return found.where(degree < _HIGHEST_HERMITE + 1, math.nan).value
+        result = _recurrence(at, degree.at_most(_HIGHEST_HERMITE), step)
+        return result.where(degree < _HIGHEST_HERMITE + 1, math.nan).value
 
 
 for _name, _step in _RECURRENCES.items():

@@ -14,8 +14,8 @@ from torch.utils._sympy.functions import FloorDiv
 
 from sardonyx import dtypes
 from sardonyx.sizes import Dim, dims_of
-from sardonyx.translate.aten.conv import each, known
-from sardonyx.translate.aten.indexing import count_of, positions
+from sardonyx.translate.aten.conv import per_axis, require_static
+from sardonyx.translate.aten.indexing import element_count, positions
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.table import aten
 
@@ -31,12 +31,12 @@ def _unbatched(g: Builder, y: Value, batched: bool, like: torch.Tensor) -> Value
 
 
 def _planes(g: Builder, x: Value, spatial: int) -> Value:
-    """`x` as rows, each one plane (or line, or volume)."""
+    """Reshape `x` to rows, each one plane (or line, or volume)."""
     dims = g.dims(x)
-    return g.reshape(x, [count_of(dims[:-spatial]), count_of(dims[-spatial:])])
+    return g.reshape(x, [element_count(dims[:-spatial]), element_count(dims[-spatial:])])
 
 
-# Largest of a window
+# Maximum of a window
 
 
 def _max_pool(
@@ -44,12 +44,12 @@ def _max_pool(
 ) -> tuple[Value, Value | None]:
     like = g.out[0] if isinstance(g.out, (tuple, list)) else g.out
     source, batched = _batched(g, x, spatial)
-    kernel = each(kernel, spatial)
+    kernel = per_axis(kernel, spatial)
     attributes = {
         "kernel_shape": kernel,
-        "strides": each(stride, spatial) if stride else kernel,
-        "pads": each(padding, spatial) * 2,
-        "dilations": each(dilation, spatial),
+        "strides": per_axis(stride, spatial) if stride else kernel,
+        "pads": per_axis(padding, spatial) * 2,
+        "dilations": per_axis(dilation, spatial),
         "ceil_mode": int(ceil),
     }
     dims = [*(() if batched else (1,)), *dims_of(like)]
@@ -62,26 +62,26 @@ def _max_pool(
 
 
 def _plane_starts(g: Builder, x: Value, spatial: int) -> Value:
-    """Where each plane begins in the whole tensor, so that it broadcasts over positions."""
-    planes, size = g.dims(x)[:-spatial], count_of(g.dims(x)[-spatial:])
-    starts = g.Mul(positions(g, count_of(planes)), g.scalar(size, torch.int64))
-    return g.reshape(g.shaped(starts, [count_of(planes)]), [*planes, *[1] * spatial])
+    """Return the index of the start of each plane in the whole tensor, so that it broadcasts over positions."""
+    planes, size = g.dims(x)[:-spatial], element_count(g.dims(x)[-spatial:])
+    starts = g.Mul(positions(g, element_count(planes)), g.scalar(size, torch.int64))
+    return g.reshape(g.shaped(starts, [element_count(planes)]), [*planes, *[1] * spatial])
 
 
 def max_pool_backward(g: Builder, grad: Value, x: Value, indices: Value, spatial: int) -> Value:
-    """Each gradient goes to the place its largest came from; overlapping windows add up."""
+    """Add each gradient at the index of its maximum; overlapping windows accumulate."""
     rows = _planes(g, x, spatial)
     dtype = dtypes.accumulation_dtype(g.dtype(grad))
-    nothing = g.expand(g.scalar(0, dtype), g.dims(rows))
+    zeros = g.expand(g.scalar(0, dtype), g.dims(rows))
     places, grads = _planes(g, indices, spatial), _planes(g, g.cast(grad, dtype), spatial)
-    return g.reshape(g.ScatterElements(nothing, places, grads, axis=1, reduction="add"), g.dims(x))
+    return g.reshape(g.ScatterElements(zeros, places, grads, axis=1, reduction="add"), g.dims(x))
 
 
-def _apart_max_pool_backward(g: Builder, grad: Value, x: Value, indices: Value, spatial: int) -> Value:
-    """The same for windows that do not overlap, where no gradients meet: ONNX's MaxUnpool, in a third of the time."""
+def _max_unpool_backward(g: Builder, grad: Value, x: Value, indices: Value, spatial: int) -> Value:
+    """The same for windows that do not overlap, by ONNX's MaxUnpool, in a third of the time."""
     source, batched = _batched(g, x, spatial)
     grads, places = (v if batched else g.unsqueeze(v, [0]) for v in (grad, indices))
-    ones = [1] * spatial  # of its kernel only the sizes would follow, and those are given
+    ones = [1] * spatial  # the kernel only determines sizes, which are given
     shape = g.shape_value(g.dims(source))
     y = g.MaxUnpool(grads, g.Add(places, _plane_starts(g, source, spatial)), shape, kernel_shape=ones)
     return g.reshape(g.shaped(y, g.dims(source)), g.dims(x))
@@ -91,7 +91,7 @@ def _apart_max_pool_backward(g: Builder, grad: Value, x: Value, indices: Value, 
 
 
 def _sums(g: Builder, x: Value, out: Sequence[Dim], kernel: list[int], stride: list[int], pad: list[int]) -> Value:
-    """The sum of every window, the last ones reaching as far over the edge as the result asks."""
+    """Return the sum of every window; the last ones extend over the edge as far as the result needs."""
     rows = zip(out, stride, kernel, g.dims(x)[2:], pad, strict=True)
     reach = [((o - 1) * s + k - n - p, p + s - 1) for o, s, k, n, p in rows]
     far = [max(exact, 0) if isinstance(exact, int) else enough for exact, enough in reach]
@@ -122,23 +122,23 @@ def _divisors(
     count_padding: bool,
     divisor: int | None,
 ) -> Value:
-    """What the sum of each window is divided by, in the dtype of the result."""
+    """Return the divisor of each window's sum, in the dtype of the result."""
     if divisor is not None:
         return g.scalar(divisor, g.out.dtype)
     counts = g.scalar(1, torch.int64)
     for axis, row in enumerate(zip(sizes, outs, kernel, stride, pad, strict=True)):
-        lengths = _lengths(g, *row, count_padding)
+        lengths = _window_lengths(g, *row, count_padding)
         counts = g.Mul(counts, g.unsqueeze(lengths, range(1, len(kernel) - axis)))
     return g.cast(counts, g.out.dtype)
 
 
-def _lengths(g: Builder, size: Dim, out: Dim, kernel: int, stride: int, pad: int, count_padding: bool) -> Value:
-    """How many elements torch counts in each window along an axis."""
+def _window_lengths(g: Builder, size: Dim, out: Dim, kernel: int, stride: int, pad: int, count_padding: bool) -> Value:
+    """Return how many elements torch counts in each window along an axis."""
     if isinstance(size, int) and isinstance(out, int):
         starts = np.arange(out) * stride - pad
         ends = np.minimum(starts + kernel, size + pad)
-        kept = ends - starts if count_padding else np.minimum(ends, size) - np.maximum(starts, 0)
-        return g.constant(kept.astype(np.int64))
+        counts = ends - starts if count_padding else np.minimum(ends, size) - np.maximum(starts, 0)
+        return g.constant(counts.astype(np.int64))
     begin = g.Sub(g.Mul(positions(g, out), g.ints([stride])), g.ints([pad]))
     end = g.Min(g.Add(begin, g.ints([kernel])), g.sizes.value(size + pad))
     if count_padding:
@@ -157,7 +157,7 @@ def _average(
     divisor: int | None,
 ) -> Value:
     spatial = len(kernel)
-    stride, pad = each(stride, spatial) if stride else kernel, each(padding, spatial)
+    stride, pad = per_axis(stride, spatial) if stride else kernel, per_axis(padding, spatial)
     source, batched = _batched(g, x, spatial)
     if ceil or divisor is not None:
         y = _average_by_count(g, source, kernel, stride, pad, count_padding, divisor)
@@ -178,17 +178,17 @@ def _average_backward(
     count_padding: bool,
     divisor: int | None,
 ) -> Value:
-    """Each gradient, divided as its average was, goes to every place of its window: a convolution with ones, back."""
+    """Add each gradient, divided like its average, to its whole window: a transposed convolution with ones."""
     spatial = len(kernel)
-    stride, pad = each(stride, spatial) if stride else kernel, each(padding, spatial)
+    stride, pad = per_axis(stride, spatial) if stride else kernel, per_axis(padding, spatial)
     sizes, outs = g.dims(x)[-spatial:], g.dims(grad)[-spatial:]
     share = g.Div(grad, _divisors(g, sizes, outs, kernel, stride, pad, count_padding, divisor))
-    planes = g.reshape(share, [count_of(g.dims(grad)[:-spatial]), 1, *outs])
+    planes = g.reshape(share, [element_count(g.dims(grad)[:-spatial]), 1, *outs])
     ones = torch.ones(1, 1, *kernel, dtype=g.dtype(grad))
     spread = g.ConvTranspose(planes, g.constant(dtypes.to_array(ones), dtypes.to_onnx(ones.dtype)), strides=stride)
     reach = [(o - 1) * s + k for o, s, k in zip(outs, stride, kernel, strict=True)]
     g.shaped(spread, [*g.dims(planes)[:2], *reach])
-    # What a stride stepped over at the end is not covered by any window.
+    # Elements at the end that a stride skips are not covered by any window.
     behind = [max(s - 1 - p, 0) for s, p in zip(stride, pad, strict=True)]
     if any(behind):
         spread = g.Pad(spread, g.ints([0] * spatial + behind), None, g.ints(range(2, 2 + spatial)))
@@ -197,14 +197,14 @@ def _average_backward(
     return g.reshape(spread, g.dims(x))
 
 
-# Adaptive: as many windows as asked, of sizes that differ by one
+# Adaptive pooling: a given number of windows, whose sizes differ by at most one
 
 
 def _adaptive_average(g: Builder, x: Value, spatial: int, size: Sequence[Dim]) -> Value:
     sides = g.dims(x)[-spatial:]
     if all(dim == 1 for dim in size) and 0 not in sides:
         return g.ReduceMean(x, g.ints(list(range(-spatial, 0))), keepdims=1)
-    pairs = list(zip(sides, known(size, "adaptive pooling to"), strict=True))
+    pairs = list(zip(sides, require_static(size, "adaptive pooling to"), strict=True))
     if all(isinstance(old, int) and old % new == 0 for old, new in pairs):
         source, batched = _batched(g, x, spatial)
         kernel = [int(old) // new for old, new in pairs]
@@ -217,7 +217,7 @@ def _adaptive_average(g: Builder, x: Value, spatial: int, size: Sequence[Dim]) -
 
 
 def _adaptive_average_backward(g: Builder, grad: Value, x: Value, spatial: int) -> Value:
-    """Each gradient goes in equal shares to its window. Windows that hold an element are adaptive windows, too."""
+    """Distribute each gradient evenly over its window. Windows that contain an element are adaptive windows, too."""
     total = g.cast(grad, dtypes.accumulation_dtype(g.dtype(grad)))
     for axis in range(g.rank(x) - spatial, g.rank(x)):
         old, new = g.dims(x)[axis], g.dims(grad)[axis]
@@ -227,37 +227,37 @@ def _adaptive_average_backward(g: Builder, grad: Value, x: Value, spatial: int) 
 
 
 def _window_sizes(g: Builder, x: Value, axis: int, old: Dim, new: Dim) -> Value:
-    """How many elements each adaptive window has, so that it broadcasts along an axis of `x`."""
-    starts, ends = _edges(g, old, new)
+    """Return the number of elements of each adaptive window, so that it broadcasts along an axis of `x`."""
+    starts, ends = _window_edges(g, old, new)
     return g.unsqueeze(g.cast(g.Sub(ends, starts), g.dtype(x)), range(1, g.rank(x) - axis))
 
 
 def _window_sums(g: Builder, x: Value, axis: int, new: Dim) -> Value:
-    """The sum of each adaptive window along an axis.
+    """Return the sum of each adaptive window along an axis.
 
-    Windows are gathered: a product with a matrix of zeros and ones would carry NaN and infinities into all windows.
+    Windows are gathered: a product with a 0/1 matrix would propagate NaN and infinities to all windows.
     """
     dims = list(g.dims(x))
-    starts, ends = _edges(g, dims[axis], new)
-    width = _widest(g, dims[axis], new)
+    starts, ends = _window_edges(g, dims[axis], new)
+    width = _largest_window(g, dims[axis], new)
     cells = g.Add(g.unsqueeze(starts, [1]), positions(g, width))
     last = g.Sub(g.unsqueeze(ends, [1]), g.ints([1]))
     windows = [*dims[:axis], new, width, *dims[axis + 1 :]]
-    taken = g.shaped(g.Gather(x, g.Min(cells, last), axis=axis), windows)
+    gathered = g.shaped(g.Gather(x, g.Min(cells, last), axis=axis), windows)
     inside = g.unsqueeze(g.LessOrEqual(cells, last), range(2, g.rank(x) - axis + 1))
-    kept = g.shaped(g.Where(inside, taken, g.scalar(0, g.dtype(x))), windows)
-    return g.shaped(g.ReduceSum(kept, g.ints([axis + 1]), keepdims=0), [*dims[:axis], new, *dims[axis + 1 :]])
+    masked = g.shaped(g.Where(inside, gathered, g.scalar(0, g.dtype(x))), windows)
+    return g.shaped(g.ReduceSum(masked, g.ints([axis + 1]), keepdims=0), [*dims[:axis], new, *dims[axis + 1 :]])
 
 
-def _widest(g: Builder, old: Dim, new: Dim) -> Dim:
-    """As many elements as the largest adaptive window has, or more where sizes are symbolic."""
+def _largest_window(g: Builder, old: Dim, new: Dim) -> Dim:
+    """Return the size of the largest adaptive window, or a bound of it if sizes are symbolic."""
     if isinstance(old, int) and isinstance(new, int):
         return int(max((-((i + 1) * old // -new) - i * old // new for i in range(new)), default=0))
     return g.dim(old) if new == 1 else g.dim(FloorDiv(sympy.sympify(old + new - 1), new) + 1)
 
 
-def _edges(g: Builder, old: Dim, new: Dim) -> tuple[Value, Value]:
-    """Where each window begins, and where it ends: i·old/new rounded down, (i + 1)·old/new rounded up."""
+def _window_edges(g: Builder, old: Dim, new: Dim) -> tuple[Value, Value]:
+    """Return the start and end of each window: i·old/new rounded down, (i + 1)·old/new rounded up."""
     if isinstance(old, int) and isinstance(new, int):
         steps = np.arange(new, dtype=np.int64)
         return g.constant(steps * old // new), g.constant(-((steps + 1) * old // -new))
@@ -267,31 +267,31 @@ def _edges(g: Builder, old: Dim, new: Dim) -> tuple[Value, Value]:
 
 
 def _adaptive_max(g: Builder, x: Value, spatial: int, output_size: Any) -> tuple[Value, Value]:
-    """Each window's elements side by side, the short ones filled with their last."""
-    sides, size = g.dims(x)[-spatial:], each(output_size, spatial)
+    """Gather each window's elements, short ones filled with their last element, and take the maximum."""
+    sides, size = g.dims(x)[-spatial:], per_axis(output_size, spatial)
     cells = g.scalar(0, torch.int64)
     widths = []
     for axis, (old, new) in enumerate(zip(sides, size, strict=True)):
-        width = _widest(g, old, new)
-        starts, ends = (g.unsqueeze(edge, [1]) for edge in _edges(g, old, new))
+        width = _largest_window(g, old, new)
+        starts, ends = (g.unsqueeze(edge, [1]) for edge in _window_edges(g, old, new))
         cell = g.Min(g.Add(starts, positions(g, width)), g.Sub(ends, g.ints([1])))
-        cell = g.Mul(cell, g.scalar(count_of(sides[axis + 1 :]), torch.int64))
+        cell = g.Mul(cell, g.scalar(element_count(sides[axis + 1 :]), torch.int64))
         shape: list[Dim] = [1] * (2 * spatial)
         shape[axis], shape[spatial + axis] = new, width
         cells = g.Add(cells, g.reshape(g.shaped(cell, [new, width]), shape))
         widths.append(width)
-    cells = g.reshape(cells, [count_of(size), count_of(widths)])
+    cells = g.reshape(cells, [element_count(size), element_count(widths)])
     rows = _planes(g, x, spatial)
     lead = g.dims(rows)[0]
     windows = g.shaped(g.Gather(rows, cells, axis=1), [lead, *g.dims(cells)])
-    best = g.shaped(first_largest(g, windows), [lead, g.dims(cells)[0], 1])
+    best = g.shaped(argmax_last_axis(g, windows), [lead, g.dims(cells)[0], 1])
     places = g.GatherElements(g.expand(g.unsqueeze(cells, [0]), g.dims(windows)), best, axis=2)
     shape = list(g.like(g.out[0]))
     return g.reshape(g.GatherElements(windows, best, axis=2), shape), g.reshape(places, shape)
 
 
-def first_largest(g: Builder, x: Value) -> Value:
-    """The place of the largest along the last axis: the first of equals, and the last that is not a number."""
+def argmax_last_axis(g: Builder, x: Value) -> Value:
+    """Return the index of the maximum along the last axis: the first of equals, and the last NaN."""
     first = g.ArgMax(x, axis=-1, keepdims=1)
     if not g.dtype(x).is_floating_point:
         return first
@@ -315,9 +315,9 @@ def _register(spatial: int) -> None:
         ceil_mode: bool = False,
     ) -> Value | tuple[Value, Value | None]:
         has_indices = isinstance(g.out, (tuple, list))
-        wanted = has_indices and g.reads_output(1)
-        found = _max_pool(g, x, spatial, kernel_size, stride, padding, dilation, ceil_mode, wanted)
-        return found if has_indices else found[0]
+        return_indices = has_indices and g.reads_output(1)
+        results = _max_pool(g, x, spatial, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+        return results if has_indices else results[0]
 
     @aten(f"avg_pool{spatial}d")
     def average(
@@ -330,14 +330,14 @@ def _register(spatial: int) -> None:
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Value:
-        kernel = each(kernel_size, spatial)
+        kernel = per_axis(kernel_size, spatial)
         return _average(g, x, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
 
     names = [f"adaptive_avg_pool{spatial}d"] + ([f"_adaptive_avg_pool{spatial}d"] if spatial > 1 else [])
 
     @aten(*names)
     def adaptive_average(g: Builder, x: Value, output_size: Any) -> Value:
-        return _adaptive_average(g, x, spatial, each(output_size, spatial))
+        return _adaptive_average(g, x, spatial, per_axis(output_size, spatial))
 
     @aten(f"adaptive_max_pool{spatial}d")
     def adaptive_max(g: Builder, x: Value, output_size: Any) -> tuple[Value, Value]:
@@ -357,10 +357,10 @@ def _register_backward(spatial: int) -> None:
         ceil_mode: bool,
         indices: Value,
     ) -> Value:
-        steps, spread = each(stride, spatial) if stride else each(kernel_size, spatial), each(dilation, spatial)
-        rows = zip(steps, each(kernel_size, spatial), spread, strict=True)
+        steps, spread = per_axis(stride or kernel_size, spatial), per_axis(dilation, spatial)
+        rows = zip(steps, per_axis(kernel_size, spatial), spread, strict=True)
         if g.dtype(grad) == torch.float32 and all(s > (k - 1) * d for s, k, d in rows):
-            return _apart_max_pool_backward(g, grad, x, indices, spatial)
+            return _max_unpool_backward(g, grad, x, indices, spatial)
         return max_pool_backward(g, grad, x, indices, spatial)
 
     @aten(f"adaptive_max_pool{spatial}d_backward")
@@ -383,7 +383,7 @@ def _register_backward(spatial: int) -> None:
         count_include_pad: bool,
         divisor_override: int | None,
     ) -> Value:
-        kernel = each(kernel_size, spatial)
+        kernel = per_axis(kernel_size, spatial)
         return _average_backward(g, grad, x, kernel, stride, padding, count_include_pad, divisor_override)
 
 

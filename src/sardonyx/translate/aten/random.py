@@ -1,8 +1,8 @@
-"""Random numbers, all made from noise that is uniform in [0, 1) or standard normal.
+"""Random numbers, all computed from random inputs that are uniform in [0, 1) or standard normal.
 
-On the CPU and under the same seed, contiguous results of these equal eager's up to rounding: rand, randn and what is
-like them, uniform, normal, exponential, bernoulli of a tensor, multinomial without replacement. The others have
-eager's distribution.
+On the CPU with the same seed, contiguous results of these equal eager's up to rounding: rand, randn and their
+variants, uniform, normal, exponential, bernoulli of a tensor, multinomial without replacement. The others have eager's
+distribution.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import torch
 
 from sardonyx.errors import Unsupported
 from sardonyx.sizes import Dim
-from sardonyx.translate.aten.indexing import count_of
-from sardonyx.translate.aten.pooling import first_largest, max_pool_backward
+from sardonyx.translate.aten.indexing import element_count
+from sardonyx.translate.aten.pooling import argmax_last_axis, max_pool_backward
 from sardonyx.translate.builder import Builder, Operand
 from sardonyx.translate.table import aten
 
 Value = ir.Value
 _LARGEST_RANGE = 2**53
-"""As many integers as a double tells apart."""
+"""The number of integers that a double represents exactly."""
 _MOST_PAIRS = 2**26
-"""A draw with replacement compares every sample with every category."""
+"""Drawing with replacement compares every sample with every category."""
 
 
 @aten("rand", "rand.generator", "rand_like", "rand_like.generator")
@@ -38,17 +38,17 @@ def randn(g: Builder, shape: Any, *, generator: Any = None, **ignored: Any) -> V
 
 
 def _uniform(g: Builder, generator: Any, dtype: torch.dtype = torch.float64) -> Value:
-    """Noise in the shape of the result; in double precision unless told, for the sake of the tails."""
-    _default_only(generator)
+    """Return uniform numbers in the shape of the result; in double precision by default, for accurate tails."""
+    _require_default_generator(generator)
     return g.uniform(g.like(g.out), dtype)
 
 
 def _normal(g: Builder, generator: Any) -> Value:
-    _default_only(generator)
+    _require_default_generator(generator)
     return g.normal(g.like(g.out), g.out.dtype)
 
 
-def _default_only(generator: Any) -> None:
+def _require_default_generator(generator: Any) -> None:
     if generator is not None:
         raise Unsupported("numbers are drawn from torch's default generator only")
 
@@ -79,15 +79,15 @@ def log_normal(g: Builder, x: Value, mean: float = 1, std: float = 2, *, generat
 
 @aten("cauchy")
 def cauchy(g: Builder, x: Value, median: float = 0, sigma: float = 1, *, generator: Any = None) -> Value:
-    _default_only(generator)
-    # The ratio of two normal numbers is Cauchy-distributed, with tails as long as the dtype holds.
+    _require_default_generator(generator)
+    # The ratio of two normal numbers is Cauchy-distributed, with tails up to the limit of the dtype.
     over, under = (g.normal(g.like(g.out)) for _ in range(2))
     ratio = g.Div(over, under)
     return g.cast(g.Add(g.Mul(ratio, g.scalar(sigma, torch.float32)), g.scalar(median, torch.float32)), g.out.dtype)
 
 
 def _standard_exponential(g: Builder, uniform: Value) -> Value:
-    """−log(1 − u), never below zero."""
+    """−log(1 − u), never negative."""
     return g.Neg(g.Log(g.Sub(g.scalar(1, g.dtype(uniform)), uniform)))
 
 
@@ -99,7 +99,7 @@ def exponential(g: Builder, x: Value, lambd: float = 1, *, generator: Any = None
 
 @aten("geometric")
 def geometric(g: Builder, x: Value, p: float, *, generator: Any = None) -> Value:
-    # How many trials until one succeeds: an exponential number, rounded up.
+    # The number of trials until one succeeds: an exponential number, rounded up.
     rate = -torch.tensor(1 - p, dtype=torch.float64).log().item()
     trials = g.Ceil(g.Div(_standard_exponential(g, _uniform(g, generator)), g.scalar(rate, torch.float64)))
     return g.cast(g.Max(trials, g.scalar(1, torch.float64)), g.out.dtype)
@@ -116,7 +116,7 @@ def randint(g: Builder, high: Operand, size: Any, **options: Any) -> Value:
 @aten("randint.low", "randint.low_generator")
 def randint_low(g: Builder, low: Operand, high: Operand, size: Any, *, generator: Any = None, **ignored: Any) -> Value:
     if isinstance(low, int) and isinstance(high, int) and high - low > _LARGEST_RANGE:
-        raise Unsupported("integers from a range wider than a double tells apart")
+        raise Unsupported("integers from a range wider than a double represents exactly")
     low, high = g.scalar(low, torch.int64), g.scalar(high, torch.int64)
     count = g.cast(g.Sub(high, low), torch.float64)
     offset = g.cast(g.Floor(g.Mul(_uniform(g, generator), count)), torch.int64)
@@ -143,8 +143,8 @@ def randperm(g: Builder, n: Dim, *, generator: Any = None, **ignored: Any) -> Va
 # Choices
 
 
-def _happens(g: Builder, probability: Operand, like: torch.Tensor) -> Value:
-    """True with the given probability, each element by itself."""
+def _bernoulli_mask(g: Builder, probability: Operand, like: torch.Tensor) -> Value:
+    """Return True with the given probability, independently for each element."""
     wide = torch.float32
     if isinstance(probability, Value) and g.dtype(probability) == torch.float64:
         wide = torch.float64
@@ -153,14 +153,14 @@ def _happens(g: Builder, probability: Operand, like: torch.Tensor) -> Value:
 
 @aten("bernoulli")
 def bernoulli(g: Builder, probability: Value, *, generator: Any = None) -> Value:
-    _default_only(generator)
-    return g.cast(_happens(g, probability, g.out), g.out.dtype)
+    _require_default_generator(generator)
+    return g.cast(_bernoulli_mask(g, probability, g.out), g.out.dtype)
 
 
 @aten("bernoulli.p", "bernoulli.Tensor")
 def bernoulli_p(g: Builder, x: Value, probability: Operand, *, generator: Any = None) -> Value:
-    _default_only(generator)
-    return g.cast(_happens(g, probability, g.out), g.out.dtype)
+    _require_default_generator(generator)
+    return g.cast(_bernoulli_mask(g, probability, g.out), g.out.dtype)
 
 
 @aten("native_dropout")
@@ -168,9 +168,9 @@ def native_dropout(g: Builder, x: Value, p: float, train: bool | None) -> tuple[
     result, mask = g.out
     if train is False:
         return x, g.expand(g.scalar(True, torch.bool), g.like(mask))
-    kept = _happens(g, 1 - p, result)
+    mask = _bernoulli_mask(g, 1 - p, result)
     scale, zero = (g.scalar(number, result.dtype) for number in (0 if p == 1 else 1 / (1 - p), 0))
-    return g.Mul(x, g.Where(kept, scale, zero)), kept
+    return g.Mul(x, g.Where(mask, scale, zero)), mask
 
 
 @aten("rrelu_with_noise_functional")
@@ -178,7 +178,7 @@ def rrelu_with_noise_functional(
     g: Builder, x: Value, noise: Value, lower: float = 0.125, upper: float = 1 / 3, training: bool = False,
     generator: Any = None,
 ) -> tuple[Value, Value]:  # fmt: skip
-    _default_only(generator)
+    _require_default_generator(generator)
     dtype = g.dtype(x)
     positive = g.Greater(x, g.scalar(0, dtype))
     if not training:
@@ -201,11 +201,11 @@ def rrelu_with_noise_backward(
 
 @aten("multinomial")
 def multinomial(g: Builder, weights: Value, count: Dim, replacement: bool = False, *, generator: Any = None) -> Value:
-    """A race: category i arrives after an exponential time of rate wᵢ, and the first ones are drawn.
+    """Exponential race: category i arrives after an exponential time of rate wᵢ, and the first ones are selected.
 
-    Weights that torch would refuse (negative, infinite, none positive) are not noticed.
+    Weights that torch would refuse (negative, infinite, none positive) are not detected.
     """
-    _default_only(generator)
+    _require_default_generator(generator)
     weights = g.cast(weights, torch.float64)
     *batch, categories = g.dims(weights)
     if not replacement:
@@ -219,13 +219,13 @@ def multinomial(g: Builder, weights: Value, count: Dim, replacement: bool = Fals
 
 
 def _speeds(g: Builder, weights: Value) -> Value:
-    """The reciprocal of each arrival time."""
+    """Return the reciprocal of each arrival time."""
     times = _standard_exponential(g, g.uniform(g.dims(weights), torch.float64))
-    # A time of exactly zero would make a category of weight zero arrive, as not a number.
+    # A time of exactly zero would give NaN for a category of weight zero, which would then be selected.
     return g.Div(weights, g.Max(times, g.scalar(1e-300, torch.float64)))
 
 
-# Pooling over windows that were placed at random
+# Pooling over windows at random positions
 
 
 @aten("fractional_max_pool2d")
@@ -252,9 +252,9 @@ def fractional_max_pool_backward(
 def _fractional_max_pool(
     g: Builder, x: Value, kernel: list[int], size: list[int], places: Value, order: list[int]
 ) -> tuple[Value, Value]:
-    """The largest element of each window, and where it is; `order` says which random number places which axis."""
+    """Return the maximum of each window and its index; `order` maps axes to random numbers."""
     count = len(kernel)
-    spatial, planes = g.dims(x)[-count:], count_of(g.dims(x)[:-count])
+    spatial, planes = g.dims(x)[-count:], element_count(g.dims(x)[:-count])
     places = g.reshape(places, [planes, count])
     at = g.scalar(0, torch.int64)
     for axis in range(count):
@@ -264,19 +264,19 @@ def _fractional_max_pool(
         along = g.Add(g.reshape(starts, [planes, size[axis], 1]), inside)
         shape = [planes, *[1] * (2 * count)]
         shape[1 + axis], shape[1 + count + axis] = size[axis], kernel[axis]
-        stride = g.scalar(count_of(spatial[axis + 1 :]), torch.int64)
+        stride = g.scalar(element_count(spatial[axis + 1 :]), torch.int64)
         at = g.Add(at, g.Mul(g.reshape(along, shape), stride))
     windows = g.reshape(at, [planes, math.prod(size), math.prod(kernel)])
-    flat = g.reshape(x, [planes, count_of(spatial)])
-    taken = g.GatherElements(flat, g.reshape(windows, [planes, math.prod(size) * math.prod(kernel)]), axis=1)
-    best = first_largest(g, g.reshape(taken, g.dims(windows)))
+    flat = g.reshape(x, [planes, element_count(spatial)])
+    gathered = g.GatherElements(flat, g.reshape(windows, [planes, math.prod(size) * math.prod(kernel)]), axis=1)
+    best = argmax_last_axis(g, g.reshape(gathered, g.dims(windows)))
     where = g.reshape(g.GatherElements(windows, best, axis=2), [planes, math.prod(size)])
     result = [*g.dims(x)[:-count], *size]
     return g.reshape(g.GatherElements(flat, where, axis=1), result), g.reshape(where, result)
 
 
 def _starts(g: Builder, place: Value, length: Dim, size: int, kernel: int) -> Value:
-    """Where windows begin along an axis, [planes, size]: about evenly spaced, the last at the very end."""
+    """Return the start of each window along an axis, [planes, size]: about evenly spaced, the last at the end."""
     dtype = g.dtype(place)
     last = g.sizes.value(g.dim(length - kernel))
     if size == 1:

@@ -11,7 +11,7 @@ from torch.utils._sympy.functions import FloorDiv, PythonMod
 
 from sardonyx import dtypes
 from sardonyx.sizes import Dim, may_be_zero
-from sardonyx.translate.aten.indexing import count_of, positions
+from sardonyx.translate.aten.indexing import element_count, positions
 from sardonyx.translate.aten.totals import integer_product, integer_sum
 from sardonyx.translate.builder import Builder, Operand
 from sardonyx.translate.table import aten
@@ -21,25 +21,25 @@ Axes = Sequence[int] | int | None
 
 
 def _axes(g: Builder, x: Value, dim: Axes) -> list[int]:
-    """Which axes a torch `dim` argument names: None and [] name all."""
+    """Return the axes of a torch `dim` argument: None and [] mean all."""
     if dim is None or (not isinstance(dim, int) and not dim):
         return list(range(g.rank(x)))
     return sorted({g.axis(x, d) for d in ([dim] if isinstance(dim, int) else dim)}) if g.rank(x) else []
 
 
-_OF_NOTHING = {
+_EMPTY_RESULT = {
     "ReduceSum": 0,
     "ReduceProd": 1,
     "ReduceMean": float("nan"),
     "ReduceLogSumExp": float("-inf"),
     "ReduceL1": 0,
     "ReduceL2": 0,
-    "ReduceMax": 0,  # torch reduces nothing to a largest or smallest number; of booleans these are any and all
+    "ReduceMax": 0,  # only for booleans, as any and all: torch refuses other empty maxima
     "ReduceMin": 1,
 }
-"""What a reduction over no elements gives; engines do not agree."""
+"""The result of an empty reduction; engines do not agree."""
 _WRONG_OF_NOTHING = ("ReduceMean", "ReduceMax")
-"""Reductions of which ONNX Runtime gives something else, where the number of elements is not known before."""
+"""Reductions for which ONNX Runtime returns something else if the number of elements is symbolic."""
 
 
 def _reduce(g: Builder, op_type: str, x: Value, dim: Axes, keepdim: bool) -> Value:
@@ -48,43 +48,43 @@ def _reduce(g: Builder, op_type: str, x: Value, dim: Axes, keepdim: bool) -> Val
         return x
     dims = [1 if i in axes else size for i, size in enumerate(g.dims(x)) if keepdim or i not in axes]
     if any(g.dims(x)[axis] == 0 for axis in axes):
-        return g.expand(g.scalar(_OF_NOTHING[op_type], g.dtype(x)), dims)
-    found = g.shaped(g.node(op_type, [x, g.ints(axes)], keepdims=int(keepdim)), dims)
+        return g.expand(g.scalar(_EMPTY_RESULT[op_type], g.dtype(x)), dims)
+    result = g.shaped(g.node(op_type, [x, g.ints(axes)], keepdims=int(keepdim)), dims)
     count = _count(g, x, axes)
     if op_type not in _WRONG_OF_NOTHING or not may_be_zero(count):
-        return found
+        return result
     empty = g.reshape(g.sizes.condition(sympy.Eq(count, 0)), ())
-    return g.Where(empty, g.scalar(_OF_NOTHING[op_type], g.dtype(x)), found)
+    return g.Where(empty, g.scalar(_EMPTY_RESULT[op_type], g.dtype(x)), result)
 
 
-def _reduce_some(g: Builder, op_type: str, x: Value, dim: Axes, keepdim: bool) -> Value:
-    """A reduction that torch refuses over no elements, as the division by their number does then."""
+def _reduce_nonempty(g: Builder, op_type: str, x: Value, dim: Axes, keepdim: bool) -> Value:
+    """Reduce, but raise for an empty reduction as torch does: the division by the count raises then."""
     axes = _axes(g, x, dim)
     if not axes or not may_be_zero(_count(g, x, axes)):
         return _reduce(g, op_type, x, dim, keepdim)
     dims = [1 if i in axes else size for i, size in enumerate(g.dims(x)) if keepdim or i not in axes]
-    checked = g.Add(g.ints(axes), _zero_if_any(g, _count(g, x, axes)))
+    checked = g.Add(g.ints(axes), _zero_unless_empty(g, _count(g, x, axes)))
     return g.shaped(g.node(op_type, [x, checked], keepdims=int(keepdim)), dims)
 
 
-def _zero_if_any(g: Builder, count: Dim) -> Value:
-    """Zero, as a tensor of one element; an error of the engine where there is nothing to count."""
+def _zero_unless_empty(g: Builder, count: Dim) -> Value:
+    """Return zero as a tensor of one element; the engine raises if the count is zero."""
     return g.Div(g.ints([0]), g.sizes.value(count))
 
 
 def _count(g: Builder, x: Value, axes: Sequence[int]) -> Dim:
-    """How many elements lie along the axes."""
-    return count_of([g.dims(x)[axis] for axis in axes])
+    """Return the number of elements along the axes."""
+    return element_count([g.dims(x)[axis] for axis in axes])
 
 
 @aten("sum", "sum.dim_IntList")
 def sum_(g: Builder, x: Value, dim: Axes = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Value:
     if dtypes.is_integer(g.out.dtype):
-        return _of_integers(g, x, dim, keepdim, integer_sum, 0)
+        return _reduce_integers(g, x, dim, keepdim, integer_sum, 0)
     x = g.cast(x, g.out.dtype)
     axes = _axes(g, x, dim)
     if axes == list(range(len(axes))) and 0 < len(axes) < g.rank(x) and _are_many(g.dims(x)[: len(axes)], g.dtype(x)):
-        total = _sum_in_blocks(g, g.reshape(x, [count_of(g.dims(x)[: len(axes)]), *g.dims(x)[len(axes) :]]))
+        total = _sum_in_blocks(g, g.reshape(x, [element_count(g.dims(x)[: len(axes)]), *g.dims(x)[len(axes) :]]))
         return g.unsqueeze(total, axes) if keepdim else total
     return _reduce(g, "ReduceSum", x, dim, keepdim)
 
@@ -95,15 +95,15 @@ def trace(g: Builder, x: Value) -> Value:
     return sum_(g, g.Where(g.Equal(rows, columns), x, g.scalar(0, g.dtype(x))))
 
 
-def _of_integers(
-    g: Builder, x: Value, dim: Axes, keepdim: bool, reduce: Callable[..., Value], of_nothing: int
+def _reduce_integers(
+    g: Builder, x: Value, dim: Axes, keepdim: bool, reduce: Callable[..., Value], empty_result: int
 ) -> Value:
-    """An exact reduction; what torch is told to compute in a narrow dtype is the low bits of that."""
+    """Return an exact reduction; for a narrow dtype torch's result is its low bits."""
     if g.dtype(x).is_floating_point:
         x = g.cast(x, g.out.dtype)
     axes = _axes(g, x, dim)
     if any(g.dims(x)[axis] == 0 for axis in axes):
-        return g.expand(g.scalar(of_nothing, g.out.dtype), g.like(g.out))
+        return g.expand(g.scalar(empty_result, g.out.dtype), g.like(g.out))
     return g.cast(reduce(g, x, axes, keepdim) if axes else x, g.out.dtype)
 
 
@@ -111,14 +111,14 @@ _BLOCKS = 32
 
 
 def _are_many(dims: Sequence[Dim], dtype: torch.dtype) -> bool:
-    rows = count_of(dims)
+    rows = element_count(dims)
     return dtype == torch.float32 and (not isinstance(rows, int) or rows >= 16 * _BLOCKS)
 
 
 def _sum_in_blocks(g: Builder, x: Value) -> Value:
-    """The sum of many rows, which engines take one after the other: in blocks it is several times as exact.
+    """Sum many rows in blocks: engines add one row after the other, which is several times less accurate.
 
-    The gradients of weights and biases are such sums. It takes no longer, where no rows of zeros must be added.
+    Gradients of weights and biases are such sums. It takes no longer, unless rows of zeros must be added.
     """
     rows, *rest = g.dims(x)
     missing = g.dim(PythonMod(sympy.sympify(-rows), _BLOCKS))
@@ -136,7 +136,7 @@ def mean(g: Builder, x: Value, dim: Axes = None, keepdim: bool = False, *, dtype
 @aten("prod", "prod.dim_int")
 def prod(g: Builder, x: Value, dim: Axes = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Value:
     if dtypes.is_integer(g.out.dtype):
-        return _of_integers(g, x, dim, keepdim, integer_product, 1)
+        return _reduce_integers(g, x, dim, keepdim, integer_product, 1)
     return _reduce(g, "ReduceProd", g.cast(x, g.out.dtype), dim, keepdim)
 
 
@@ -144,14 +144,14 @@ def _extreme(g: Builder, op_type: str, x: Value, dim: Axes, keepdim: bool) -> Va
     if g.dtype(x) == torch.bool:
         wide = g.Cast(x, dtype=ir.DataType.INT32)
         return g.cast(_reduce(g, op_type, wide, dim, keepdim), torch.bool)
-    found = _reduce_some(g, op_type, x, dim, keepdim)
-    return found if not g.dtype(x).is_floating_point or found is x else _with_nan(g, found, x, dim, keepdim)
+    result = _reduce_nonempty(g, op_type, x, dim, keepdim)
+    return result if not g.dtype(x).is_floating_point or result is x else _with_nan(g, result, x, dim, keepdim)
 
 
-def _with_nan(g: Builder, found: Value, x: Value, dim: Axes, keepdim: bool) -> Value:
-    """NaN where an element is NaN: engines skip it, torch passes it on."""
+def _with_nan(g: Builder, result: Value, x: Value, dim: Axes, keepdim: bool) -> Value:
+    """Return NaN where an element is NaN: engines skip it, torch propagates it."""
     broken = _reduce(g, "ReduceMax", g.Cast(g.IsNaN(x), dtype=ir.DataType.INT32), dim, keepdim)
-    return g.Where(g.cast(broken, torch.bool), g.scalar(float("nan"), g.dtype(x)), found)
+    return g.Where(g.cast(broken, torch.bool), g.scalar(float("nan"), g.dtype(x)), result)
 
 
 @aten("amax", "max")
@@ -175,7 +175,7 @@ def all_(g: Builder, x: Value, dim: Axes = None, keepdim: bool = False) -> Value
 
 
 def _variance(g: Builder, x: Value, dim: Axes, correction: float | None, keepdim: bool) -> tuple[Value, Value]:
-    """Variance and mean by two passes, as torch computes them; the count may be symbolic."""
+    """Return variance and mean by two passes, as torch computes them; the count may be symbolic."""
     axes = _axes(g, x, dim)
     dtype = dtypes.accumulation_dtype(g.dtype(x))
     x = g.cast(x, dtype)
@@ -221,33 +221,33 @@ def std(g: Builder, x: Value, dim: Axes = None, *, correction: float | None = No
 @aten("logsumexp")
 def logsumexp(g: Builder, x: Value, dim: Axes, keepdim: bool = False) -> Value:
     x = g.cast(x, g.out.dtype)
-    found = _reduce(g, "ReduceLogSumExp", x, dim, keepdim)
-    return found if found is x else _with_nan(g, found, x, dim, keepdim)  # beside an infinity it is skipped
+    result = _reduce(g, "ReduceLogSumExp", x, dim, keepdim)
+    return result if result is x else _with_nan(g, result, x, dim, keepdim)  # NaN is skipped next to an infinity
 
 
 def _arg(g: Builder, op_type: str, x: Value, dim: int | None, keepdim: bool) -> Value:
     if not g.rank(x):
         return g.scalar(0, torch.int64)
     if dim is None:
-        x, dim = g.reshape(x, [count_of(g.dims(x))]), 0
+        x, dim = g.reshape(x, [element_count(g.dims(x))]), 0
     if g.dtype(x) == torch.bool:
         x = g.Cast(x, dtype=ir.DataType.INT32)
     axis = g.axis(x, dim)
-    found = _place(g, op_type, x, axis, keepdim)
+    result = _arg_index(g, op_type, x, axis, keepdim)
     size = g.dims(x)[axis]
-    return g.Add(found, g.reshape(_zero_if_any(g, size), ())) if may_be_zero(size) else found
+    return g.Add(result, g.reshape(_zero_unless_empty(g, size), ())) if may_be_zero(size) else result
 
 
-def _place(g: Builder, op_type: str, x: Value, axis: int, keepdim: bool) -> Value:
+def _arg_index(g: Builder, op_type: str, x: Value, axis: int, keepdim: bool) -> Value:
     if not g.dtype(x).is_floating_point:
         return g.node(op_type, [x], axis=axis, keepdims=int(keepdim))
     if g.dtype(x) in _WIDER:
-        return g.node(op_type, [orderable(g, x, 1 if op_type == "ArgMax" else -1)], axis=axis, keepdims=int(keepdim))
-    return _arg_of_doubles(g, op_type, x, axis, keepdim)
+        return g.node(op_type, [sort_key(g, x, 1 if op_type == "ArgMax" else -1)], axis=axis, keepdims=int(keepdim))
+    return _arg_double(g, op_type, x, axis, keepdim)
 
 
-def _arg_of_doubles(g: Builder, op_type: str, x: Value, axis: int, keepdim: bool) -> Value:
-    """The first NaN, or where there is none the extreme, infinite or not."""
+def _arg_double(g: Builder, op_type: str, x: Value, axis: int, keepdim: bool) -> Value:
+    """Return the index of the first NaN, or if there is none of the extreme, infinite or not."""
     worst = g.scalar(float("-inf" if op_type == "ArgMax" else "inf"), torch.float64)
     broken = g.Cast(g.IsNaN(x), dtype=ir.DataType.INT32)
     place, first = (
@@ -304,33 +304,33 @@ def topk(
 ) -> tuple[Value, Value]:
     if not g.rank(x):
         return x, g.scalar(0, torch.int64)
-    return top(g, x, g.shape_value([k]), g.axis(x, dim), largest)
+    return sorted_topk(g, x, g.shape_value([k]), g.axis(x, dim), largest)
 
 
-def top(g: Builder, x: Value, k: Value, axis: int, largest: bool) -> tuple[Value, Value]:
-    """The `k` largest or smallest in order, NaN as the largest, and where they stand; equal ones keep their order."""
+def sorted_topk(g: Builder, x: Value, k: Value, axis: int, largest: bool) -> tuple[Value, Value]:
+    """Return the `k` largest or smallest in order, NaN as the largest, and their indices; the sort is stable."""
     if g.dtype(x) == torch.bool:
-        values, indices = top(g, g.Cast(x, dtype=ir.DataType.INT32), k, axis, largest)
+        values, indices = sorted_topk(g, g.Cast(x, dtype=ir.DataType.INT32), k, axis, largest)
         return g.cast(values, torch.bool), indices
     if g.dtype(x) == torch.float64:
-        return _top_of_doubles(g, x, k, axis, largest)
-    key = orderable(g, x)
-    values, indices = _top(g, key, k, axis, largest)
+        return _topk_double(g, x, k, axis, largest)
+    key = sort_key(g, x)
+    values, indices = _topk(g, key, k, axis, largest)
     return (values if key is x else g.GatherElements(x, indices, axis=axis)), indices
 
 
-def _top(g: Builder, x: Value, k: Value, axis: int, largest: bool) -> tuple[Value, Value]:
+def _topk(g: Builder, x: Value, k: Value, axis: int, largest: bool) -> tuple[Value, Value]:
     values, indices = g.several("TopK", 2, [x, k], axis=axis, largest=int(largest))
     indices.type = ir.TensorType(ir.DataType.INT64)
     return values, indices
 
 
-def _top_of_doubles(g: Builder, x: Value, k: Value, axis: int, largest: bool) -> tuple[Value, Value]:
-    """Sorted with NaN among the infinite, then by whether it is NaN, which leaves the order of the others."""
+def _topk_double(g: Builder, x: Value, k: Value, axis: int, largest: bool) -> tuple[Value, Value]:
+    """Sort with NaN as infinity, then stably by whether it is NaN."""
     broken = g.Cast(g.IsNaN(x), dtype=ir.DataType.INT32)
     key = g.Where(g.IsNaN(x), g.scalar(float("inf"), torch.float64), x)
-    _, order = _top(g, key, g.shape_value([g.dims(x)[axis]]), axis, largest)
-    _, places = _top(g, g.GatherElements(broken, order, axis=axis), k, axis, largest)
+    _, order = _topk(g, key, g.shape_value([g.dims(x)[axis]]), axis, largest)
+    _, places = _topk(g, g.GatherElements(broken, order, axis=axis), k, axis, largest)
     indices = g.GatherElements(order, places, axis=axis)
     return g.GatherElements(x, indices, axis=axis), indices
 
@@ -338,10 +338,10 @@ def _top_of_doubles(g: Builder, x: Value, k: Value, axis: int, largest: bool) ->
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
 
 
-def orderable(g: Builder, x: Value, side: int = 1) -> Value:
-    """A key with NaN beyond infinity (below, where `side` is −1), as torch orders them; ONNX leaves its order open.
+def sort_key(g: Builder, x: Value, side: int = 1) -> Value:
+    """Return a key with NaN beyond infinity (below, if `side` is −1), as torch sorts; ONNX does not define its order.
 
-    Wider floating point has a number between the largest and infinity, which stands for infinity. Not for doubles.
+    A wider dtype has a number between the largest and infinity, which represents infinity. Not for doubles.
     """
     dtype = g.dtype(x)
     if not dtype.is_floating_point:
@@ -356,11 +356,11 @@ def orderable(g: Builder, x: Value, side: int = 1) -> Value:
 def sort(
     g: Builder, x: Value, dim: int = -1, descending: bool = False, *, stable: bool | None = None
 ) -> tuple[Value, Value]:
-    # ONNX's TopK breaks ties by the lower index, so it sorts stably.
+    # ONNX's TopK breaks ties by the lower index, so it is a stable sort.
     if not g.rank(x):
         return x, g.scalar(0, torch.int64)
     axis = g.axis(x, dim)
-    return top(g, x, g.shape_value([g.dims(x)[axis]]), axis, descending)
+    return sorted_topk(g, x, g.shape_value([g.dims(x)[axis]]), axis, descending)
 
 
 @aten("linalg_vector_norm")

@@ -1,4 +1,4 @@
-"""Sampling of images and volumes at places that a grid gives, and its gradients."""
+"""Sampling of images and volumes at the positions of a grid, and its gradients."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from sardonyx import opsets
 from sardonyx.errors import Unsupported
 from sardonyx.sizes import Dim
-from sardonyx.translate.aten.indexing import count_of
-from sardonyx.translate.aten.scatter import combined
+from sardonyx.translate.aten.indexing import element_count
+from sardonyx.translate.aten.scatter import scatter_combined
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.table import aten
 
@@ -21,7 +21,7 @@ Value = ir.Value
 _LINEAR, _NEAREST, _CUBIC = range(3)
 _ZEROS, _BORDER, _REFLECTION = range(3)
 _SHARPNESS = -0.75
-"""The parameter of torch's cubic curve."""
+"""The parameter of torch's cubic convolution."""
 
 
 @aten("grid_sampler_2d", "grid_sampler_3d")
@@ -38,13 +38,13 @@ def grid_sampler(
 
 @dataclass(frozen=True)
 class _Tap:
-    """For each place the grid gives, an element along one axis that is read there."""
+    """An element along one axis that is read for each position of the grid."""
 
     index: Value
     inside: Value
     weight: Value
     slope: Value
-    """How the weight changes with the coordinate that the grid gives."""
+    """The derivative of the weight by the grid's coordinate."""
 
 
 @aten("grid_sampler_2d_backward", "grid_sampler_3d_backward")
@@ -60,28 +60,28 @@ def grid_sampler_backward(
 ) -> tuple[Value | None, Value | None]:
     batch, channels, *sides = g.dims(x)
     spatial = len(sides)
-    many = count_of(g.dims(grid)[1:-1])
+    many = element_count(g.dims(grid)[1:-1])
     places = g.reshape(grid, [batch, many, spatial])
     axes = []
-    for axis, size in enumerate(sides):  # the grid's last coordinate is that of the first axis
+    for axis, size in enumerate(sides):  # the grid's last coordinate is of the first axis
         at = g.Gather(places, g.scalar(spatial - 1 - axis, torch.int64), axis=2)
         along = _Axis(g, size, padding_mode, align_corners)
         axes.append(along.taps(g.shaped(at, [batch, many]), interpolation_mode))
     taps = list(product(*axes))
-    flat = _joined(g, [_place(g, tap, sides) for tap in taps], [batch, 1, len(taps) * many])
+    flat = _joined(g, [_plane_index(g, tap, sides) for tap in taps], [batch, 1, len(taps) * many])
     index = g.expand(flat, [batch, channels, len(taps) * many])
-    given = g.reshape(grad, [batch, channels, many])
+    flat_grad = g.reshape(grad, [batch, channels, many])
     of_x = of_grid = None
     if output_mask[0]:
-        shares = [g.Mul(given, g.unsqueeze(_weight(g, tap), [1])) for tap in taps]
-        nothing = g.expand(g.scalar(0, g.dtype(x)), [batch, channels, count_of(sides)])
-        summed = combined(g, nothing, 2, index, _joined(g, shares, g.dims(index)), "add")
+        shares = [g.Mul(flat_grad, g.unsqueeze(_weight(g, tap), [1])) for tap in taps]
+        zeros = g.expand(g.scalar(0, g.dtype(x)), [batch, channels, element_count(sides)])
+        summed = scatter_combined(g, zeros, 2, index, _joined(g, shares, g.dims(index)), "add")
         of_x = g.reshape(summed, g.dims(x))
     if output_mask[1]:
-        read = g.GatherElements(g.reshape(x, [batch, channels, count_of(sides)]), index, axis=2)
+        read = g.GatherElements(g.reshape(x, [batch, channels, element_count(sides)]), index, axis=2)
         read = g.reshape(g.shaped(read, g.dims(index)), [batch, channels, len(taps), many])
-        told = g.ReduceSum(g.Mul(read, g.unsqueeze(given, [2])), g.ints([1]), keepdims=0)
-        of_grid = _of_grid(g, taps, g.shaped(told, [batch, len(taps), many]), g.dims(grid))
+        products = g.ReduceSum(g.Mul(read, g.unsqueeze(flat_grad, [2])), g.ints([1]), keepdims=0)
+        of_grid = _grid_gradient(g, taps, g.shaped(products, [batch, len(taps), many]), g.dims(grid))
     return of_x, of_grid
 
 
@@ -89,8 +89,8 @@ def _joined(g: Builder, parts: Sequence[Value], dims: Sequence[Dim]) -> Value:
     return g.shaped(parts[0] if len(parts) == 1 else g.Concat(*parts, axis=2), dims)
 
 
-def _place(g: Builder, tap: Sequence[_Tap], sides: Sequence[Dim]) -> Value:
-    """Where in a plane an element lies, [batch, 1, places]."""
+def _plane_index(g: Builder, tap: Sequence[_Tap], sides: Sequence[Dim]) -> Value:
+    """Return the index of an element in a plane, [batch, 1, positions]."""
     place = tap[0].index
     for one, size in zip(tap[1:], sides[1:], strict=True):
         place = g.Add(g.Mul(place, g.scalar(size, torch.int64)), one.index)
@@ -98,7 +98,7 @@ def _place(g: Builder, tap: Sequence[_Tap], sides: Sequence[Dim]) -> Value:
 
 
 def _weight(g: Builder, tap: Sequence[_Tap], by: int | None = None) -> Value:
-    """How much an element counts; with `by`, how that changes along an axis."""
+    """Return the weight of an element; with `by`, its derivative along an axis."""
     total = None
     for axis, one in enumerate(tap):
         factor = g.Where(one.inside, one.slope if axis == by else one.weight, g.scalar(0, g.dtype(one.weight)))
@@ -107,14 +107,14 @@ def _weight(g: Builder, tap: Sequence[_Tap], by: int | None = None) -> Value:
     return total
 
 
-def _of_grid(g: Builder, taps: Sequence[Sequence[_Tap]], told: Value, dims: Sequence[Dim]) -> Value:
-    """For each axis the sum over all elements read of what each told, times how its weight changes."""
+def _grid_gradient(g: Builder, taps: Sequence[Sequence[_Tap]], products: Value, dims: Sequence[Dim]) -> Value:
+    """Return, for each axis, the sum over elements read of their products times the derivatives of their weights."""
     columns = []
     for axis in reversed(range(len(taps[0]))):
         slopes = [g.unsqueeze(_weight(g, tap, by=axis), [1]) for tap in taps]
         changes = slopes[0] if len(slopes) == 1 else g.Concat(*slopes, axis=1)
-        total = g.ReduceSum(g.Mul(told, g.shaped(changes, g.dims(told))), g.ints([1]), keepdims=0)
-        columns.append(g.unsqueeze(g.shaped(total, [g.dims(told)[0], g.dims(told)[2]]), [2]))
+        total = g.ReduceSum(g.Mul(products, g.shaped(changes, g.dims(products))), g.ints([1]), keepdims=0)
+        columns.append(g.unsqueeze(g.shaped(total, [g.dims(products)[0], g.dims(products)[2]]), [2]))
     joined = g.Concat(*columns, axis=2)
     return g.reshape(g.shaped(joined, [*g.dims(columns[0])[:2], len(columns)]), dims)
 
@@ -126,7 +126,7 @@ class _Axis:
         self._g, self._size, self._padding, self._align = g, size, padding_mode, align
 
     def taps(self, coordinate: Value, mode: int) -> list[_Tap]:
-        """What is read along this axis for each coordinate."""
+        """Return the elements read along this axis for each coordinate."""
         at, scale = self._unnormalized(coordinate)
         if mode == _CUBIC:
             return self._cubic(at, scale)
@@ -143,7 +143,7 @@ class _Axis:
         ]
 
     def _unnormalized(self, coordinate: Value) -> tuple[Value, Value]:
-        """The coordinate in elements, and its slope."""
+        """Return the coordinate in elements, and its slope."""
         self._dtype = self._g.dtype(coordinate)
         g, one, half = self._g, self._number(1), self._number(0.5)
         self._end = g.scalar(g.dim(self._size - 1), self._dtype)
@@ -156,7 +156,7 @@ class _Axis:
         return self._g.scalar(value, self._dtype)
 
     def _padded(self, at: Value) -> tuple[Value, Value]:
-        """A coordinate moved inside as the padding asks, and how it then changes."""
+        """Return a coordinate moved inside according to the padding, and its slope."""
         g, one = self._g, self._number(1)
         if self._padding == _ZEROS:
             return at, one
@@ -167,28 +167,28 @@ class _Axis:
         return g.Max(g.Min(at, self._end), self._number(0)), g.Where(outside, self._number(0), slope)
 
     def _reflected(self, at: Value) -> tuple[Value, Value]:
-        """Back and forth between the centres of the outermost elements, or between their edges."""
+        """Reflect between the centres of the outermost elements, or between their edges."""
         g = self._g
         low = self._number(0.0 if self._align else -0.5)
         span = self._end if self._align else g.scalar(self._size, self._dtype)
         from_low = g.Sub(at, low)
-        way = g.Abs(from_low)
-        flips = g.Floor(g.Div(way, span))
-        extra = g.Sub(way, g.Mul(flips, span))
+        distance = g.Abs(from_low)
+        flips = g.Floor(g.Div(distance, span))
+        extra = g.Sub(distance, g.Mul(flips, span))
         odd = g.Equal(g.Mod(flips, self._number(2), fmod=1), self._number(1))
         there = g.Add(g.Where(odd, g.Sub(span, extra), extra), low)
         sign = g.Where(g.Less(from_low, self._number(0)), self._number(-1), self._number(1))
         return there, g.Where(odd, g.Neg(sign), sign)
 
     def _tap(self, at: Value, weight: Value, slope: Value) -> _Tap:
-        """An element, which does not count where it lies outside."""
+        """Return an element, with weight zero if it is outside."""
         g = self._g
         inside = g.And(g.GreaterOrEqual(at, self._number(0)), g.LessOrEqual(at, self._end))
         index = g.cast(g.Where(inside, at, self._number(0)), torch.int64)
         return _Tap(index, inside, weight, slope)
 
     def _cubic(self, at: Value, scale: Value) -> list[_Tap]:
-        """Four elements around; the padding moves each of them, and not the coordinate."""
+        """Return the four elements around; padding moves each of them, not the coordinate."""
         g = self._g
         low = g.Floor(at)
         part = g.Sub(at, low)
@@ -200,7 +200,7 @@ class _Axis:
         return taps
 
     def _curve(self, part: Value, step: int) -> tuple[Value, Value]:
-        """The cubic weight of an element so many steps from the one below, and its slope."""
+        """Return the cubic weight of an element this many steps from the one below, and its slope."""
         g, a = self._g, _SHARPNESS
         outer, inner = (-4 * a, 8 * a, -5 * a, a), (1, 0, -(a + 3), a + 2)
         coefficients = inner if step in (0, 1) else outer

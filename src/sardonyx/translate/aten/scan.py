@@ -1,4 +1,4 @@
-"""Running results along an axis, which ONNX has for sums only: log₂ n steps, each over the whole tensor."""
+"""Cumulative results along an axis, which ONNX has for sums only: log₂ n steps, each over the whole tensor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sardonyx import dtypes
 from sardonyx.translate.aten.activation import log_one_plus
 from sardonyx.translate.aten.indexing import positions
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.formula import looped
+from sardonyx.translate.formula import loop_values
 from sardonyx.translate.table import aten
 
 Value = ir.Value
@@ -21,7 +21,7 @@ Value = ir.Value
 def _doubling(
     g: Builder, start: Sequence[Value], axis: int, step: Callable[[Sequence[Value], Value], Sequence[Value]]
 ) -> Sequence[Value]:
-    """Every element combined with the one 1, 2, 4, … places before it, until the axis is covered."""
+    """Combine every element with the one 1, 2, 4, … positions before it, until the axis is covered."""
     length = g.dims(start[0])[axis]
     if isinstance(length, int):
         for i in range((length - 1).bit_length() if length > 1 else 0):
@@ -29,11 +29,11 @@ def _doubling(
         return start
     powers = g.ints([2**i for i in range(63)])
     rounds = g.ReduceSum(g.cast(g.Less(powers, g.sizes.value(length)), torch.int64), keepdims=0)
-    return looped(g, rounds, start, lambda count, given: step(given, g.reshape(g.Gather(powers, count), [1])))
+    return loop_values(g, rounds, start, lambda count, state: step(state, g.reshape(g.Gather(powers, count), [1])))
 
 
 def _shifted(g: Builder, x: Value, axis: int, by: Value, fill: float) -> Value:
-    """Each element's predecessor by `by` places; the first ones have `fill` instead."""
+    """Return each element's predecessor by `by` positions; the first ones are `fill`."""
     pads = g.Concat(by, g.Neg(by), axis=0)
     return g.shaped(g.Pad(x, pads, g.scalar(fill, g.dtype(x)), g.ints([axis])), g.dims(x))
 
@@ -47,20 +47,19 @@ def cumprod(g: Builder, x: Value, dim: int, *, dtype: torch.dtype | None = None)
 
 
 def running_product(g: Builder, x: Value, axis: int) -> Value:
-    """The product of each element and all before it."""
-    return _doubling(g, [x], axis, lambda given, by: [g.Mul(given[0], _shifted(g, given[0], axis, by, 1))])[0]
+    return _doubling(g, [x], axis, lambda state, by: [g.Mul(state[0], _shifted(g, state[0], axis, by, 1))])[0]
 
 
 @aten("logcumsumexp")
 def logcumsumexp(g: Builder, x: Value, dim: int) -> Value:
-    """log(eᵃ + eᵇ) = max + log(1 + e⁻|ᵃ⁻ᵇ|), step by step: one sum for all would lose what is far below the largest."""
+    """log(eᵃ + eᵇ) = max + log(1 + e⁻|ᵃ⁻ᵇ|), step by step: one sum would lose what is far below the maximum."""
     x = g.cast(x, dtypes.accumulation_dtype(g.dtype(x)))
     if not g.rank(x):
         return x
     axis = g.axis(x, dim)
 
-    def step(given: Sequence[Value], by: Value) -> list[Value]:
-        (x,) = given
+    def step(state: Sequence[Value], by: Value) -> list[Value]:
+        (x,) = state
         before = _shifted(g, x, axis, by, -math.inf)
         larger = g.Where(g.IsNaN(before), before, g.Where(g.Less(x, before), before, x))
         nearer = log_one_plus(g, g.Exp(g.Neg(g.Abs(g.Sub(x, before)))))
@@ -69,18 +68,18 @@ def logcumsumexp(g: Builder, x: Value, dim: int) -> Value:
     return _doubling(g, [x], axis, step)[0]
 
 
-def _running(g: Builder, x: Value, dim: int, op_type: str) -> tuple[Value, Value]:
-    """The extreme so far and where it stands: the last place of several, and NaN beats every number."""
+def _running_extreme(g: Builder, x: Value, dim: int, op_type: str) -> tuple[Value, Value]:
+    """Return the extreme so far and its index: the last of equals; NaN beats every number."""
     if g.dtype(x) == torch.bool:
-        values, places = _running(g, g.Cast(x, dtype=ir.DataType.INT32), dim, op_type)
+        values, places = _running_extreme(g, g.Cast(x, dtype=ir.DataType.INT32), dim, op_type)
         return g.cast(values, torch.bool), places
     if not g.rank(x):
         return x, g.scalar(0, torch.int64)
     axis, dtype = g.axis(x, dim), g.dtype(x)
     worst = _lowest(dtype) if op_type == "GreaterOrEqual" else _highest(dtype)
 
-    def step(given: Sequence[Value], by: Value) -> list[Value]:
-        x, places = given
+    def step(state: Sequence[Value], by: Value) -> list[Value]:
+        x, places = state
         before, place = _shifted(g, x, axis, by, worst), _shifted(g, places, axis, by, 0)
         stays = g.node(op_type, [x, before])
         if dtype.is_floating_point:
@@ -103,9 +102,9 @@ def _highest(dtype: torch.dtype) -> float:
 
 @aten("cummax")
 def cummax(g: Builder, x: Value, dim: int) -> tuple[Value, Value]:
-    return _running(g, x, dim, "GreaterOrEqual")
+    return _running_extreme(g, x, dim, "GreaterOrEqual")
 
 
 @aten("cummin")
 def cummin(g: Builder, x: Value, dim: int) -> tuple[Value, Value]:
-    return _running(g, x, dim, "LessOrEqual")
+    return _running_extreme(g, x, dim, "LessOrEqual")

@@ -1,4 +1,4 @@
-"""Scattering: values placed, or combined, at positions that an index gives."""
+"""Scattering: values assigned, or combined, at indices."""
 
 from __future__ import annotations
 
@@ -43,27 +43,27 @@ def _scatter(g: Builder, x: Value, dim: int, index: Value, src: Operand, reducti
         src = g.expand(g.scalar(src, g.dtype(x)), g.dims(index))
     if reduction is None:
         return g.shaped(g.ScatterElements(x, index, src, axis=g.axis(x, dim)), g.dims(x))
-    return combined(g, x, g.axis(x, dim), index, src, reduction)
+    return scatter_combined(g, x, g.axis(x, dim), index, src, reduction)
 
 
-def combined(g: Builder, x: Value, axis: int, index: Value, src: Value, reduction: str) -> Value:
-    """`x` with each element of `src` added, multiplied or compared in at its place along the axis."""
+def scatter_combined(g: Builder, x: Value, axis: int, index: Value, src: Value, reduction: str) -> Value:
+    """Add, multiply or compare each element of `src` into `x` at its index along the axis."""
     dtype = g.dtype(x)
     if dtype == torch.bool:
         x, src = (g.Cast(value, dtype=ir.DataType.INT32) for value in (x, src))
-        return g.cast(combined(g, x, axis, index, src, _OF_BOOLEANS[reduction]), torch.bool)
-    wide = dtypes.accumulation_dtype(dtype)  # engines combine no half precision here, though their types say they do
+        return g.cast(scatter_combined(g, x, axis, index, src, _OF_BOOLEANS[reduction]), torch.bool)
+    wide = dtypes.accumulation_dtype(dtype)  # engines do not combine half precision, though they declare it
     result = g.ScatterElements(g.cast(x, wide), index, g.cast(src, wide), axis=axis, reduction=reduction)
     result = g.cast(g.shaped(result, g.dims(x)), dtype)
     if not dtype.is_floating_point or reduction not in ("max", "min"):
         return result
-    # Engines skip NaN; torch passes it on.
-    broken = combined(g, g.IsNaN(x), axis, index, g.IsNaN(src), "max")
+    # Engines skip NaN; torch propagates it.
+    broken = scatter_combined(g, g.IsNaN(x), axis, index, g.IsNaN(src), "max")
     return g.Where(broken, g.scalar(float("nan"), dtype), result)
 
 
 def _scatter_flat(g: Builder, x: Value, index: Value, src: Operand, reduction: str | None) -> Value:
-    """torch takes a tensor without dimensions for one of one element."""
+    """Treat a scalar tensor as one of one element, as torch does."""
     line, places = (v if g.rank(v) else g.unsqueeze(v, [0]) for v in (x, index))
     if isinstance(src, Value) and not g.rank(src):
         src = g.unsqueeze(src, [0])
@@ -71,7 +71,7 @@ def _scatter_flat(g: Builder, x: Value, index: Value, src: Operand, reduction: s
 
 
 def _prefix(g: Builder, x: Value, dims: Sequence[Dim]) -> Value:
-    """The leading part of `x` that has these sizes: torch lets `src` be larger than `index`."""
+    """Return the leading part of `x` of these sizes: torch allows `src` to be larger than `index`."""
     for axis, want in enumerate(dims):
         have = g.dims(x)
         if have[axis] != want:
@@ -109,7 +109,7 @@ def _mean(g: Builder, total: Value, dim: int, index: Value, include_self: bool) 
     dtype = g.dtype(total)
     ones = g.expand(g.scalar(1 if include_self else 0, dtype), g.dims(total))
     count = _scatter(g, ones, dim, index, 1, "add")
-    # A place that nothing was scattered to keeps what it has.
+    # A position without updates keeps its value.
     count = g.Max(count, g.scalar(1, dtype))
     return g.Div(total, count) if dtype.is_floating_point else floor_divide(g, total, count)
 

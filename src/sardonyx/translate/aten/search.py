@@ -1,4 +1,4 @@
-"""Searching in sequences."""
+"""Search in sorted sequences."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from sardonyx.errors import Unsupported
 from sardonyx.sizes import Dim
-from sardonyx.translate.aten.indexing import count_of, flat
+from sardonyx.translate.aten.indexing import element_count, flat
 from sardonyx.translate.builder import Builder, Operand
 from sardonyx.translate.table import aten
 
@@ -15,8 +15,8 @@ Value = ir.Value
 _LONGEST = 1024
 
 
-def place_of(g: Builder, sequence: Value, values: Value, right: bool) -> Value:
-    """How many of the sequence stand before each value: every pair is compared, which short sequences allow."""
+def insertion_index(g: Builder, sequence: Value, values: Value, right: bool) -> Value:
+    """Return how many elements of the sequence are before each value, by comparing all pairs; for short sequences."""
     length: Dim = g.dims(sequence)[-1]
     if not isinstance(length, int) or length > _LONGEST:
         raise Unsupported(f"a search in a sequence of {length}; up to {_LONGEST} are compared one by one")
@@ -24,29 +24,29 @@ def place_of(g: Builder, sequence: Value, values: Value, right: bool) -> Value:
         return g.expand(g.scalar(0, torch.int64), g.dims(values))
     sequence, values = g.promote(sequence, values)
     values = g.unsqueeze(values, [-1])
-    # Written so that NaN, which no comparison holds for, comes after everything.
+    # Written so that NaN, for which no comparison holds, comes last.
     behind = g.Not(g.node("Greater" if right else "GreaterOrEqual", [sequence, values]))
     if not g.dtype(sequence).is_floating_point:
         return _count(g, behind)
     broken = g.IsNaN(sequence)
     place = _count(g, g.And(behind, g.Or(g.Not(broken), g.IsNaN(values))))
-    return _past_nan(g, place, _count(g, g.Not(broken)), length)
+    return _end_if_nan_read(g, place, _count(g, g.Not(broken)), length)
 
 
 def _count(g: Builder, condition: Value) -> Value:
-    """How often it holds along the last axis."""
+    """Return how often the condition holds along the last axis."""
     return g.ReduceSum(g.cast(condition, torch.int64), g.ints([-1]), keepdims=0)
 
 
-def _past_nan(g: Builder, place: Value, numbers: Value, length: int) -> Value:
-    """torch searches by halves, and one that looks at a NaN, behind the numbers, ends at the end of the sequence."""
-    seen = g.ints([_farthest_seen(place, length) for place in range(length + 1)])
+def _end_if_nan_read(g: Builder, place: Value, numbers: Value, length: int) -> Value:
+    """torch's binary search returns the end of the sequence if it reads a NaN, which is behind the numbers."""
+    read = g.ints([_last_position_read(place, length) for place in range(length + 1)])
     end = g.scalar(length, torch.int64)
-    return g.Where(g.GreaterOrEqual(g.Gather(seen, place), numbers), end, place)
+    return g.Where(g.GreaterOrEqual(g.Gather(read, place), numbers), end, place)
 
 
-def _farthest_seen(place: int, length: int) -> int:
-    """The last position at or after the place found that a search by halves looks at; −1 if there is none."""
+def _last_position_read(place: int, length: int) -> int:
+    """Return the last position at or after the insertion index that a binary search reads; −1 if there is none."""
     start, end = 0, length
     while start < end:
         middle = (start + end) // 2
@@ -58,7 +58,7 @@ def _farthest_seen(place: int, length: int) -> int:
 
 @aten("bucketize.Tensor", "bucketize.Scalar")
 def bucketize(g: Builder, x: Operand, boundaries: Value, *, out_int32: bool = False, right: bool = False) -> Value:
-    return place_of(g, boundaries, _as_tensor(g, x), right)
+    return insertion_index(g, boundaries, _as_tensor(g, x), right)
 
 
 @aten("searchsorted.Tensor", "searchsorted.Scalar")
@@ -76,24 +76,24 @@ def searchsorted(
         sequence = g.shaped(g.GatherElements(sequence, sorter, axis=-1), g.dims(sequence))
     if g.rank(sequence) > 1:
         sequence = g.unsqueeze(sequence, [-2])
-    return place_of(g, sequence, _as_tensor(g, values), right or side == "right")
+    return insertion_index(g, sequence, _as_tensor(g, values), right or side == "right")
 
 
 @aten("isin.Tensor_Tensor")
 def isin(g: Builder, x: Value, tests: Value, *, assume_unique: bool = False, invert: bool = False) -> Value:
-    count = count_of(g.dims(tests))
+    count = element_count(g.dims(tests))
     if isinstance(count, int) and count > _LONGEST:
         raise Unsupported(f"isin with {count} elements to compare with; up to {_LONGEST} are compared one by one")
     x, tests = g.promote(x, tests)
-    found = _count(g, g.Equal(g.unsqueeze(x, [-1]), flat(g, tests)))
+    result = _count(g, g.Equal(g.unsqueeze(x, [-1]), flat(g, tests)))
     zero = g.scalar(0, torch.int64)
-    return g.Equal(found, zero) if invert else g.Greater(found, zero)
+    return g.Equal(result, zero) if invert else g.Greater(result, zero)
 
 
 @aten("isin.Tensor_Scalar")
 def isin_scalar(g: Builder, x: Value, test: Operand, *, assume_unique: bool = False, invert: bool = False) -> Value:
-    found = g.Equal(*g.promote(x, test))
-    return g.Not(found) if invert else found
+    result = g.Equal(*g.promote(x, test))
+    return g.Not(result) if invert else result
 
 
 def _as_tensor(g: Builder, x: Operand) -> Value:

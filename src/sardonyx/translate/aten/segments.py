@@ -1,4 +1,4 @@
-"""Sequences cut into pieces, each reduced to one element."""
+"""Segments of sequences, each reduced to one element."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 from sardonyx import dtypes
 from sardonyx.errors import Unsupported
-from sardonyx.translate.aten.scatter import combined
-from sardonyx.translate.aten.search import place_of
+from sardonyx.translate.aten.scatter import scatter_combined
+from sardonyx.translate.aten.search import insertion_index
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.table import aten
 
@@ -19,20 +19,20 @@ _REDUCTIONS = {"sum": ("add", 0.0), "mean": ("add", 0.0), "prod": ("mul", 1.0)}
 _EXTREMES = {"max": ("max", -math.inf), "min": ("min", math.inf)}
 
 
-def _pieces(g: Builder, x: Value, axis: int, offsets: Value, reduction: str, initial: float) -> Value:
-    """The elements from each offset to the next, combined; there is a piece before the first offset, too."""
+def _all_segments(g: Builder, x: Value, axis: int, offsets: Value, reduction: str, initial: float) -> Value:
+    """Combine the elements from each offset to the next; there is a segment before the first offset, too."""
     length = g.dims(x)[axis]
     if not isinstance(length, int) or not length:
-        raise Unsupported("pieces of a sequence of symbolic length, or of nothing")
-    begun = place_of(g, g.unsqueeze(offsets, [-2]), g.ints(range(length)), right=True)
+        raise Unsupported("segments of a sequence that is empty or of symbolic length")
+    begun = insertion_index(g, g.unsqueeze(offsets, [-2]), g.ints(range(length)), right=True)
     dims = g.dims(offsets)[:-1]
     piece = g.reshape(g.shaped(begun, [*dims, length]), [*dims, length] + [1] * (g.rank(x) - axis - 1))
     start = g.expand(g.scalar(initial, g.dtype(x)), [*dims, g.dims(offsets)[-1] + 1, *g.dims(x)[axis + 1 :]])
-    return combined(g, start, axis, g.expand(piece, g.dims(x)), x, reduction)
+    return scatter_combined(g, start, axis, g.expand(piece, g.dims(x)), x, reduction)
 
 
-def _between(g: Builder, x: Value, axis: int, count: int) -> Value:
-    """Without the piece before the first offset, and those behind the last that count."""
+def _inner_segments(g: Builder, x: Value, axis: int, count: int) -> Value:
+    """Drop the segment before the first offset, and those after the last."""
     dims = [count if i == axis else size for i, size in enumerate(g.dims(x))]
     return g.shaped(g.slice(x, axis, 1, count + 1), dims)
 
@@ -60,10 +60,10 @@ def segment_reduce(
     dtype = dtypes.accumulation_dtype(g.dtype(data))
     reduction, neutral = {**_REDUCTIONS, **_EXTREMES}[reduce]
     x, start = g.cast(data, dtype), neutral if initial is None else float(initial)
-    found = _between(g, _pieces(g, x, axis, offsets, reduction, start), axis, count)
+    result = _inner_segments(g, _all_segments(g, x, axis, offsets, reduction, start), axis, count)
     if reduce in _EXTREMES:
-        return _with_nan(g, found, x, axis, offsets, count)
-    return found if reduce != "mean" else _mean(g, found, offsets, axis, initial is None)
+        return _with_nan(g, result, x, axis, offsets, count)
+    return result if reduce != "mean" else _mean(g, result, offsets, axis, initial is None)
 
 
 def _offsets(g: Builder, lengths: Value) -> Value:
@@ -74,11 +74,11 @@ def _offsets(g: Builder, lengths: Value) -> Value:
     return g.shaped(g.Concat(first, ends, axis=-1), [*dims, count + 1])
 
 
-def _with_nan(g: Builder, found: Value, x: Value, axis: int, offsets: Value, count: int) -> Value:
-    """Engines skip NaN when they look for an extreme; torch passes it on."""
+def _with_nan(g: Builder, result: Value, x: Value, axis: int, offsets: Value, count: int) -> Value:
+    """Return NaN where a segment has one: engines skip NaN in extremes, torch propagates it."""
     missing = g.cast(g.IsNaN(x), g.dtype(x))
-    broken = _between(g, _pieces(g, missing, axis, offsets, "add", 0), axis, count)
-    return g.Where(g.cast(broken, torch.bool), g.scalar(math.nan, g.dtype(x)), found)
+    broken = _inner_segments(g, _all_segments(g, missing, axis, offsets, "add", 0), axis, count)
+    return g.Where(g.cast(broken, torch.bool), g.scalar(math.nan, g.dtype(x)), result)
 
 
 def _mean(g: Builder, total: Value, offsets: Value, axis: int, empty_is_nan: bool) -> Value:
@@ -86,5 +86,5 @@ def _mean(g: Builder, total: Value, offsets: Value, axis: int, empty_is_nan: boo
     ends, starts = (g.slice(offsets, axis, i, edges - 1 + i) for i in (1, 0))
     lengths = g.shaped(g.Sub(ends, starts), [*dims, edges - 1])
     lengths = g.cast(g.unsqueeze(lengths, range(axis + 1, g.rank(total))), g.dtype(total))
-    # A segment of no elements keeps what it was given to begin with.
+    # An empty segment keeps its initial value.
     return g.Div(total, lengths if empty_is_nan else g.Max(lengths, g.scalar(1, g.dtype(total))))

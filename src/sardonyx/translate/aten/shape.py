@@ -1,4 +1,4 @@
-"""Views, copies in another layout, joining and splitting."""
+"""Views, copies, concatenation, splitting and padding."""
 
 from __future__ import annotations
 
@@ -106,12 +106,12 @@ def slice_(
 def select(g: Builder, x: Value, dim: int, index: Dim) -> Value:
     axis = g.axis(x, dim)
     if isinstance(index, sympy.Expr):
-        return g.squeeze(_one(g, g.Gather(x, g.sizes.value(index), axis=axis), x, axis), [axis])
+        return g.squeeze(_with_size_one(g, g.Gather(x, g.sizes.value(index), axis=axis), x, axis), [axis])
     return g.Gather(x, g.scalar(index, torch.int64), axis=axis)
 
 
-def _one(g: Builder, taken: Value, x: Value, axis: int) -> Value:
-    return g.shaped(taken, [1 if i == axis else dim for i, dim in enumerate(g.dims(x))])
+def _with_size_one(g: Builder, value: Value, x: Value, axis: int) -> Value:
+    return g.shaped(value, [1 if i == axis else dim for i, dim in enumerate(g.dims(x))])
 
 
 @aten("narrow", "narrow_copy")
@@ -144,7 +144,7 @@ def stack(g: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
 
 
 def _split(g: Builder, x: Value, axis: int) -> list[Value]:
-    """Split into parts of the sizes that FX states for the results."""
+    """Split into parts of the sizes in FX's metadata."""
     sizes = [g.like(part)[axis] for part in g.out]
     if len(sizes) == 1:
         return [x]
@@ -180,11 +180,11 @@ def flip(g: Builder, x: Value, dims: Sequence[int]) -> Value:
 def roll(g: Builder, x: Value, shifts: Sequence[Dim], dims: Sequence[int] = ()) -> Value:
     sizes = g.dims(x)
     if not dims:
-        return g.reshape(_rolled(g, flat(g, x), shifts, [0]), sizes)
-    return _rolled(g, x, shifts, dims)
+        return g.reshape(_roll_axes(g, flat(g, x), shifts, [0]), sizes)
+    return _roll_axes(g, x, shifts, dims)
 
 
-def _rolled(g: Builder, x: Value, shifts: Sequence[Dim], dims: Sequence[int]) -> Value:
+def _roll_axes(g: Builder, x: Value, shifts: Sequence[Dim], dims: Sequence[int]) -> Value:
     sizes = g.dims(x)
     for shift, dim in zip(shifts, dims, strict=True):
         axis = g.axis(x, dim)
@@ -216,18 +216,18 @@ def replication_pad(g: Builder, x: Value, padding: Sequence[Dim]) -> Value:
 
 @aten("replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward")
 def replication_pad_backward(g: Builder, grad: Value, x: Value, padding: Sequence[Dim]) -> Value:
-    """The gradients of all copies of an edge add up at the edge."""
+    """Gradients of all copies of an edge add up at the edge."""
     if not all(isinstance(side, int) for side in padding):
         raise Unsupported("padding of a symbolic size")
     for i in range(len(padding) // 2):
         axis = g.rank(x) - 1 - i
-        grad = _edges_summed(g, grad, axis, g.dims(x)[axis], int(padding[2 * i]), int(padding[2 * i + 1]))
+        grad = _sum_edges(g, grad, axis, g.dims(x)[axis], int(padding[2 * i]), int(padding[2 * i + 1]))
     return grad
 
 
-def _edges_summed(g: Builder, grad: Value, axis: int, size: Dim, begin: int, end: int) -> Value:
+def _sum_edges(g: Builder, grad: Value, axis: int, size: Dim, begin: int, end: int) -> Value:
     dims = [size if i == axis else dim for i, dim in enumerate(g.dims(grad))]
-    if begin < 0 or end < 0:  # what was cropped had no influence
+    if begin < 0 or end < 0:  # cropped elements have no gradient
         grad = g.Pad(grad, g.ints([max(-begin, 0), max(-end, 0)]), None, g.ints([axis]))
         begin, end = max(begin, 0), max(end, 0)
     if size == 1:
@@ -244,13 +244,13 @@ def _pad(g: Builder, x: Value, pad: Sequence[Dim], mode: str, fill: Value | None
         raise Unsupported("padding an empty tensor with its own values")
     axes = [g.rank(x) - 1 - i for i in range(len(pad) // 2)]
     if mode != "constant":
-        x, pad = _cropped(g, x, pad, axes)
+        x, pad = _crop(g, x, pad, axes)
     begins, ends = list(pad[0::2]), list(pad[1::2])
     return g.Pad(x, g.shape_value([*begins, *ends]), fill, g.ints(axes), mode=mode)
 
 
-def _cropped(g: Builder, x: Value, pad: Sequence[Dim], axes: Sequence[int]) -> tuple[Value, list[Dim]]:
-    """Negative padding as slices: engines take it for the constant mode only."""
+def _crop(g: Builder, x: Value, pad: Sequence[Dim], axes: Sequence[int]) -> tuple[Value, list[Dim]]:
+    """Apply negative padding by slices: engines support it in constant mode only."""
     dims, rest = list(g.dims(x)), list(pad)
     for i, axis in enumerate(axes):
         begin, end, size = rest[2 * i], rest[2 * i + 1], dims[axis]
@@ -258,7 +258,7 @@ def _cropped(g: Builder, x: Value, pad: Sequence[Dim], axes: Sequence[int]) -> t
             continue
         start, stop = (-begin if _is_negative(begin) else 0), size + (end if _is_negative(end) else 0)
         if isinstance(start, int) and isinstance(stop, int) and start >= stop:
-            raise Unsupported("padding with the values of an axis of which nothing is left")
+            raise Unsupported("padding with the values of an axis that is cropped entirely")
         dims[axis] = stop - start
         x = g.shaped(g.slice(x, axis, start, stop), dims)
         rest[2 * i : 2 * i + 2] = [0 if _is_negative(side) else side for side in (begin, end)]
@@ -297,10 +297,10 @@ def unfold(g: Builder, x: Value, dimension: int, size: Dim, step: Dim) -> Value:
     length = g.dims(x)[axis]
     rank = g.rank(x)
     if rank == 1 and length == size == 1 and g.like(g.out) == (1,):
-        return x  # of a tensor without dimensions
+        return x  # a scalar tensor
     count = g.like(g.out)[axis]
     starts = g.Mul(g.unsqueeze(positions(g, count), [1]), g.scalar(step, torch.int64))
-    taken = g.Gather(x, g.Add(starts, positions(g, size)), axis=axis)
-    g.shaped(taken, [*g.dims(x)[:axis], count, size, *g.dims(x)[axis + 1 :]])
+    gathered = g.Gather(x, g.Add(starts, positions(g, size)), axis=axis)
+    g.shaped(gathered, [*g.dims(x)[:axis], count, size, *g.dims(x)[axis + 1 :]])
     order = [i for i in range(rank + 1) if i != axis + 1] + [axis + 1]
-    return g.transpose(taken, order)
+    return g.transpose(gathered, order)

@@ -1,4 +1,4 @@
-"""Signs, those of zeros included, and what depends on them. The sign of NaN is open."""
+"""Signs, including those of zeros, and functions of them. The sign of NaN is undefined."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Value = ir.Value
 def sign(g: Builder, x: Value) -> Value:
     if g.out.dtype == torch.bool:
         return x
-    signs = g.Sign(x)  # of NaN it is NaN in ONNX and zero in torch
+    signs = g.Sign(x)  # for NaN it is NaN in ONNX and zero in torch
     return g.Where(g.IsNaN(x), g.scalar(0, g.out.dtype), signs) if g.out.dtype.is_floating_point else signs
 
 
@@ -40,7 +40,7 @@ def signbit(g: Builder, x: Value) -> Value:
 
 
 def sign_factor(g: Builder, x: Value) -> Value:
-    """1, or −1 where the sign bit is set: a factor gives a zero its sign, which a Where between zeros may lose."""
+    """1, or −1 where the sign bit is set: a factor sets the sign of zero, which a Where between zeros may lose."""
     return g.Where(signbit(g, x), g.scalar(-1, g.dtype(x)), g.scalar(1, g.dtype(x)))
 
 

@@ -1,4 +1,4 @@
-"""Special functions, in double precision from the published formulas, with torch's values where there is no formula."""
+"""Special functions in double precision by published formulas, or by tables of torch's values."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sardonyx.translate.inference import broadcast
 from sardonyx.translate.table import aten
 
 Value = ir.Value
-_ENDLESS = 1e100
-"""What stands for infinity where it would meet itself."""
+_NEARLY_INFINITE = 1e100
+"""Represents infinity where ∞ − ∞ or ∞ · 0 would occur."""
 
 
-def _from_integer(x: Number) -> Number:
-    """How far each element is from the next integer; exact, unlike the sine of a large multiple of π."""
+def _distance_to_integer(x: Number) -> Number:
+    """Return the distance of each element to the next integer; exact, unlike the sine of a large multiple of π."""
     return x - x.apply("Round")
 
 
@@ -27,7 +27,7 @@ def _is_infinite(x: Number) -> Value:
     return x.g.IsInf(x.value)
 
 
-# The gamma function and its kin
+# The gamma function and related functions
 
 _LOG_GAMMA = Curve(lambda x: torch.lgamma(x + 1) / (x * (x - 1)), 0, 8)
 _DIGAMMA = Curve(lambda x: torch.digamma(x + 1), 0, 8)
@@ -44,7 +44,7 @@ def lgamma(g: Builder, x: Value) -> Value:
     series = (1 / (large * large)).power_series(1 / 12, -1 / 360, 1 / 1260) / large
     far = (large - 0.5) * large.log() - large + 0.5 * math.log(2 * math.pi) + series
     positive = near.where(size < 8, far)
-    reflected = (math.pi / abs((_from_integer(at) * math.pi).sin())).log() - positive
+    reflected = (math.pi / abs((_distance_to_integer(at) * math.pi).sin())).log() - positive
     return at.like(math.inf).where(_is_infinite(at), reflected.where(negative, positive)).value
 
 
@@ -58,7 +58,7 @@ def digamma(g: Builder, x: Value) -> Value:
     series = (1 / (large * large)).power_series(-1 / 12, 1 / 120, -1 / 252) / (large * large)
     far = large.log() - 0.5 / large + series
     positive = (_DIGAMMA(small) - 1 / small).where(size < 8, far)
-    turn = _from_integer(at) * math.pi
+    turn = _distance_to_integer(at) * math.pi
     reflected = (positive - math.pi * turn.cos() / turn.sin()).where(g.Not(turn.equals(0)), math.nan)
     return reflected.where(negative, positive).value
 
@@ -67,7 +67,7 @@ _TERMS = 9
 
 
 def _hurwitz(s: Number, q: Number) -> Number:
-    """Σ (q+k)⁻ˢ over k ≥ 0, for positive q: the first terms, and the rest by Euler and Maclaurin."""
+    """Σ (q+k)⁻ˢ over k ≥ 0, for positive q: the first terms, and the rest by the Euler–Maclaurin formula."""
     g = s.g
     steps = Number(g, g.constant(torch.arange(float(_TERMS), dtype=torch.float64).numpy()))
     terms = (Number(g, g.unsqueeze(q.value, [-1])) + steps) ** Number(g, g.unsqueeze((-s).value, [-1]))
@@ -80,10 +80,10 @@ def _hurwitz(s: Number, q: Number) -> Number:
 
 
 def _zeta(s: Number, q: Number) -> Number:
-    """Hurwitz's zeta function; from −Q to the last negative step it is a difference of two for positive numbers."""
+    """Hurwitz's zeta function; for negative q, a difference of two values for positive numbers."""
     g = s.g
     q = Number(g, g.expand(q.value, broadcast(g.dims(s.value), g.dims(q.value))))
-    negative, whole = q < 0, q.equals(q.floor())
+    negative, is_integer = q < 0, q.equals(q.floor())
     rest = -q - (-q).floor()
     starts = [(1 - rest).where(negative, q), rest.where(negative, 1), (1 - q).where(negative, 1)]
     joined = g.Concat(*(g.unsqueeze(start.value, [0]) for start in starts), axis=0)
@@ -92,17 +92,17 @@ def _zeta(s: Number, q: Number) -> Number:
     sign = 1 - 2 * (s - 2 * (s / 2).floor())
     left = ahead + sign * (below - above)
     left = left.where(s.equals(s.floor()), math.nan)
-    found = left.where(negative, ahead).where(g.Not(g.And(whole, q < 0.5)), math.inf)
-    return found.where(g.Not(s < 1), math.nan).where(g.Not(s.equals(1)), math.inf)
+    result = left.where(negative, ahead).where(g.Not(g.And(is_integer, q < 0.5)), math.inf)
+    return result.where(g.Not(s < 1), math.nan).where(g.Not(s.equals(1)), math.inf)
 
 
 def _row(x: Number, index: int) -> Number:
-    taken = x.g.Gather(x.value, x.g.scalar(index, torch.int64), axis=0)
-    return Number(x.g, x.g.shaped(taken, x.g.dims(x.value)[1:]))
+    row = x.g.Gather(x.value, x.g.scalar(index, torch.int64), axis=0)
+    return Number(x.g, x.g.shaped(row, x.g.dims(x.value)[1:]))
 
 
 _BEYOND_SINGLE = 1e40
-"""An exponent that stands for infinity: what it is multiplied by is finite."""
+"""An exponent that represents infinity: its factor is finite."""
 
 
 @aten("special_zeta", "special_zeta.self_scalar", "special_zeta.other_scalar")
@@ -122,10 +122,10 @@ def polygamma(g: Builder, n: int, x: Value) -> Value:
         raise Unsupported(f"a polygamma function of order {n}; up to {_HIGHEST_DERIVATIVE} are exact")
     at = number(g, x)
     sign = 1 if n % 2 else -1
-    found = _zeta(at.like(n + 1), at) * (sign * math.factorial(n))
-    if n == 1:  # ends at zero on the right; of the others torch gives no limit there
-        found = found.where(g.Not(_is_infinite(at)), 1 / at.log())
-    return found.value
+    result = _zeta(at.like(n + 1), at) * (sign * math.factorial(n))
+    if n == 1:  # it tends to zero at infinity; for the others torch returns no limit
+        result = result.where(g.Not(_is_infinite(at)), 1 / at.log())
+    return result.value
 
 
 # The error function and its inverse
@@ -154,7 +154,7 @@ def erfinv(g: Builder, x: Value) -> Value:
 
 @aten("special_ndtri")
 def ndtri(g: Builder, x: Value) -> Value:
-    """The normal distribution's quantile: a function of √(−2·log p) for the smaller tail p, the other is its mirror."""
+    """The normal quantile: a function of √(−2·log p) for the smaller tail p; the other tail is its mirror image."""
     at = number(g, x)
     tail = at.at_most(1 - at)
     left = _NDTRI((-2 * tail.log()).sqrt()).where(g.Not(tail.equals(0)), -math.inf)
@@ -173,10 +173,10 @@ def _i0e(x: Number) -> Number:
 
 
 def _i1e(x: Number) -> Number:
-    size = abs(x)  # of which −0 is 0, as in torch
+    size = abs(x)  # maps −0 to 0, as torch does
     w = 1 / (1 + size)
-    found = size.at_most(_ENDLESS) * _I1(w) * w * w.sqrt()
-    return (-found).where(x < 0, found)
+    result = size.at_most(_NEARLY_INFINITE) * _I1(w) * w * w.sqrt()
+    return (-result).where(x < 0, result)
 
 
 @aten("special_i0e")
@@ -201,7 +201,7 @@ def i1(g: Builder, x: Value) -> Value:
     return (_i1e(at) * abs(at).exp()).value
 
 
-_SMALLEST, _LARGEST = -104, 89  # the logarithms of single precision
+_SMALLEST, _LARGEST = -104, 89  # logarithms of the smallest and largest float
 _K0 = Curve(
     lambda y: torch.special.scaled_modified_bessel_k0(torch.exp(y)) * torch.sqrt(1 + torch.exp(y)),
     _SMALLEST,
@@ -219,7 +219,7 @@ def _k0e(x: Number) -> Number:
 
 
 def _k1e(x: Number) -> Number:
-    end = x.at_most(_ENDLESS)
+    end = x.at_most(_NEARLY_INFINITE)
     return _K1(x.log()) * (1 + end).sqrt() / end.where(x.g.Not(x.equals(0)), 0)
 
 
@@ -246,7 +246,7 @@ def k1(g: Builder, x: Value) -> Value:
 
 
 _SPLIT = 8.0
-"""Below it the Bessel functions are tabulated; beyond, two slow factors of a cosine and a sine."""
+"""Below this the Bessel functions are tabulated; beyond, they are a cosine and a sine with slowly varying factors."""
 
 _J0 = Curve(torch.special.bessel_j0, 0, _SPLIT)
 _J1 = Curve(lambda x: torch.special.bessel_j1(x) / x, 0, _SPLIT)
@@ -259,15 +259,15 @@ _Y1 = Curve(
 
 
 def _factor(order: int, quadrature: bool) -> Curve:
-    """What multiplies the cosine, or the sine, of x − π/4 − order·π/2, as a function of 8/x."""
+    """Return the factor of the cosine, or the sine, of x − π/4 − order·π/2, as a function of 8/x."""
     j = torch.special.bessel_j1 if order else torch.special.bessel_j0
     y = torch.special.bessel_y1 if order else torch.special.bessel_y0
 
     def function(u: torch.Tensor) -> torch.Tensor:
         x = _SPLIT / u
         cos, sin = (f(x - math.pi / 4 - order * math.pi / 2) for f in (torch.cos, torch.sin))
-        found: torch.Tensor = y(x) * cos - j(x) * sin if quadrature else j(x) * cos + y(x) * sin
-        return found * torch.sqrt(math.pi / 2 * x)
+        result: torch.Tensor = y(x) * cos - j(x) * sin if quadrature else j(x) * cos + y(x) * sin
+        return result * torch.sqrt(math.pi / 2 * x)
 
     return Curve(function, 0, 1)
 
@@ -276,7 +276,7 @@ _FACTORS = [(_factor(order, False), _factor(order, True)) for order in (0, 1)]
 
 
 def _waves(x: Number, order: int) -> tuple[Number, Number]:
-    """The Bessel functions of both kinds far from zero."""
+    """Return the Bessel functions of both kinds far from zero."""
     x = x.where(x.g.Not(x < _SPLIT), _SPLIT)
     u, phase = _SPLIT / x, x - (math.pi / 4 + order * math.pi / 2)
     p, q = (factor(u) for factor in _FACTORS[order])
@@ -309,8 +309,8 @@ def bessel_y0(g: Builder, x: Value) -> Value:
 def bessel_y1(g: Builder, x: Value) -> Value:
     at = number(g, x)
     near = at * _Y1(at) + 2 / math.pi * (at * at.log() * _J1(at) - 1 / at)
-    found = near.where(at < _SPLIT, _waves(at, 1)[1])
-    return found.where(g.Not(at.equals(0)), -math.inf).value
+    result = near.where(at < _SPLIT, _waves(at, 1)[1])
+    return result.where(g.Not(at.equals(0)), -math.inf).value
 
 
 _AIRY = Curve(torch.special.airy_ai, -_SPLIT, 28)
@@ -319,7 +319,7 @@ _AIRY_SERIES = [math.gamma(3 * k + 0.5) / (54**k * math.factorial(k) * math.gamm
 
 @aten("special_airy_ai")
 def airy_ai(g: Builder, x: Value) -> Value:
-    """A table where it is neither below single precision nor a plain wave, for which the asymptotic series stands."""
+    """A table in the middle, and the asymptotic series elsewhere."""
     at = number(g, x)
     size = (-at).at_least(_SPLIT)
     angle = 2 / 3 * size * size.sqrt()
@@ -327,5 +327,5 @@ def airy_ai(g: Builder, x: Value) -> Value:
     even, odd = (v.power_series(*((-1) ** i * u for i, u in enumerate(_AIRY_SERIES[k::2]))) for k in (0, 1))
     wave = (phase.cos() * even + phase.sin() * odd / angle) / (math.pi * size.sqrt()).sqrt()
     near = _AIRY(at).where(g.Not(g.Greater(at.value, at.like(_AIRY.high).value)), 0)
-    found = wave.where(at < -_SPLIT, near)
-    return at.like(math.nan).where(_is_infinite(at), found).value
+    result = wave.where(at < -_SPLIT, near)
+    return at.like(math.nan).where(_is_infinite(at), result).value

@@ -1,4 +1,4 @@
-"""Views of memory by sizes and strides. ONNX has no memory: what a tensor holds of it is indexed instead."""
+"""Views by sizes and strides. ONNX has no memory, so the elements of the tensor are indexed instead."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from sardonyx.errors import Unsupported
 from sardonyx.sizes import Dim
-from sardonyx.translate.aten.indexing import count_of, flat, positions
+from sardonyx.translate.aten.indexing import element_count, flat, positions
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.table import aten
 
@@ -23,13 +23,13 @@ def as_strided(g: Builder, x: Value, size: Dims, stride: Dims, storage_offset: D
     offset = _offset(g, storage_offset)
     if _is_static(g, size, stride, offset):
         elements = _elements(g, size, stride, offset)
-        if elements.size == count_of(g.dims(x)) and np.array_equal(elements.reshape(-1), np.arange(elements.size)):
+        if elements.size == element_count(g.dims(x)) and np.array_equal(elements.reshape(-1), np.arange(elements.size)):
             return g.reshape(x, size)
         return g.Gather(flat(g, x), g.constant(elements), axis=0)
     memory = _memory(g, x)
-    if _is_dense(size, stride) and offset == 0 and count_of(size) == count_of(g.dims(x)):
+    if _is_dense(size, stride) and offset == 0 and element_count(size) == element_count(g.dims(x)):
         return g.reshape(memory, size)
-    return g.shaped(g.Gather(memory, _places(g, size, stride, offset), axis=0), size)
+    return g.shaped(g.Gather(memory, _memory_offsets(g, size, stride, offset), axis=0), size)
 
 
 @aten("as_strided_scatter")
@@ -38,26 +38,26 @@ def as_strided_scatter(
 ) -> Value:
     offset = _offset(g, storage_offset)
     if not _is_static(g, size, stride, offset):
-        raise Unsupported("writing by symbolic sizes or strides, which may overlap")
+        raise Unsupported("writing with symbolic sizes or strides, which may overlap")
     elements = _elements(g, size, stride, offset).reshape(-1)
-    if len(np.unique(elements)) < len(elements) or torch._debug_has_internal_overlap(_described(g)):
-        raise Unsupported("writing more than once to the same place")
+    if len(np.unique(elements)) < len(elements) or torch._debug_has_internal_overlap(_operand_metadata(g)):
+        raise Unsupported("writing more than once to the same element")
     placed = g.ScatterElements(flat(g, x), g.constant(elements), flat(g, g.cast(src, g.dtype(x))), axis=0)
     return g.reshape(placed, g.dims(x))
 
 
-def _described(g: Builder) -> torch.Tensor:
-    """The first operand of known sizes, without memory."""
+def _operand_metadata(g: Builder) -> torch.Tensor:
+    """Return the first operand's metadata with known sizes, without memory."""
     viewed = g.operand(0)
     return torch.empty_strided(
         tuple(map(int, viewed.shape)), tuple(map(int, viewed.stride())), dtype=viewed.dtype, device="meta"
     )
 
 
-def _offset(g: Builder, given: Dim | None) -> Dim:
-    """Where the view begins, counted from the first operand's first element."""
+def _offset(g: Builder, storage_offset: Dim | None) -> Dim:
+    """Return where the view begins, counted from the first operand's first element."""
     start = g.dim(g.operand(0).storage_offset())
-    return 0 if given is None else given - start
+    return 0 if storage_offset is None else storage_offset - start
 
 
 def _is_static(g: Builder, size: Dims, stride: Dims, offset: Dim) -> bool:
@@ -66,31 +66,31 @@ def _is_static(g: Builder, size: Dims, stride: Dims, offset: Dim) -> bool:
     return all(isinstance(value, int) for value in known)
 
 
-def _strided(size: Sequence[int], stride: Sequence[int], offset: int = 0) -> np.ndarray:
-    """The place in memory of each element of a strided tensor."""
-    places = np.full(tuple(map(int, size)), offset, dtype=np.int64)
+def _element_offsets(size: Sequence[int], stride: Sequence[int], offset: int = 0) -> np.ndarray:
+    """Return the memory offset of each element of a strided tensor."""
+    offsets = np.full(tuple(map(int, size)), offset, dtype=np.int64)
     for axis, step in enumerate(stride):
-        places += np.arange(int(size[axis])).reshape([-1 if i == axis else 1 for i in range(len(size))]) * int(step)
-    return places
+        offsets += np.arange(int(size[axis])).reshape([-1 if i == axis else 1 for i in range(len(size))]) * int(step)
+    return offsets
 
 
 def _elements(g: Builder, size: Dims, stride: Dims, offset: Dim) -> np.ndarray:
-    """Which element of the first operand lies at each place of the view, counted in the order of its axes."""
+    """Return the element of the first operand at each position of the view, counted in the order of its axes."""
     viewed = g.operand(0)
-    held = _strided(viewed.shape, viewed.stride()).reshape(-1)
-    wanted = _strided([int(n) for n in size], [int(n) for n in stride], int(offset))
-    if not wanted.size:
-        return wanted
-    element = np.full(int(held.max(initial=0)) + 1, -1, dtype=np.int64)
-    element[held] = np.arange(held.size)
-    if not held.size or wanted.min() < 0 or wanted.max() >= element.size or element[wanted].min() < 0:
+    stored = _element_offsets(viewed.shape, viewed.stride()).reshape(-1)
+    target = _element_offsets([int(n) for n in size], [int(n) for n in stride], int(offset))
+    if not target.size:
+        return target
+    element = np.full(int(stored.max(initial=0)) + 1, -1, dtype=np.int64)
+    element[stored] = np.arange(stored.size)
+    if not stored.size or target.min() < 0 or target.max() >= element.size or element[target].min() < 0:
         raise Unsupported("strides that reach beyond the tensor")
-    found: np.ndarray = element[wanted]
-    return found
+    result: np.ndarray = element[target]
+    return result
 
 
 def _memory(g: Builder, x: Value) -> Value:
-    """The first operand's elements as they lie in memory."""
+    """Return the first operand's elements in memory order."""
     viewed = g.operand(0)
     size, stride = [g.dim(n) for n in viewed.shape], [g.dim(n) for n in viewed.stride()]
     hints = [_hint(step) for step in viewed.stride()]
@@ -105,16 +105,16 @@ def _hint(number: int | torch.SymInt) -> int:
 
 
 def _is_dense(size: Dims, stride: Dims) -> bool:
-    """Whether elements lie one after the other."""
-    return all(n == 1 or stride[axis] == count_of(size[axis + 1 :]) for axis, n in enumerate(size))
+    """Whether the elements are contiguous in memory."""
+    return all(n == 1 or stride[axis] == element_count(size[axis + 1 :]) for axis, n in enumerate(size))
 
 
-def _places(g: Builder, size: Dims, stride: Dims, offset: Dim) -> Value:
-    """The place in memory of each element of the view, computed from its sizes and strides."""
+def _memory_offsets(g: Builder, size: Dims, stride: Dims, offset: Dim) -> Value:
+    """Return the memory offset of each element of the view, computed from its sizes and strides."""
     if offset != 0 and not (isinstance(offset, int) and offset > 0):
         raise Unsupported("a symbolic offset")
-    places = g.scalar(offset, torch.int64)
+    offsets = g.scalar(offset, torch.int64)
     for axis, (count, step) in enumerate(zip(size, stride, strict=True)):
         steps = g.Mul(positions(g, count), g.scalar(step, torch.int64))
-        places = g.Add(places, g.reshape(steps, [count if i == axis else 1 for i in range(len(size))]))
-    return g.shaped(places, size)
+        offsets = g.Add(offsets, g.reshape(steps, [count if i == axis else 1 for i in range(len(size))]))
+    return g.shaped(offsets, size)

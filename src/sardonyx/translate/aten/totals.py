@@ -9,7 +9,7 @@ import torch
 
 from sardonyx import dtypes
 from sardonyx.sizes import Dim
-from sardonyx.translate.aten.indexing import count_of
+from sardonyx.translate.aten.indexing import element_count
 from sardonyx.translate.aten.scan import running_product
 from sardonyx.translate.builder import Builder
 
@@ -17,22 +17,22 @@ Value = ir.Value
 
 _EXACT_IN_DOUBLE = 2**53
 _MOST_ELEMENTS = 2**36
-"""More than memory holds: what a sum may have whose size is symbolic."""
+"""A bound for the size of a symbolic sum, larger than memory."""
 
 
 def integer_sum(g: Builder, x: Value, axes: Sequence[int], keepdim: bool) -> Value:
-    """The sum over some axes, in int64: a matrix product with ones, unless double precision holds every sum."""
+    """Sum over axes in int64: a matrix product with ones, unless double precision represents every sum exactly."""
     wide = g.cast(x, torch.int64)
     dims = _reduced(g, x, axes, keepdim)
-    count = count_of([g.dims(x)[axis] for axis in axes])
+    count = element_count([g.dims(x)[axis] for axis in axes])
     if _largest(g, x) * (count if isinstance(count, int) else _MOST_ELEMENTS) <= _EXACT_IN_DOUBLE:
         return g.shaped(g.ReduceSum(wide, g.ints(axes), keepdims=int(keepdim)), dims)
-    if g.out.device.type == "cuda":  # which has no kernel for that product
+    if g.out.device.type == "cuda":  # CUDA has no kernel for an int64 product
         lines = _lines(g, wide, axes)
         sums = g.CumSum(lines, g.scalar(1, torch.int64))
         return g.reshape(g.shaped(g.slice(sums, 1, count - 1, count), [g.dims(lines)[0], 1]), dims)
     if list(axes) == list(range(len(axes))):
-        rows = g.reshape(wide, [count, count_of(g.dims(x)[len(axes) :])])
+        rows = g.reshape(wide, [count, element_count(g.dims(x)[len(axes) :])])
         return g.reshape(g.MatMul(_ones(g, [1, count]), rows), dims)
     return g.reshape(g.MatMul(_lines(g, wide, axes), _ones(g, [count, 1])), dims)
 
@@ -42,7 +42,7 @@ def _ones(g: Builder, dims: Sequence[Dim]) -> Value:
 
 
 def _largest(g: Builder, x: Value) -> int:
-    """A bound of the absolute values, by the narrowest dtype that the elements were in."""
+    """Return a bound of the absolute values, by the narrowest dtype that the elements were cast from."""
     producer = x.producer()
     source = producer.inputs[0] if producer is not None and producer.op_type == "Cast" else None
     return min(_limit(g.dtype(v)) for v in (x, source) if v is not None and v.dtype is not None)
@@ -60,14 +60,14 @@ def _reduced(g: Builder, x: Value, axes: Sequence[int], keepdim: bool) -> list[D
 
 
 def _lines(g: Builder, x: Value, axes: Sequence[int]) -> Value:
-    """A matrix: what is reduced together is a row."""
+    """Return a matrix whose rows are reduced."""
     others = [axis for axis in range(g.rank(x)) if axis not in axes]
-    sizes = [count_of([g.dims(x)[axis] for axis in which]) for which in (others, axes)]
+    sizes = [element_count([g.dims(x)[axis] for axis in which]) for which in (others, axes)]
     return g.reshape(g.transpose(x, [*others, *axes]), sizes)
 
 
 def integer_product(g: Builder, x: Value, axes: Sequence[int], keepdim: bool) -> Value:
-    """The product over some axes, in int64, of halves with halves."""
+    """Return the product over some axes, in int64, by multiplying halves with halves."""
     dims = _reduced(g, x, axes, keepdim)
     wide = g.cast(x, torch.int64)
     if _largest(g, x) == 1:
@@ -88,7 +88,7 @@ def integer_product(g: Builder, x: Value, axes: Sequence[int], keepdim: bool) ->
 
 
 def _last_product(g: Builder, lines: Value) -> Value:
-    """Of rows of symbolic length, which may be none: each begins with a one."""
+    """Return the products of rows of symbolic length, which may be empty: each begins with a one."""
     rows, count = g.dims(lines)
     padded = g.Pad(lines, g.ints([1, 0]), g.scalar(1, torch.int64), g.ints([1]))
     products = running_product(g, g.shaped(padded, [rows, count + 1]), 1)

@@ -1,4 +1,4 @@
-"""Equations with triangular matrices, by substitution in double precision: rows within a block, then blocks."""
+"""Triangular systems, by substitution in double precision: rows within a block, then blocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import onnx_ir as ir
 import torch
 
 from sardonyx.errors import Unsupported
-from sardonyx.translate.aten.factors import filled, identity, part, turned
+from sardonyx.translate.aten.factors import filled, identity, slice_axis, transposed
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.inference import broadcast
 from sardonyx.translate.table import aten
@@ -15,82 +15,82 @@ from sardonyx.translate.table import aten
 Value = ir.Value
 _BLOCK = 8
 _LARGEST = 256
-"""Rows of the largest matrices that are written out, a few nodes for each block of them."""
+"""The largest number of rows; each block of them takes a few nodes."""
 
 
-def wide(g: Builder, a: Value) -> Value:
-    """A matrix of single or double precision in double precision: substitution rounds no worse than LAPACK's."""
+def in_double(g: Builder, a: Value) -> Value:
+    """Cast a matrix of single or double precision to double: substitution rounds no worse than LAPACK's."""
     if g.dtype(a) not in (torch.float32, torch.float64):
         raise Unsupported("no formula for matrices of this dtype")
     return g.cast(a, torch.float64)
 
 
-def rows_of(g: Builder, a: Value) -> int:
-    """The number of rows of square matrices that are small enough."""
+def row_count(g: Builder, a: Value) -> int:
+    """Return the number of rows of square matrices that are small enough."""
     rows = g.dims(a)[-2]
     if not isinstance(rows, int) or rows > _LARGEST:
         raise Unsupported(f"a matrix of {rows} rows; up to {_LARGEST} are written out")
     return rows
 
 
-def of_one_batch(g: Builder, a: Value, b: Value) -> tuple[Value, Value]:
-    """Matrices and right-hand sides, their leading axes broadcast."""
+def broadcast_batch(g: Builder, a: Value, b: Value) -> tuple[Value, Value]:
+    """Broadcast the batch dimensions of matrices and right-hand sides."""
     batch = broadcast(g.dims(a)[:-2], g.dims(b)[:-2])
     return g.expand(a, [*batch, *g.dims(a)[-2:]]), g.expand(b, [*batch, *g.dims(b)[-2:]])
 
 
-def substituted(g: Builder, a: Value, b: Value, upper: bool, unit: bool = False) -> Value:
-    """A⁻¹B for a triangular matrix, `unit` if its diagonal is one."""
-    a, b = of_one_batch(g, a, b)
-    if rows_of(g, a) <= _BLOCK:
+def solve_triangle(g: Builder, a: Value, b: Value, upper: bool, unit: bool = False) -> Value:
+    """Return A⁻¹B for a triangular matrix, with ones on its diagonal if `unit`."""
+    a, b = broadcast_batch(g, a, b)
+    if row_count(g, a) <= _BLOCK:
         return _by_rows(g, a, b, upper, unit)
     return _by_blocks(g, a, b, upper, unit)
 
 
 def _by_rows(g: Builder, a: Value, b: Value, upper: bool, unit: bool) -> Value:
-    """Row by row from the corner that has one unknown."""
-    size = rows_of(g, a)
+    """Solve row by row from the row with one unknown."""
+    size = row_count(g, a)
     rows: dict[int, Value] = {}
     for i in reversed(range(size)) if upper else range(size):
-        row, right = part(g, a, -2, i, i + 1), part(g, b, -2, i, i + 1)
+        row, right = slice_axis(g, a, -2, i, i + 1), slice_axis(g, b, -2, i, i + 1)
         if rows:
-            factors = part(g, row, -1, i + 1, size) if upper else part(g, row, -1, 0, i)
-            right = _without(g, right, factors, _stacked(g, rows))
-        rows[i] = right if unit else g.Div(right, part(g, row, -1, i, i + 1))
+            factors = slice_axis(g, row, -1, i + 1, size) if upper else slice_axis(g, row, -1, 0, i)
+            right = _subtract_known(g, right, factors, _stacked(g, rows))
+        rows[i] = right if unit else g.Div(right, slice_axis(g, row, -1, i, i + 1))
     return g.shaped(_stacked(g, rows), g.dims(b))
 
 
 def _by_blocks(g: Builder, a: Value, b: Value, upper: bool, unit: bool) -> Value:
-    """Block by block, with the inverses of the blocks on the diagonal: all of them are found at once."""
-    dims, rows = g.dims(b), rows_of(g, a)
-    a, b = _padded(g, a, b)
-    size = rows_of(g, a)
-    inverses = _inverted_blocks(g, a, upper, unit)
+    """Solve block by block, with the inverses of the diagonal blocks, which are computed together."""
+    dims, rows = g.dims(b), row_count(g, a)
+    a, b = _pad_to_blocks(g, a, b)
+    size = row_count(g, a)
+    inverses = _invert_blocks(g, a, upper, unit)
     blocks: dict[int, Value] = {}
     for i in reversed(range(size // _BLOCK)) if upper else range(size // _BLOCK):
         start, end = i * _BLOCK, (i + 1) * _BLOCK
-        right = part(g, b, -2, start, end)
+        right = slice_axis(g, b, -2, start, end)
         if blocks:
-            factors = part(g, part(g, a, -2, start, end), -1, end if upper else 0, size if upper else start)
-            right = _without(g, right, factors, _stacked(g, blocks))
-        inverse = g.squeeze(part(g, inverses, -3, i, i + 1), [-3])
+            factors = slice_axis(g, slice_axis(g, a, -2, start, end), -1, end if upper else 0, size if upper else start)
+            right = _subtract_known(g, right, factors, _stacked(g, blocks))
+        inverse = g.squeeze(slice_axis(g, inverses, -3, i, i + 1), [-3])
         blocks[i] = g.shaped(g.MatMul(inverse, right), g.dims(right))
     solved = g.shaped(_stacked(g, blocks), g.dims(b))
-    return g.shaped(part(g, solved, -2, 0, rows), dims)
+    return g.shaped(slice_axis(g, solved, -2, 0, rows), dims)
 
 
 def _stacked(g: Builder, solved: dict[int, Value]) -> Value:
     return g.Concat(*(solved[i] for i in sorted(solved)), axis=-2) if len(solved) > 1 else next(iter(solved.values()))
 
 
-def _without(g: Builder, right: Value, factors: Value, known: Value) -> Value:
-    """The right-hand side less what is known of the left."""
+def _subtract_known(g: Builder, right: Value, factors: Value, known: Value) -> Value:
+    """Subtract the solved unknowns from the right-hand side."""
     return g.Sub(right, g.shaped(g.MatMul(factors, known), g.dims(right)))
 
 
-def _padded(g: Builder, a: Value, b: Value) -> tuple[Value, Value]:
-    """Rows up to a whole block, as those of the identity and of zeros."""
-    rows = rows_of(g, a)
+def _pad_to_blocks(g: Builder, a: Value, b: Value) -> tuple[Value, Value]:
+    """Pad rows to a whole block, with those of the identity and zeros."""
+    rows = row_count(g, a)
     more = -rows % _BLOCK
     if not more:
         return a, b
@@ -101,9 +101,9 @@ def _padded(g: Builder, a: Value, b: Value) -> tuple[Value, Value]:
     return g.Add(a, g.constant(np.diag([0.0] * rows + [1.0] * more))), b
 
 
-def _inverted_blocks(g: Builder, a: Value, upper: bool, unit: bool) -> Value:
-    """The inverses of the blocks on the diagonal, along an axis of their own."""
-    batch, size = g.dims(a)[:-2], rows_of(g, a)
+def _invert_blocks(g: Builder, a: Value, upper: bool, unit: bool) -> Value:
+    """Return the inverses of the diagonal blocks, along a new axis."""
+    batch, size = g.dims(a)[:-2], row_count(g, a)
     corners = np.arange(0, size, _BLOCK).reshape(-1, 1, 1) * (size + 1)
     i, j = np.ogrid[:_BLOCK, :_BLOCK]
     elements = g.reshape(a, [*batch, size * size])
@@ -118,10 +118,10 @@ def solve_triangular(
 ) -> Value:
     if 0 in g.like(g.out):
         return filled(g, g.out)
-    a, b = wide(g, a), wide(g, b)
+    a, b = in_double(g, a), in_double(g, b)
     if left:
-        return substituted(g, a, b, upper, unitriangular)
-    return turned(g, substituted(g, turned(g, a), turned(g, b), not upper, unitriangular))
+        return solve_triangle(g, a, b, upper, unitriangular)
+    return transposed(g, solve_triangle(g, transposed(g, a), transposed(g, b), not upper, unitriangular))
 
 
 @aten("triangular_solve")
@@ -130,9 +130,9 @@ def triangular_solve(
 ) -> tuple[Value, ...]:
     if 0 in g.like(g.out[0]):
         return filled(g, g.out[0]), g.expand(a, g.like(g.out[1]))
-    matrix = turned(g, wide(g, a)) if transpose else wide(g, a)
-    found = substituted(g, matrix, wide(g, b), upper != transpose, unitriangular)
-    return found, g.expand(a, g.like(g.out[1]))
+    matrix = transposed(g, in_double(g, a)) if transpose else in_double(g, a)
+    solution = solve_triangle(g, matrix, in_double(g, b), upper != transpose, unitriangular)
+    return solution, g.expand(a, g.like(g.out[1]))
 
 
 @aten("cholesky_solve")
@@ -141,7 +141,7 @@ def cholesky_solve(g: Builder, b: Value, factor: Value, upper: bool = False) -> 
     if 0 in g.like(g.out):
         return filled(g, g.out)
     lower = _lower(g, factor, upper)
-    return substituted(g, turned(g, lower), substituted(g, lower, wide(g, b), upper=False), upper=True)
+    return solve_triangle(g, transposed(g, lower), solve_triangle(g, lower, in_double(g, b), upper=False), upper=True)
 
 
 @aten("cholesky_inverse")
@@ -149,9 +149,9 @@ def cholesky_inverse(g: Builder, factor: Value, upper: bool = False) -> Value:
     if 0 in g.like(g.out):
         return filled(g, g.out)
     lower = _lower(g, factor, upper)
-    half = substituted(g, lower, identity(g, (), rows_of(g, lower)), upper=False)
-    return g.MatMul(turned(g, half), half)
+    half = solve_triangle(g, lower, identity(g, (), row_count(g, lower)), upper=False)
+    return g.MatMul(transposed(g, half), half)
 
 
 def _lower(g: Builder, factor: Value, upper: bool) -> Value:
-    return turned(g, wide(g, factor)) if upper else wide(g, factor)
+    return transposed(g, in_double(g, factor)) if upper else in_double(g, factor)

@@ -1,7 +1,7 @@
-"""The sign of zeros, by which `1 / x` is ∞ or −∞, where ONNX Runtime loses it on the CPU.
+"""The sign of zeros, which decides whether `1 / x` is ∞ or −∞, where ONNX Runtime on the CPU loses it.
 
-Its Where takes the second choice where the first gave zero or was not asked for: a −0 of the second choice stays, one
-of the first becomes 0. Its optimizer takes away an addend of zero, which makes 0 of −0.
+Its Where returns 0 for a −0 from its first choice, and keeps a −0 from its second. Its optimizer removes the addition
+of zero, which turns −0 into 0.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _SAME_FOR_BOTH_ZEROS = frozenset(
 
 
 def keep_zero_signs(graph: ir.Graph) -> None:
-    """Rewrite, in place, sums with zero, and each Where whose first choice may be a −0 that could be told from 0."""
+    """Rewrite, in place, additions of zero, and each Where whose first choice may be a −0 whose sign matters."""
     for node in list(graph):
         if node.op_type == "Where" and not node.domain and _loses_signs(node):
-            _rewrite(graph, node)
+            _rewrite_where(graph, node)
         elif node.op_type in ("Add", "Sub") and not node.domain:
-            _keep_addend(graph, node)
+            _rewrite_addition(graph, node)
 
 
-def _keep_addend(graph: ir.Graph, node: ir.Node) -> None:
-    """x + 0 and x − (−0), in which −0 becomes 0, by an operator that is not taken away."""
+def _rewrite_addition(graph: ir.Graph, node: ir.Node) -> None:
+    """Rewrite x + 0 and x − (−0), which turn −0 into 0, with an operator that is not removed."""
     dtype, negative = node.outputs[0].dtype, node.op_type == "Sub"
     zeros = [x for x in node.inputs[negative:] if x is not None and _is_zero(x, negative)]
     if dtype in _FLOATS and zeros:
@@ -74,10 +74,10 @@ def _may_be_negative_zero(x: ir.Value | None) -> bool:
     return source is None or source.dtype is None or source.dtype.is_floating_point()
 
 
-def _rewrite(graph: ir.Graph, node: ir.Node) -> None:
-    """Where(c, x, y) = Where(¬c, y, x), and where y may be −0 as well, Where(¬c, 1, x) · Where(c, 1, y).
+def _rewrite_where(graph: ir.Graph, node: ir.Node) -> None:
+    """Where(c, x, y) = Where(¬c, y, x), and if y may be −0 too, Where(¬c, 1, x) · Where(c, 1, y).
 
-    The condition is negated by Xor: ONNX Runtime takes a Not before a Where away, and changes the choices back.
+    The condition is negated by Xor: ONNX Runtime removes a Not before a Where, and swaps the choices back.
     """
     condition, x, y = node.inputs
     result = node.outputs[0]
@@ -102,20 +102,20 @@ def _set_inputs(node: ir.Node, inputs: Sequence[ir.Value]) -> None:
 
 
 def _insert(graph: ir.Graph, before: ir.Node, op_type: str, inputs: Sequence[ir.Value], like: ir.Value) -> ir.Value:
-    """The result of a new node, which has the type of `like`."""
-    made = ir.Node("", op_type, inputs, num_outputs=1)
-    output = made.outputs[0]
+    """Insert a node with the type of `like` and return its output."""
+    node = ir.Node("", op_type, inputs, num_outputs=1)
+    output = node.outputs[0]
     output.name, output.type = f"{before.outputs[0].name}_{op_type.lower()}_{inputs[0].name}", like.type
     dims = [x.meta["dims"] for x in inputs if x.meta.get("dims") is not None]
     if len(dims) == len(inputs):
         set_dims(output, broadcast(*dims))
-    made.meta["fx"] = before.meta.get("fx")
-    graph.insert_before(before, made)
+    node.meta["fx"] = before.meta.get("fx")
+    graph.insert_before(before, node)
     return output
 
 
 def _constant(graph: ir.Graph, node: ir.Node, number: float, dtype: ir.DataType) -> ir.Value:
-    """A number for one node, by whose result it is named: graphs within graphs share their names."""
+    """Add a constant for one node, named by its output: names must be unique across subgraphs."""
     name = f"{node.outputs[0].name}_{dtype.name.lower()}_{int(number)}"
     tensor = ir.tensor(np.array(number, dtype.numpy()), name=name)
     value = ir.Value(name=name, type=ir.TensorType(dtype), const_value=tensor)

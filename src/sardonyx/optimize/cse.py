@@ -6,17 +6,17 @@ from collections.abc import Hashable
 
 import onnx_ir as ir
 
-from sardonyx.optimize.scopes import graphs_of, is_random
+from sardonyx.optimize.subgraphs import graphs_of, is_random
 
 
-def share_common(graph: ir.Graph) -> int:
-    """Let every node that computes what an earlier one of its graph did give way to it; how many did."""
-    return sum(map(_share_within, list(graphs_of(graph))))
+def eliminate_common_subexpressions(graph: ir.Graph) -> int:
+    """Replace each node by an earlier equal node of its graph; return how many were removed."""
+    return sum(map(_eliminate_in_graph, list(graphs_of(graph))))
 
 
-def _share_within(graph: ir.Graph) -> int:
+def _eliminate_in_graph(graph: ir.Graph) -> int:
     seen: dict[Hashable, ir.Node] = {}
-    shared = 0
+    removed = 0
     for node in list(graph):
         if is_random(node) or any(o.is_graph_output() for o in node.outputs):
             continue
@@ -28,8 +28,8 @@ def _share_within(graph: ir.Graph) -> int:
             for old, new in zip(node.outputs, first.outputs, strict=True):
                 ir.convenience.replace_all_uses_with(old, new)
             graph.remove(node, safe=True)
-            shared += 1
-    return shared
+            removed += 1
+    return removed
 
 
 _OPAQUE = (

@@ -1,8 +1,8 @@
-"""Operators on int64 whose kernels are inexact, composed from kernels that are exact.
+"""Operators on int64 with inexact kernels, composed from kernels that are exact.
 
-ONNX Runtime's CPU kernels of Max, Min, Clip, Sign, ReduceMax and ReduceMin compare only the low 32 bits of the elements
-that fill a vector register: of 2³² + 1 and 2 the second is the larger. Its CUDA kernels of ReduceMax and ReduceMin
-compute in double precision. Its comparisons, Where and TopK are exact on both.
+ONNX Runtime's CPU kernels of Max, Min, Clip, Sign, ReduceMax and ReduceMin compare only the low 32 bits of elements in
+vector registers: they take 2 for larger than 2³² + 1. Its CUDA kernels of ReduceMax and ReduceMin compute in double
+precision. Its comparisons, Where and TopK are exact on both.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import TypeAlias
 import onnx_ir as ir
 import torch
 
-from sardonyx.optimize.scopes import free_tag, graphs_of
+from sardonyx.optimize.subgraphs import graphs_of, unused_tag
 from sardonyx.translate.builder import Builder
 
 _Compose: TypeAlias = Callable[[Builder, ir.Node], "ir.Value | None"]
 
 
 def compose_exact(model: ir.Model, operators: Collection[str]) -> None:
-    """Replace, in place, these operators on int64 tensors of more than one element."""
-    g = Builder(model.graph.opset_imports[""], tag=free_tag(model.graph))
+    """Replace these operators, in place, on int64 tensors of more than one element."""
+    g = Builder(model.graph.opset_imports[""], tag=unused_tag(model.graph))
     for graph in graphs_of(model.graph):
         for node in list(graph):
             if not node.domain and node.op_type in operators and _is_affected(node):
-                value = _COMPOSED[node.op_type](g, node)
+                value = _COMPOSITIONS[node.op_type](g, node)
                 if value is not None:
                     _replace(graph, node, g, value)
     for constant in g.initializers.values():
@@ -50,13 +50,13 @@ def _is_single_element(x: ir.Value) -> bool:
 
 
 def _replace(graph: ir.Graph, node: ir.Node, g: Builder, value: ir.Value) -> None:
-    made = list(g.nodes)
+    nodes = list(g.nodes)
     g.nodes.clear()
-    for fresh in made:
-        fresh.meta["fx"] = node.meta.get("fx")
+    for added in nodes:
+        added.meta["fx"] = node.meta.get("fx")
     if "dims" in node.outputs[0].meta:
         value.meta["dims"] = node.outputs[0].meta["dims"]
-    ir.convenience.replace_nodes_and_values(graph, node, [node], made, node.outputs, [value])
+    ir.convenience.replace_nodes_and_values(graph, node, [node], nodes, node.outputs, [value])
 
 
 def _larger(g: Builder, x: ir.Value, y: ir.Value) -> ir.Value:
@@ -89,7 +89,7 @@ def _sign(g: Builder, node: ir.Node) -> ir.Value:
 
 
 def _extreme(largest: int, g: Builder, node: ir.Node) -> ir.Value | None:
-    """The first of the elements in order, along one axis after the other; None where the axes are not known."""
+    """Take the top element along one axis after the other; None if the axes are not constant."""
     x, axes = node.inputs[0], _axes(node)
     assert x is not None
     if axes is None:
@@ -105,17 +105,17 @@ def _axes(node: ir.Node) -> Sequence[int] | None:
     assert x is not None
     sizes = _sizes(x)
     if axes is not None and axes.const_value is None:
-        axes = _checked(axes)
+        axes = _unchecked_axes(axes)
         if axes is None:
             return None
-    listed = [] if axes is None or axes.const_value is None else axes.const_value.numpy().tolist()
-    if listed or node.attributes.get_int("noop_with_empty_axes", 0):
-        return listed
+    constant = [] if axes is None or axes.const_value is None else axes.const_value.numpy().tolist()
+    if constant or node.attributes.get_int("noop_with_empty_axes", 0):
+        return constant
     return None if sizes is None else range(len(sizes))
 
 
-def _checked(axes: ir.Value) -> ir.Value | None:
-    """The constant axes to which 0 / count is added, an error where there is nothing to reduce; TopK raises one too."""
+def _unchecked_axes(axes: ir.Value) -> ir.Value | None:
+    """Return constant axes from `axes + 0 / count`, which raises if the reduction is empty; TopK raises too."""
     add = axes.producer()
     if add is None or add.op_type != "Add" or add.inputs[0] is None or add.inputs[1] is None:
         return None
@@ -127,7 +127,7 @@ def _is_zero(x: ir.Value | None) -> bool:
     return x is not None and x.const_value is not None and not x.const_value.numpy().any()
 
 
-_COMPOSED: dict[str, _Compose] = {
+_COMPOSITIONS: dict[str, _Compose] = {
     "Max": partial(_fold, _larger),
     "Min": partial(_fold, _smaller),
     "Clip": _clip,

@@ -1,4 +1,4 @@
-"""Graphs within graphs: the bodies of If, Loop and Scan, which see the values around them."""
+"""Subgraphs: the bodies of If, Loop and Scan, which can read values of the graphs around them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _RANDOM = ("Random", "Dropout", "Bernoulli", "Multinomial")
 
 
 def bodies_of(node: ir.Node) -> list[ir.Graph]:
-    """The graphs that a node holds; for most nodes none."""
-    found: list[ir.Graph] = []
+    """Return the subgraphs of a node; most nodes have none."""
+    bodies: list[ir.Graph] = []
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
-            found.append(attribute.as_graph())
+            bodies.append(attribute.as_graph())
         elif attribute.type == ir.AttributeType.GRAPHS:
-            found.extend(attribute.as_graphs())
-    return found
+            bodies.extend(attribute.as_graphs())
+    return bodies
 
 
 def graphs_of(graph: ir.Graph) -> Iterator[ir.Graph]:
-    """The graph and every graph within it."""
+    """Yield the graph and all of its subgraphs."""
     yield graph
     for node in graph:
         for body in bodies_of(node):
@@ -30,12 +30,12 @@ def graphs_of(graph: ir.Graph) -> Iterator[ir.Graph]:
 
 
 def nodes_of(graph: ir.Graph) -> list[ir.Node]:
-    """The nodes of the graph and of every graph within it."""
+    """Return the nodes of the graph and of all of its subgraphs."""
     return [node for scope in graphs_of(graph) for node in scope]
 
 
-def free_tag(graph: ir.Graph) -> str:
-    """A mark for new names that no name in the graph has, as those of an earlier rewrite may."""
+def unused_tag(graph: ir.Graph) -> str:
+    """Return a tag for new names that no name in the graph has, as those of an earlier rewrite might."""
     names = [str(value.name) for node in nodes_of(graph) for value in node.outputs] + list(graph.initializers)
     tag = "r"
     while any(re.search(rf"_{tag}\d", name) for name in names):
@@ -44,24 +44,24 @@ def free_tag(graph: ir.Graph) -> str:
 
 
 def is_random(node: ir.Node) -> bool:
-    """Whether two equal nodes give different numbers."""
+    """Whether the node is random, so that two equal nodes give different numbers."""
     return node.op_type.startswith(_RANDOM)
 
 
 def is_read(node: ir.Node) -> bool:
-    """Whether some node, within a body or not, reads a result of the node, or a graph returns one."""
+    """Whether an output of the node is read, in a subgraph or not, or returned by a graph."""
     return any(output.uses() or output.is_graph_output() for output in node.outputs)
 
 
 def remove_dead(node: ir.Node) -> list[ir.Node]:
-    """Remove the node, unless it is read, and all before it that only it kept alive; the producers that stay."""
+    """Remove the node if unused, with all producers that become unused; return the producers that remain."""
     affected: list[ir.Node] = []
     work = [node]
     while work:
         current = work.pop()
         graph = current.graph
         if graph is None:
-            continue  # reached twice
+            continue  # already removed
         if is_read(current):
             affected.append(current)
             continue
@@ -71,11 +71,11 @@ def remove_dead(node: ir.Node) -> list[ir.Node]:
 
 
 def _detach(node: ir.Node) -> list[ir.Node]:
-    """Empty the node's bodies; whose results it and they read."""
-    within = [inner for body in bodies_of(node) for inner in nodes_of(body)]
-    read = [value for reader in (node, *within) for value in reader.inputs if value is not None]
-    own = set(map(id, within))
-    for inner in within:
+    """Remove the nodes of the node's bodies; return the producers that it and they read."""
+    inner_nodes = [inner for body in bodies_of(node) for inner in nodes_of(body)]
+    read = [value for reader in (node, *inner_nodes) for value in reader.inputs if value is not None]
+    own = set(map(id, inner_nodes))
+    for inner in inner_nodes:
         inner.resize_inputs(0)
         assert isinstance(inner.graph, ir.Graph)
         inner.graph.remove(inner)
