@@ -132,7 +132,7 @@ def kernels(regions: Sequence[Region]) -> tuple[dict[str, Plan], Path]:
     for region in regions:
         plans[region.name] = plan(ir.from_proto(region.model()), choice="all", library=library)
         assert len(plans[region.name].parts) == 1, f"{region.name}: {plans[region.name].refused}"
-    built = compiler.built(library.source, Options.of())
+    built = compiler.build_library(library.source, Options.of())
     for found in plans.values():
         found.splice()
     return plans, built

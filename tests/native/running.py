@@ -79,7 +79,7 @@ class Together:
         """Compile, and put the kernels into the models. Quickly: with less care for the speed of the result."""
         flags = tuple("-O1" if quickly and flag == "-O3" else flag for flag in compiler.FLAGS)
         with mock.patch.object(compiler, "FLAGS", flags):
-            self._built = compiler.built(self.library.source, Options.of())
+            self._built = compiler.build_library(self.library.source, Options.of())
         for found in self._plans.values():
             found.splice()
         return self._built

@@ -312,7 +312,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_without_a_compiler_compile_says_what_to_install() -> None:
     with pytest.raises(MissingDependency, match=r"no C\+\+ compiler '/no/such/compiler'") as caught:
         native.compile(_model())
-    assert caught.value.hint == "install g++ or clang++, or let CXX name one"
+    assert caught.value.hint == "install g++ or clang++, or set CXX"
 
 
 @pytest.mark.usefixtures("no_compiler")

@@ -144,7 +144,7 @@ def test_regions_and_random_graphs_are_built_by_nvcc(tmp_path: Path) -> None:
     random.drawn(0, 8, graphs.append)
     for graph in graphs:
         plan(ir.from_proto(graph.model), choice="all", library=library)
-    built = compiler.built_for_gpu(library.source, Options.of({"cache_dir": str(tmp_path)}), architecture="sm_80")
+    built = compiler.build_cuda_library(library.source, Options.of({"cache_dir": str(tmp_path)}), architecture="sm_80")
     assert built.with_name("kernels.cu").read_text() == library.source
 
 
@@ -212,6 +212,6 @@ def test_what_is_not_possible_is_refused(
 
 def test_a_library_for_newer_gpus_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "nvcc", lambda name=None: compiler.Nvcc("nvcc", "", name or "sm_80"))
-    monkeypatch.setattr(compiler, "gpu_here", lambda: "sm_86")
+    monkeypatch.setattr(compiler, "gpu_architecture", lambda: "sm_86")
     assert processor.gpu("sm_90").lacking() == "GPUs from sm_90 on, and this is sm_86"
     assert processor.gpu("sm_80").lacking() is None

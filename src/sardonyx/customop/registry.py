@@ -80,7 +80,7 @@ def library(*ops: CustomOp) -> Path:
 
 def joined(ops: Sequence[CustomOp]) -> Path:
     """A library that loads those of several operators."""
-    return compiler.built(source.joint([op.library for op in ops]), Options.of({}), common=source.common())
+    return compiler.build_library(source.joint([op.library for op in ops]), Options.of({}), common=source.common())
 
 
 def built(op: CustomOp) -> Path:
@@ -88,7 +88,7 @@ def built(op: CustomOp) -> Path:
     cuda, options = source.cuda([op.part]), Options.of({})
     able = torch.cuda.is_available()
     with _explained(op, "the kernel", on_gpu=False):
-        made = compiler.built(
+        made = compiler.build_library(
             source.library([op.part]), options, flags=op.flags, common=source.common(), cuda=cuda if able else ""
         )
     if cuda and not able and compiler.find_nvcc() is not None:

@@ -13,7 +13,7 @@ from sardonyx import dtypes
 from sardonyx.customop.shapes import ShapeRule
 from sardonyx.customop.signature import Attribute, Identity, Signature, Tensor
 from sardonyx.errors import DeclarationError
-from sardonyx.toolchain.headers import header
+from sardonyx.toolchain.headers import read_header
 from sardonyx.toolchain.literals import quoted
 
 GLUE = "what sardonyx puts around the kernel"
@@ -91,13 +91,13 @@ def cuda(parts: Sequence[Part]) -> str:
 
 
 def _tables(parts: Sequence[Part], includes: str, on_gpu: bool) -> str:
-    written = [includes, header("sardonyx.toolchain", "narrow.h"), header("sardonyx.customop", "kernel.h")]
+    written = [includes, read_header("sardonyx.toolchain", "narrow.h"), read_header("sardonyx.customop", "kernel.h")]
     written.append("using namespace sardonyx;")
     written += dict.fromkeys(part.kernel.cpp() for part in parts if part.kernel is not None)
     written.append(f"#line 1 {quoted(GLUE)}")
-    written += [header("sardonyx.customop", name) for name in ("operator.h", "processor.h")]
+    written += [read_header("sardonyx.customop", name) for name in ("operator.h", "processor.h")]
     if any(part.kernel is None for part in parts):
-        written.append(header("sardonyx.customop", "python_side.h"))
+        written.append(read_header("sardonyx.customop", "python_side.h"))
     written.append("namespace {\nnamespace d = sardonyx::detail;")
     written += [_operator(part, i, on_gpu) for i, part in enumerate(parts)]
     written += ["}  // namespace", _entries(parts)]
@@ -112,8 +112,8 @@ _COMMON = ("kernel.h", "operator.h", "checks.h", "ort_side.h", "torch_side.h", "
 def common() -> str:
     """The source of what all libraries have in common: the sides of torch and ONNX Runtime."""
     written = ["#include <dlfcn.h>\n#include <deque>\n#include <memory>\n#include <mutex>\n#include <vector>"]
-    written += [header("sardonyx.toolchain", "narrow.h"), header("sardonyx.toolchain", "ort.h")]
-    written += [header("sardonyx.customop", name) for name in _COMMON]
+    written += [read_header("sardonyx.toolchain", "narrow.h"), read_header("sardonyx.toolchain", "ort.h")]
+    written += [read_header("sardonyx.customop", name) for name in _COMMON]
     return "\n".join(written)
 
 

@@ -73,7 +73,7 @@ def _built(model: ir.Model, options: Options, *, least: int) -> tuple[Plan, Path
     found = plan(model, least=least)
     if not found.parts:
         return None
-    library = compiler.built(found.source, options)
+    library = compiler.build_library(found.source, options)
     register(onnxruntime().SessionOptions(), library)
     return found, library
 

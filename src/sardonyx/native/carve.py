@@ -24,7 +24,7 @@ from sardonyx.native.select import (
     turns,
 )
 from sardonyx.native.targets import TARGETS, Target
-from sardonyx.toolchain.headers import header
+from sardonyx.toolchain.headers import read_header
 
 log = logging.getLogger(__name__)
 
@@ -290,7 +290,7 @@ extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps
 
 def library_source(kernels: Sequence[Kernel], domain: str, target: Target) -> str:
     """C++ of a library with these kernels as operators of a domain."""
-    parts = [header(package, name) for package, name in target.headers]
+    parts = [read_header(package, name) for package, name in target.headers]
     names = [f"Kernel{i}" for i in range(len(kernels))]
     parts.append("namespace {")
     for name, kernel in zip(names, kernels, strict=True):

@@ -46,7 +46,7 @@ class Processor:
         if self.machine != platform.machine():
             return f"a processor of the kind {self.machine}, and this is {platform.machine()}"
         if _GPU.fullmatch(self.name):
-            here = compiler.gpu_here()
+            here = compiler.gpu_architecture()
             older = here is not None and _generation(here) < _generation(self.name)
             return f"GPUs from {self.name} on, and this is {here}" if older else None
         missing = sorted({*self.instructions} - _here())

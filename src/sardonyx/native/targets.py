@@ -61,7 +61,7 @@ TARGETS: Mapping[str, Target] = {
             "kernels.cpp",
             processor,
             lambda: compiler.find().version,
-            lambda source, options, built_for: compiler.built(source, options, flags=built_for.flags),
+            lambda source, options, built_for: compiler.build_library(source, options, flags=built_for.flags),
         ),
         Target(
             "cuda",
@@ -71,7 +71,7 @@ TARGETS: Mapping[str, Target] = {
             "kernels.cu",
             gpu,
             lambda: compiler.nvcc().version,
-            lambda source, options, built_for: compiler.built_for_gpu(source, options, architecture=built_for.name),
+            lambda source, options, gpu: compiler.build_cuda_library(source, options, architecture=gpu.name),
         ),
     )
 }

@@ -108,7 +108,7 @@ class Settings:
         found = plan(model)
         key = frozenset(item for item in items if item.kind == "rule")
         if key not in self._kernels:
-            self._kernels[key] = (found, compiler.built(found.source, self.options))
+            self._kernels[key] = (found, compiler.build_library(found.source, self.options))
         library = self._kernels[key][1]
         parts = [part for part in found.parts if _name(part) in names]
         Plan(model, parts, found.library, found.refused).splice()

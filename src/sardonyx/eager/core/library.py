@@ -21,7 +21,7 @@ from sardonyx.options import Options
 from sardonyx.run.region import Plain
 from sardonyx.telemetry.progress import showing
 from sardonyx.toolchain import compiler
-from sardonyx.toolchain.headers import header
+from sardonyx.toolchain.headers import read_header
 from sardonyx.toolchain.operator_libraries import libraries_of
 
 _PARTS = ("session.h", "device.h", "look.h", "kernel.h", "core.cpp")
@@ -63,7 +63,7 @@ def _runtime() -> Path:
 
 def source() -> str:
     """All of it, in one."""
-    parts = (header("sardonyx.toolchain", "ort.h"), *(header("sardonyx.eager.core", name) for name in _PARTS))
+    parts = (read_header("sardonyx.toolchain", "ort.h"), *(read_header("sardonyx.eager.core", name) for name in _PARTS))
     return "\n".join(parts)
 
 
@@ -74,7 +74,7 @@ def _built() -> Path:
     links = (f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10")
     more = tuple(shlex.split(os.environ.get("SARDONYX_CORE_FLAGS", "")))  # as sanitizers take
     with showing("building the core of the device ort, once for this torch"):
-        return compiler.built(source(), Options(), flags=(*flags, *more), links=(*links, *more))
+        return compiler.build_library(source(), Options(), flags=(*flags, *more), links=(*links, *more))
 
 
 class Core:
