@@ -24,7 +24,7 @@ from sardonyx.toolchain import compiler
 from sardonyx.toolchain.headers import read_header
 from sardonyx.toolchain.operator_libraries import libraries_of
 
-_PARTS = ("session.h", "device.h", "look.h", "kernel.h", "core.cpp")
+_PARTS = ("session.h", "device.h", "call_key.h", "kernel.h", "core.cpp")
 MAX_DEVICES = 8
 OPERATOR_KINDS = {"functional": 0, "in place": 1, "out": 2, "view": 3}
 
@@ -84,7 +84,7 @@ class Core:
         self._library: Any = ctypes.CDLL(str(library))
         for name in ("sx_start", "sx_register", "sx_calls", "sx_current", "sx_session", "sx_offer"):
             getattr(self._library, name).restype = ctypes.c_int64
-        self._library.sx_failure.restype = ctypes.c_char_p
+        self._library.sx_error.restype = ctypes.c_char_p
         self._kernels: dict[str, int] = {}
 
     def start(self, runtime: Path, threads: int) -> None:
@@ -93,7 +93,7 @@ class Core:
 
     def set_device_count(self, count: int) -> None:
         """Set the number of devices, and clear the core's cache of calls."""
-        self._library.sx_devices(count)
+        self._library.sx_set_device_count(count)
         self._library.sx_clear()
 
     @property
@@ -103,7 +103,7 @@ class Core:
 
     @current.setter
     def current(self, index: int) -> None:
-        self._library.sx_choose(index)
+        self._library.sx_set_current(index)
 
     def register(self, operator: Any, kind: str) -> None:
         """Let the core handle the calls of an operator."""
@@ -134,7 +134,7 @@ class Core:
 
     def release(self, session: int) -> None:
         """Free a session once no cached call uses it."""
-        self._library.sx_forget(ctypes.c_int64(session))
+        self._library.sx_release(ctypes.c_int64(session))
 
     def offer(
         self, operator: Any, plain: Plain, leaves: Sequence[Layout], tensors: int, scalars: int, *, static: bool
@@ -169,7 +169,7 @@ class Core:
 
     def _check(self, returned: int) -> int:
         if returned < 0:
-            raise EngineError(f"the core of the device ort: {self._library.sx_failure().decode()}")
+            raise EngineError(f"the core of the device ort: {self._library.sx_error().decode()}")
         return returned
 
 
