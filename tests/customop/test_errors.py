@@ -205,12 +205,12 @@ COPY = "template <class T> void Op(In<T> x, Out<T> y, Parallel) { std::copy(x.be
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "needs one of cpp, python and onnx"),
-        ({"cpp": COPY, "python": lambda x: x}, "needs one of cpp, python and onnx"),
+        ({}, "needs exactly one of cpp, python and onnx"),
+        ({"cpp": COPY, "python": lambda x: x}, "needs exactly one of cpp, python and onnx"),
         ({"cpp": COPY, "shape": lambda y: y}, "the shape rule takes 'y'"),
         ({"cpp": COPY, "shape": lambda x: (x[0] / 2,)}, "bad::Op: the shape rule cannot be written in C++"),
         ({"cpp": COPY, "backward": lambda grad, z: grad}, "the backward of bad::Op takes 'z'"),
-        ({"cpp": COPY, "dtypes": ["complex64"]}, "is no dtype that a kernel can have"),
+        ({"cpp": COPY, "dtypes": ["complex64"]}, "is not a dtype that kernels support"),
         ({"cpp": Path("/nowhere/kernel.cpp")}, "bad::Op: the kernel's source cannot be read"),
     ],
 )
@@ -236,7 +236,7 @@ def test_a_tensor_by_name_alone_cannot_have_a_gradient() -> None:
     [
         (lambda grad: grad, "its backward gives 1 gradients for 2 tensors"),
         (lambda grad: (grad, grad, grad), "its backward gives 3 gradients for 2 tensors"),
-        (lambda grad: {"z": grad}, r"its backward gives a gradient for \['z'\]"),
+        (lambda grad: {"z": grad}, r"its backward returns gradients for unknown tensors \['z'\]"),
     ],
 )
 def test_a_backward_that_gives_too_few_or_too_many(backward: Any, message: str) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import sardonyx
-from sardonyx.customop import trial
+from sardonyx.customop import op_check
 from sardonyx.customop.project import Project
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "custom_ops"
@@ -549,7 +549,7 @@ def test_what_follows_sizes_that_only_the_kernel_knows_is_compiled_too() -> None
 def test_op_test_finds_nothing_wrong_with_it(name: str) -> None:
     module = example(name)
     operators = tuple(op for op in vars(module).values() if isinstance(op, sardonyx.CustomOp))
-    found = list(trial.trials(Project(name, "0", (module,), operators)))
+    found = list(op_check.check_project(Project(name, "0", (module,), operators)))
     assert {outcome.result for outcome in found} == {"passed"}, found
     assert {outcome.operator for outcome in found if outcome.check == "gradcheck"} == {
         op.signature.qualified for op in operators if op.differentiable

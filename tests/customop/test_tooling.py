@@ -21,7 +21,7 @@ import pytest
 import torch
 from onnx import helper
 
-from sardonyx.customop import pack, project, trial
+from sardonyx.customop import op_check, pack, project
 from sardonyx.customop.project import Project
 from sardonyx.errors import DeclarationError
 from sardonyx.toolchain.compiler import CompilerError
@@ -266,7 +266,7 @@ def test_pip_installs_the_wheel(packed: Path, tmp_path: Path) -> None:
 
 def test_packing_again_replaces_the_pack_and_nothing_else(operators: Project, tmp_path: Path) -> None:
     (tmp_path / "three_operators_ort").mkdir()
-    with pytest.raises(DeclarationError, match="exists already and is no pack"):
+    with pytest.raises(DeclarationError, match="exists already and is not a pack"):
         pack.pack(operators, tmp_path)
 
 
@@ -303,15 +303,15 @@ op = sardonyx.custom_op(
 """
 
 
-def results(made: Project) -> dict[tuple[str, str], trial.Outcome]:
-    found = list(trial.trials(made))
+def results(made: Project) -> dict[tuple[str, str], op_check.CheckResult]:
+    found = list(op_check.check_project(made))
     for op in made.operators:
         op.close()
     return {(outcome.check, outcome.types): outcome for outcome in found}
 
 
 def test_trials_of_operators_that_are_right(operators: Project) -> None:
-    found = list(trial.trials(operators))
+    found = list(op_check.check_project(operators))
     assert {outcome.result for outcome in found} == {"passed"}, found
     checks = {(x.operator, x.check, x.types) for x in found}
     for check in ("reference", "onnxruntime", "strides", "dynamic shapes", "opcheck"):
@@ -375,7 +375,7 @@ def test_examples_of_several_operators_have_their_names(tmp_path: Path) -> None:
 
 def test_examples_that_are_no_calls_are_refused(tmp_path: Path) -> None:
     text = 'sardonyx.custom_op("odd::A(Tensor x) -> Tensor", python=lambda x: x.clone())\ndef examples(): return [1]\n'
-    assert "are no list of calls" in results(declared(tmp_path, "odd_examples", text))["inputs", ""].detail
+    assert "are not a list of calls" in results(declared(tmp_path, "odd_examples", text))["inputs", ""].detail
 
 
 # Projects

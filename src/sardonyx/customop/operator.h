@@ -143,7 +143,7 @@ inline Sizes broadcast(const Sizes& a, const Sizes& b) {
     if (x.known && x.value == 1) x = y;
     else if (y.known && y.value == 1) continue;
     else if (x.known && y.known && x.value != y.value) {
-      fail("sizes " + std::to_string(x.value) + " and " + std::to_string(y.value) + " do not go together");
+      fail("sizes " + std::to_string(x.value) + " and " + std::to_string(y.value) + " cannot be broadcast");
     } else if (y.known) x = y;  // what is unknown is this, or one
     else if (!x.known && !(x.name && y.name && std::string_view(x.name) == y.name)) x = Number::unknown();
   }
