@@ -18,7 +18,7 @@ from unittest import mock
 import onnxruntime
 
 from sardonyx import Options
-from sardonyx.native.carve import Library
+from sardonyx.native.partition import Library
 from sardonyx.native.targets import TARGETS
 from sardonyx.toolchain import compiler
 from sardonyx.toolchain.headers import read_header

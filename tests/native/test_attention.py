@@ -16,8 +16,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 from sardonyx import native
-from sardonyx.native.carve import plan
-from sardonyx.native.given import given
+from sardonyx.native.load_model import load_inferred_model
+from sardonyx.native.partition import plan_kernels
 from tests.native.running import Feeds, Together, difference, run, session_of
 
 MICROSOFT = "com.microsoft"
@@ -158,10 +158,12 @@ def together() -> Together:
     """All cases in one library; types and sizes of results are inferred, as nothing in the models tells them."""
     made = Together()
     for case in CASES:
-        assert made.add(case, ir.to_proto(given(_model(case)[0]))) is None, case
+        assert made.add(case, ir.to_proto(load_inferred_model(_model(case)[0]))) is None, case
     for case, kind in _RETYPED:
-        assert made.add(f"{case} of {kind}", ir.to_proto(given(_model(case, _OTHERS[kind])[0]))) is None, (case, kind)
-    assert made.add("bert", ir.to_proto(given(_bert()))) is None
+        assert (
+            made.add(f"{case} of {kind}", ir.to_proto(load_inferred_model(_model(case, _OTHERS[kind])[0]))) is None
+        ), (case, kind)
+    assert made.add("bert", ir.to_proto(load_inferred_model(_bert()))) is None
     made.build(quickly=True)
     return made
 
@@ -204,7 +206,7 @@ def test_what_has_no_lowering_is_refused_with_a_reason(case: str, inputs: Inputs
     op, _, outputs, attributes = CASES[case]
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(CASES, "refused", (op, inputs, outputs, attributes))
-        refused = plan(given(_model("refused")[0]), choice="all").refused
+        refused = plan_kernels(load_inferred_model(_model("refused")[0]), choice="all").rejected
     assert any(why in reason for reason in refused.values()), refused
 
 

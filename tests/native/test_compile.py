@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 import sardonyx
 from sardonyx import native
 from sardonyx.errors import MissingDependency, OptionError, SardonyxError
-from sardonyx.native import compiling, measure
+from sardonyx.native import compile_model, measure
 from sardonyx.toolchain import compiler
 from tests.native.running import model_of, run, session_of
 
@@ -260,7 +260,7 @@ def test_kernels_by_which_the_whole_model_does_not_gain_are_put_back(
     times = iter([[2.0, 1.0], alone, shared])
     monkeypatch.setattr(measure, "_rounds", lambda calls, least=1: [next(times)])
     report = native.compile(_model(), measure=True).report
-    assert report.put_back[0].why_not == compiling._GAINS_NOTHING
+    assert report.put_back[0].why_not == compile_model._NOT_FASTER
     assert (report.kernels, report.seconds_after) == ([], 1.0)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import sardonyx
-from sardonyx.native.carve import DOMAIN
+from sardonyx.native.partition import DOMAIN
 from sardonyx.toolchain import compiler
 
 

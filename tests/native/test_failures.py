@@ -146,7 +146,7 @@ def test_whatever_goes_wrong_in_making_kernels_does_not_stop_auto(
     def fail(*_: object, **__: object) -> None:
         raise RecursionError("too deep for a test")
 
-    monkeypatch.setattr("sardonyx.native.plan", fail)
+    monkeypatch.setattr("sardonyx.native.plan_kernels", fail)
     with caplog.at_level(logging.WARNING, "sardonyx"):
         _train("auto")
     assert "no native kernels: RecursionError: too deep for a test" in caplog.text

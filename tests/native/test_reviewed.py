@@ -63,7 +63,7 @@ def test_an_operator_of_another_domain_with_the_name_of_a_product_is_left_alone(
 
 
 def test_weights_of_constant_nodes_count_as_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(select, "_MOST_HELD", 100)
+    monkeypatch.setattr(select, "_MAX_WEIGHT_BYTES", 100)
     model = with_weights("(float[1,48] x) => (float[1,96] y) { y = MatMul(x, w) }")
     weights = onnx.numpy_helper.from_array(numbers(48, 96))
     model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["w"], value=weights))
