@@ -387,7 +387,7 @@ def test_the_gradient_of_whole_numbers_far_from_zero_is_right() -> None:
         (((2, 6, 4), (6,), (6,)), 0, "the channels must be a multiple of num_groups"),
         (((2, 6, 4), (6,), (5,)), 2, "weight and bias must have an element for each channel"),
         (((2, 6, 4), (6, 1), (6,)), 2, "weight has 2 dimensions, and must have 1"),
-        (((6,), (6,), (6,)), 2, "asks for dimension 1 of a tensor of 1"),
+        (((6,), (6,), (6,)), 2, "reads dimension 1 of a tensor of rank 1"),
     ],
 )
 def test_group_norm_refuses_sizes_that_do_not_go_together(sizes: Any, groups: int, said: str) -> None:

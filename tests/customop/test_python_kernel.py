@@ -190,5 +190,5 @@ session = onnxruntime.InferenceSession({str(tmp_path / "model.onnx")!r}, options
 session.run(None, {{"x": numpy.ones(3, numpy.float32)}})
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert "python::Mixed: its kernel is a Python function, which this process has not declared" in done.stderr
+    assert "python::Mixed: its kernel is a Python function, and it is not declared in this process" in done.stderr
     assert done.returncode == 1

@@ -96,11 +96,11 @@ def rule_number(name: str) -> int:
     ("name", "given", "message"),
     [
         ("a matrix product", {"x": (2, 3), "y": (5, 4, 2)}, "(2, 3) and (5, 4, 2) do not match: 3 is not 4"),
-        ("a matrix product", {"x": (4,), "y": (4, 2)}, "asks for dimension -2 of a tensor of 1"),
+        ("a matrix product", {"x": (4,), "y": (4, 2)}, "reads dimension -2 of a tensor of rank 1"),
         ("by mode", {"x": (), "mode": 'a "b" \\ ö'}, 'no mode a "b" \\ ö'),
         ("a convolution", {"x": (1, 2, 3, 3), "weight": (1, 1, 1, 1), "stride": 1, "padding": 0}, "channels differ"),
         ("floor division", {"x": (1,), "by": 0}, "its shape rule divides by zero"),
-        ("the third of a list", {"x": [(1,), (2,)]}, "asks for tensor 2 of a list of 2"),
+        ("the third of a list", {"x": [(1,), (2,)]}, "reads tensor 2 of a list of 2"),
         ("broadcast", {"x": (2,), "y": (3,)}, "sizes 2 and 3 cannot be broadcast"),
         ("flat", {"x": (2**40, 2**40)}, "a number that 64 bits do not hold"),
         ("the same", {"x": (1,) * 9}, None),

@@ -297,7 +297,7 @@ class CustomOp:
         elif self._declaration.composition is not None:
             registration.add_function(self._declaration.composition, "CPU")
         if self._declaration.backward is not None:
-            registration.add_gradient(self._declaration.backward.function, self._declaration.backward.parameters)
+            registration.add_gradient(self._declaration.backward.function, self._declaration.backward.parameter_names)
         else:
             registration.refuse_gradients()
         return registration.operator.default

@@ -82,9 +82,9 @@ class PythonKernel:
     def serve(self, library: Path) -> None:
         """Register the function as the callback of a library."""
         loaded = ctypes.CDLL(str(library))
-        loaded.sardonyx_give.restype = ctypes.c_char_p
+        loaded.sardonyx_set_output.restype = ctypes.c_char_p
         self._callback = _CALLBACK(lambda call, types, _, error, room: self._on_call(loaded, call, types, error, room))
-        loaded.sardonyx_call_back(self._callback)  # the library keeps its address
+        loaded.sardonyx_set_callback(self._callback)  # the library keeps its address
 
     def _results(self, arguments: dict[str, Any]) -> list[torch.Tensor]:
         signature = self._signature
@@ -146,7 +146,7 @@ def _set_output(library: Any, call: Any, index: int, result: torch.Tensor) -> No
     dims = (ctypes.c_int64 * max(result.dim(), 1))(*result.shape)
     size = ctypes.c_size_t(result.numel() * result.element_size())
     rank = ctypes.c_int64(result.dim())
-    error = library.sardonyx_give(call, index, dims, rank, ctypes.c_void_p(result.data_ptr()), size)
+    error = library.sardonyx_set_output(call, index, dims, rank, ctypes.c_void_p(result.data_ptr()), size)
     if error is not None:
         raise RuntimeError(error.decode())
 

@@ -127,7 +127,7 @@ def joint_source(libraries: Sequence[Path]) -> str:
 namespace sardonyx::processor {{ extern const uint32_t kNeeded = 0; }}
 namespace sardonyx::detail {{
 struct Entry;
-struct Enlisted {{ Enlisted(const Entry* entries, int count); }};
+struct EntryRegistrar {{ EntryRegistrar(const Entry* entries, int count); }};
 static const struct Joined {{
   Joined() {{
     for (const char* path : {{{paths}}}) {{
@@ -136,7 +136,7 @@ static const struct Joined {{
       if (!found) continue;
       int count = 0;
       const Entry* const* entries = reinterpret_cast<const Entry* const* (*)(int*)>(found)(&count);
-      for (int i = 0; i < count; ++i) Enlisted(entries[i], 1);
+      for (int i = 0; i < count; ++i) EntryRegistrar(entries[i], 1);
     }}
   }}
 }} joined;
@@ -269,5 +269,5 @@ def _entries(parts: Sequence[OperatorSource]) -> str:
     entries = ", ".join(f"{{&operator{i}, {space}, boxed{i}}}" for i, space in enumerate(spaces))
     return f"""
 static const d::Entry g_entries[] = {{{entries}}};
-static const d::Enlisted g_enlisted(g_entries, {len(parts)});
+static const d::EntryRegistrar g_registrar(g_entries, {len(parts)});
 """

@@ -29,11 +29,11 @@ class Path:
         """Return one of the answers, the same for the same question."""
         if question not in self._known:
             index = len(self.taken)
-            answer: T = self._prefix[index][1] if index < len(self._prefix) else answers[0]
+            answer = self._prefix[index][1] if index < len(self._prefix) else answers[0]
             self.taken.append((question, answer, answers))
             self._known[question] = answer
-        answer: T = self._known[question]
-        return answer
+        decided: T = self._known[question]
+        return decided
 
     def known(self, question: str) -> Any:
         """Return the answer if it was decided."""
@@ -204,7 +204,7 @@ class Sizes(Symbol):
         if index.step not in (None, 1):
             return self.kind(self)[index]
         begin = _number_code(0 if index.start is None else index.start)
-        end = "int64_t{kMostDims}" if index.stop is None else _number_code(index.stop)
+        end = "int64_t{kMaxDims}" if index.stop is None else _number_code(index.stop)
         constant = all(bound is None or isinstance(bound, int) for bound in (index.start, index.stop))
         rank = None if self.known_rank is None or not constant else len(range(self.known_rank)[index])
         return Sizes(self.path.variable("Sizes", f"slice({self.text}, {begin}, {end})"), self.path, rank, self.kind)
@@ -299,7 +299,7 @@ class _String(Symbol):
 def message_code(text: str) -> str:
     """Return a message as a C++ expression, with the values of the symbols it mentions."""
     parts = text.split(MARK)
-    return " + ".join(f"shown({part})" if i % 2 else f"std::string({quoted(part)})" for i, part in enumerate(parts))
+    return " + ".join(f"to_text({part})" if i % 2 else f"std::string({quoted(part)})" for i, part in enumerate(parts))
 
 
 class _Float(Symbol):

@@ -94,8 +94,8 @@ class TorchRegistration:
     def add_library(self, path: Path) -> None:
         """Register the kernels of a library."""
         self._kernels = ctypes.CDLL(str(path))
-        self._kernels.sardonyx_into_torch.restype = ctypes.c_char_p
-        missing = self._kernels.sardonyx_into_torch(_libtorch("cpu"), _libtorch("cuda"))
+        self._kernels.sardonyx_register_torch.restype = ctypes.c_char_p
+        missing = self._kernels.sardonyx_register_torch(_libtorch("cpu"), _libtorch("cuda"))
         if missing is not None:
             raise DeclarationError(
                 f"{self._signature.qualified}: torch {torch.__version__} lacks {missing.decode()}",
@@ -131,7 +131,7 @@ class TorchRegistration:
     def close(self) -> None:
         """Unregister it from torch."""
         if self._kernels is not None:
-            self._kernels.sardonyx_out_of_torch()
+            self._kernels.sardonyx_unregister_torch()
             self._kernels = None
         self._library._destroy()
 

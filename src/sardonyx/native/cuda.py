@@ -270,7 +270,7 @@ class CudaPrinter(BodyPrinter):
             for buffer in sorted(self._crossing, key=lambda b: b.name):
                 yield f"held_{buffer.name}", computed_type(buffer.dtype)
             for view in self._first_read:
-                yield self._temporaries_name(view), computed_type(view.dtype)
+                yield self._held_name(view), computed_type(view.dtype)
 
     def _held_name(self, view: View) -> str:
         return f"held_{view.buffer.name}_{list(self._first_read).index(view)}"
@@ -284,8 +284,8 @@ class CudaPrinter(BodyPrinter):
         if value not in self._first_read:
             return code
         if self._first_read[value] == self._level:
-            return f"keep<K>({self._temporaries_name(value)}, piece, {code})"
-        return f"again<K>({self._temporaries_name(value)}, piece, [&] {{ return {code}; }})"
+            return f"keep<K>({self._held_name(value)}, piece, {code})"
+        return f"again<K>({self._held_name(value)}, piece, [&] {{ return {code}; }})"
 
 
 def plain_views(value: Value) -> list[View]:

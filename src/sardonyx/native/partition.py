@@ -155,7 +155,7 @@ def plan_kernels(
 def _select_groups(graph: ir.Graph, choice: Choice, target: Target) -> Selection:
     """Return the groups of a graph; with "auto" without transposes that make a kernel access memory with strides."""
     excluded = (
-        {} if target.kernel.MULTIPLIES else {node: _NO_GPU_PRODUCTS for node in graph if node.op_type in PRODUCTS}
+        {} if target.kernel.HAS_PRODUCTS else {node: _NO_GPU_PRODUCTS for node in graph if node.op_type in PRODUCTS}
     )
     while True:
         selection = select(graph, choice, excluded)

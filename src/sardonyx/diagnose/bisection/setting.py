@@ -111,7 +111,7 @@ class Settings:
             self._kernels[key] = (found, compiler.build_library(found.source, self.options))
         library = self._kernels[key][1]
         parts = [part for part in found.parts if _name(part) in names]
-        KernelPlan(model, parts, found.library, found.refused).splice()
+        KernelPlan(model, parts, found.library, found.rejected).splice()
         return library
 
     def _chosen(self, names: Mapping[Kind, Sequence[str]]) -> Options:
