@@ -99,7 +99,7 @@ def test_or_a_function_for_all_its_calls() -> None:
 
 
 def test_a_composition_has_no_library(gate: CustomOp) -> None:
-    with pytest.raises(sardonyx.DeclarationError, match="declared::Gate is a composition"):
+    with pytest.raises(sardonyx.DeclarationError, match="declared::Gate is composed of ONNX operators"):
         gate.library  # noqa: B018
 
 

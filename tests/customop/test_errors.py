@@ -133,7 +133,7 @@ FAULTS = {
     "dimension": "it reads dimension 9 of a tensor of rank 1",
     "in parallel": "thrown inside",
     "int in parallel": "the kernel threw something that is not a std::exception",
-    "not resized": "the kernel has not resized open, whose sizes the shape rule leaves to it",
+    "not resized": "the kernel did not resize open, whose sizes the shape rule leaves to it",
     "resized to another rank": "result 1 is resized to (1, 2), and the shape rule says (?)",
     "resized to another size": "result 0 is resized to (77), and the shape rule says (3)",
     "resized to less than nothing": "result 1 is resized to (-5), and the shape rule says (?)",
@@ -208,7 +208,7 @@ COPY = "template <class T> void Op(In<T> x, Out<T> y, Parallel) { std::copy(x.be
         ({}, "needs exactly one of cpp, python and onnx"),
         ({"cpp": COPY, "python": lambda x: x}, "needs exactly one of cpp, python and onnx"),
         ({"cpp": COPY, "shape": lambda y: y}, "the shape rule takes 'y'"),
-        ({"cpp": COPY, "shape": lambda x: (x[0] / 2,)}, "bad::Op: the shape rule cannot be written in C++"),
+        ({"cpp": COPY, "shape": lambda x: (x[0] / 2,)}, "bad::Op: the shape rule cannot be translated to C++"),
         ({"cpp": COPY, "backward": lambda grad, z: grad}, "the backward of bad::Op takes 'z'"),
         ({"cpp": COPY, "dtypes": ["complex64"]}, "is not a dtype that kernels support"),
         ({"cpp": Path("/nowhere/kernel.cpp")}, "bad::Op: the kernel's source cannot be read"),
@@ -234,8 +234,8 @@ def test_a_tensor_by_name_alone_cannot_have_a_gradient() -> None:
 @pytest.mark.parametrize(
     ("backward", "message"),
     [
-        (lambda grad: grad, "its backward gives 1 gradients for 2 tensors"),
-        (lambda grad: (grad, grad, grad), "its backward gives 3 gradients for 2 tensors"),
+        (lambda grad: grad, "its backward returns 1 of 2 gradients"),
+        (lambda grad: (grad, grad, grad), "its backward returns 3 of 2 gradients"),
         (lambda grad: {"z": grad}, r"its backward returns gradients for unknown tensors \['z'\]"),
     ],
 )

@@ -139,11 +139,11 @@ def fails(x: torch.Tensor) -> torch.Tensor:
 WRONG = {
     "raises": (lambda x: x.unheard, "no attribute 'unheard'"),
     "says a lot": (fails, "KeyError: 'öööö"),
-    "another shape": (lambda x: x[:-1], r"gives output the shape \(2,\), and the shape rule says \(3,\)"),
-    "another rank": (lambda x: x[None], r"gives output the shape \(1, 3\), and the shape rule says \(3,\)"),
-    "another dtype": (lambda x: x.double(), "gives output in torch.float64, and the signature says torch.float32"),
-    "no tensor": (lambda x: 3.0, "does not give 1 tensors"),
-    "two tensors": (lambda x: (x, x), "does not give 1 tensors"),
+    "another shape": (lambda x: x[:-1], r"returns output with shape \(2,\), and the shape rule says \(3,\)"),
+    "another rank": (lambda x: x[None], r"returns output with shape \(1, 3\), and the shape rule says \(3,\)"),
+    "another dtype": (lambda x: x.double(), "returns output as torch.float64, and the signature says torch.float32"),
+    "no tensor": (lambda x: 3.0, "does not return 1 tensors"),
+    "two tensors": (lambda x: (x, x), "does not return 1 tensors"),
 }
 
 

@@ -102,9 +102,9 @@ def rule_number(name: str) -> int:
         ("floor division", {"x": (1,), "by": 0}, "its shape rule divides by zero"),
         ("the third of a list", {"x": [(1,), (2,)]}, "reads tensor 2 of a list of 2"),
         ("broadcast", {"x": (2,), "y": (3,)}, "sizes 2 and 3 cannot be broadcast"),
-        ("flat", {"x": (2**40, 2**40)}, "a number that 64 bits do not hold"),
+        ("flat", {"x": (2**40, 2**40)}, "overflows 64 bits"),
         ("the same", {"x": (1,) * 9}, None),
-        ("reversed", {"x": (1,) * 9}, "does not know so many"),
+        ("reversed", {"x": (1,) * 9}, "was not traced for this rank"),
         ("parts of a list", {"x": [(1,)] * 17}, "more than 16 dimensions"),
     ],
 )
@@ -153,9 +153,9 @@ UNTRACEABLE: list[tuple[str, Callable[..., Any], str]] = [
     ("Tensor x", lambda x: x + list(range(1)), "adds a list to a tuple"),
     ("Tensor x", lambda x: (f"{x[0]:d}",), "format"),
     ("Tensor x, float f", lambda x, f: (x[0] * f,), "which is not an integer"),
-    ("Tensor x, float f", lambda x, f: x if f < x[0] else (), "something that is no constant"),
-    ("Tensor x, float[] f", lambda x, f: x if f == [1.0] else (), "compares a list of real numbers"),
-    ("Tensor x, float[] f", lambda x, f: x if f else (), "decides by a list of real numbers"),
+    ("Tensor x, float f", lambda x, f: x if f < x[0] else (), "something that is not a constant"),
+    ("Tensor x, float[] f", lambda x, f: x if f == [1.0] else (), "compares a list of floats"),
+    ("Tensor x, float[] f", lambda x, f: x if f else (), "branches on a list of floats"),
     ("Tensor x, str s", lambda x, s: x if s.startswith("a") else (), "startswith"),
     ("Tensor x, str s", lambda x, s: {"a": x}[s], "unhashable"),
     ("Tensor x", lambda x: undefined, "undefined"),  # type: ignore[name-defined]  # noqa: F821
@@ -168,15 +168,15 @@ def test_a_rule_that_cannot_be_written_in_cpp_is_refused(
 ) -> None:
     with pytest.raises(DeclarationError) as caught:
         traced(parameters, rule)
-    assert caught.value.what.startswith("my::Op: the shape rule cannot be written in C++: ")
+    assert caught.value.what.startswith("my::Op: the shape rule cannot be translated to C++: ")
     assert message in caught.value.what
     assert caught.value.hint
 
 
 WRONG: list[tuple[str, Callable[..., Any], str]] = [
     ("Tensor", lambda x: x[0], "for output, which is not a shape"),
-    ("Tensor", lambda x: 3, "gives 3 for output, which is not a shape"),
-    ("Tensor", lambda x: None, "gives None for output, which is not a shape"),
+    ("Tensor", lambda x: 3, "returns 3 for output, which is not a shape"),
+    ("Tensor", lambda x: None, "returns None for output, which is not a shape"),
     ("(Tensor, Tensor)", lambda x: x, "for 2 results"),
     ("(Tensor, Tensor)", lambda x: (x, x, x), "for 2 results"),
     ("Tensor<T, 2>", lambda x: (1, 2, 3), "returns 3 sizes for output, and the signature says 2"),
@@ -196,9 +196,9 @@ def test_a_rule_that_gives_something_else_is_refused(results: str, rule: Callabl
     ("rule", "message"),
     [
         (lambda y: y, "the shape rule takes 'y'"),
-        (lambda *x: x, "the shape rule takes something by its place"),
-        (lambda x, /: x, "the shape rule takes something by its place"),
-        (print, "the shape rule takes something by its place"),
+        (lambda *x: x, "the shape rule has positional-only parameters"),
+        (lambda x, /: x, "the shape rule has positional-only parameters"),
+        (print, "the shape rule has positional-only parameters"),
         (3, "the shape rule is 3, which is not a Python function"),
     ],
 )

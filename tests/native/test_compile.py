@@ -275,7 +275,7 @@ def test_a_model_is_not_slower_for_what_disturbs_both_of_a_round(monkeypatch: py
 def test_a_kernel_with_other_results_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "close", lambda found, expected: False)
     report = native.compile(_model(), measure=True).report
-    assert report.put_back[0].why_not.startswith("y differs from onnxruntime's by ")
+    assert report.put_back[0].why_not.startswith("y differs from onnxruntime by ")
 
 
 def test_equal_kernels_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:

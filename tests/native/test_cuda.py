@@ -199,7 +199,7 @@ def test_products_are_left_to_onnxruntime() -> None:
     [
         ({"target": "tpu"}, "target is 'tpu'"),
         ({"target": "cuda", "processor": "x86-64-v3"}, "processor is 'x86-64-v3'"),
-        ({"target": "cuda", "processor": "sm_90", "measure": True}, "measure times kernels of the CPU"),
+        ({"target": "cuda", "processor": "sm_90", "measure": True}, "measure supports CPU kernels only"),
     ],
 )
 def test_what_is_not_possible_is_refused(
@@ -213,5 +213,5 @@ def test_what_is_not_possible_is_refused(
 def test_a_library_for_newer_gpus_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "nvcc", lambda name=None: compiler.Nvcc("nvcc", "", name or "sm_80"))
     monkeypatch.setattr(compiler, "gpu_architecture", lambda: "sm_86")
-    assert processor.gpu("sm_90").missing() == "GPUs from sm_90 on, and this is sm_86"
+    assert processor.gpu("sm_90").missing() == "GPUs from sm_90 on, and this GPU is sm_86"
     assert processor.gpu("sm_80").missing() is None
