@@ -86,20 +86,20 @@ class Project:
     def function(self, kind: str, op: CustomOp) -> Callable[..., Any] | None:
         """Return the function `<kind>_<operator>` of the modules, or `<kind>` if there is one operator."""
         name = op.signature.name
-        found = self._find(f"{kind}_{name}") or self._find(f"{kind}_{snake_case(name)}")
-        if found is not None:
-            return found
-        found = self._find(kind)
-        if found is not None and len(self.operators) > 1:
+        function = self._find(f"{kind}_{name}") or self._find(f"{kind}_{snake_case(name)}")
+        if function is not None:
+            return function
+        function = self._find(kind)
+        if function is not None and len(self.operators) > 1:
             raise DeclarationError(
                 f"{self.name} has a function {kind!r} and {len(self.operators)} operators",
                 hint=f"call it {kind}_{snake_case(name)}, for instance",
             )
-        return found
+        return function
 
     def _find(self, name: str) -> Callable[..., Any] | None:
-        found = (getattr(module, name, None) for module in self.modules)
-        return next((function for function in found if callable(function)), None)
+        candidates = (getattr(module, name, None) for module in self.modules)
+        return next((function for function in candidates if callable(function)), None)
 
 
 @dataclass(frozen=True)

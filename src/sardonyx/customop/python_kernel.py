@@ -167,10 +167,10 @@ def _read_list(values: _CList, ctype: Any) -> Sequence[Any]:
 
 
 _ATTRIBUTE_READERS: dict[str, Callable[[_CAttribute], Any]] = {
-    "int": lambda found: found.i,
-    "bool": lambda found: bool(found.i),
-    "float": lambda found: found.f,
-    "str": lambda found: ctypes.string_at(found.text, found.length).decode() if found.length else "",
-    "int[]": lambda found: _read_list(found.ints, ctypes.c_int64),
-    "float[]": lambda found: _read_list(found.floats, ctypes.c_double),
+    "int": lambda attribute: attribute.i,
+    "bool": lambda attribute: bool(attribute.i),
+    "float": lambda attribute: attribute.f,
+    "str": lambda attribute: ctypes.string_at(attribute.text, attribute.length).decode() if attribute.length else "",
+    "int[]": lambda attribute: _read_list(attribute.ints, ctypes.c_int64),
+    "float[]": lambda attribute: _read_list(attribute.floats, ctypes.c_double),
 }

@@ -124,7 +124,7 @@ class ShapeRule:
         arguments = {name: self._symbol(name, path) for name in self._parameters}
         try:
             shapes = self._shapes(self._rule(**arguments))
-            if not path.taken:  # otherwise it depends on the inputs, and is checked at the call
+            if not path.decisions:  # otherwise it depends on the inputs, and is checked at the call
                 self._check_ranks(shapes)
             return " ".join(f"outputs[{i}] = {shape_code(shape)};" for i, shape in enumerate(shapes))
         except DeclarationError:

@@ -55,8 +55,8 @@ class Kernel:
             except (OSError, UnicodeDecodeError) as error:
                 raise DeclarationError(f"{name}: the kernel's source cannot be read: {error}") from None
         file = sys._getframe(depth + 1).f_code.co_filename
-        before, found, _ = "".join(linecache.getlines(file)).partition(source)
-        if not found:
+        before, match, _ = "".join(linecache.getlines(file)).partition(source)
+        if not match:
             return cls(source, f"the kernel of {name}", 1)
         return cls(source, file, before.count("\n") + 1)
 

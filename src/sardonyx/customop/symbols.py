@@ -20,7 +20,7 @@ class Path:
 
     def __init__(self, prefix: list[tuple[str, Any, Sequence[Any]]]) -> None:
         self._prefix = prefix
-        self.taken: list[tuple[str, Any, Sequence[Any]]] = []
+        self.decisions: list[tuple[str, Any, Sequence[Any]]] = []
         self._known: dict[str, Any] = {}
         self._variables: dict[str, str] = {}
         self._lines: list[tuple[int, str]] = []
@@ -28,9 +28,9 @@ class Path:
     def decide(self, question: str, answers: Sequence[T] = (True, False)) -> T:  # type: ignore[assignment]
         """Return one of the answers, the same for the same question."""
         if question not in self._known:
-            index = len(self.taken)
+            index = len(self.decisions)
             answer = self._prefix[index][1] if index < len(self._prefix) else answers[0]
-            self.taken.append((question, answer, answers))
+            self.decisions.append((question, answer, answers))
             self._known[question] = answer
         decided: T = self._known[question]
         return decided
@@ -43,7 +43,7 @@ class Path:
         """Return the variable that holds a C++ expression, defined once per path."""
         if text not in self._variables:
             self._variables[text] = f"v{len(self._variables)}"
-            self._lines.append((len(self.taken), f"const {kind} {self._variables[text]} = {text};"))
+            self._lines.append((len(self.decisions), f"const {kind} {self._variables[text]} = {text};"))
         return self._variables[text]
 
     def lines(self, depth: int) -> Iterator[str]:
@@ -52,23 +52,23 @@ class Path:
 
     def alternatives(self) -> Iterator[Path]:
         """Yield the paths that branch off from this one after its prefix."""
-        for index in range(len(self._prefix), len(self.taken)):
-            question, answer, answers = self.taken[index]
+        for index in range(len(self._prefix), len(self.decisions)):
+            question, answer, answers = self.decisions[index]
             for other in answers:
                 if other != answer:
-                    yield Path([*self.taken[:index], (question, other, answers)])
+                    yield Path([*self.decisions[:index], (question, other, answers)])
 
 
 def conditions_code(paths: Sequence[tuple[Path, str]], depth: int, indent: str) -> str:
     """Return paths as nested conditions."""
     first, ending = paths[0]
     text = "".join(f"{indent}{line}\n" for line in first.lines(depth))  # shared: the paths differ only after this
-    if len(first.taken) <= depth:
+    if len(first.decisions) <= depth:
         return f"{text}{indent}{ending}\n"
-    question, _, answers = first.taken[depth]
+    question, _, answers = first.decisions[depth]
     text += indent
     for answer in answers:
-        chosen = [(path, end) for path, end in paths if path.taken[depth][1] == answer]
+        chosen = [(path, end) for path, end in paths if path.decisions[depth][1] == answer]
         condition = f"({question}) == {str(answer).lower()}"
         text += f"if ({condition}) {{\n{conditions_code(chosen, depth + 1, indent + '  ')}{indent}}} else "
     return (

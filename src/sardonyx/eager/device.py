@@ -200,8 +200,6 @@ def _can_replace_data(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether `tensor.data = other` is allowed, with which `module.to("ort")` keeps parameter identity.
 
     torch allows it only among its own devices; otherwise it creates new parameters, and tied ones become separate.
-
-    torch allows it only among its own devices: a move to another makes new parameters, and tied ones come apart.
     """
     devices = {tensor.device.type, other.device.type}
     return tensor.layout == other.layout == torch.strided and devices <= {*_DENSE, DEVICE}

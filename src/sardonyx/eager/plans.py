@@ -367,8 +367,6 @@ class DirectSession:
         """Return the session of a region, or None if it has no onnxruntime runner or reshapes results.
 
         `static` says that input sizes are fixed.
-
-        `static` says that inputs have the same sizes every time.
         """
         if not isinstance(plain.runner, OnnxRuntimeRunner) or plain.reshaped:
             return None

@@ -28,7 +28,7 @@ LANES_INLINE auto to_mask(V v) { return compare(v, V{}, [](auto x, auto y) { ret
 // Arithmetic
 
 // Truncates a result that C++ promoted to int.
-template <class T, class V> LANES_INLINE auto kept(V v) {
+template <class T, class V> LANES_INLINE auto truncated(V v) {
   if constexpr (kWidth<V> == 1) return static_cast<T>(v);
   else return v;
 }

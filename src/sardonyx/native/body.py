@@ -190,7 +190,7 @@ class BodyPrinter:
         if lanes == "1" or stride == 1:
             self._w.line(f"put({address}, {value});")
         else:
-            self._w.line(f"put_apart({address}, {code_of(stride)}, {value});")
+            self._w.line(f"put_strided({address}, {code_of(stride)}, {value});")
 
     def _address(self, view: View, axes: Sequence[int], *, scratch: bool) -> tuple[str, Dim]:
         """Return the address of a view's element at the current indices, and its stride along the lanes."""
@@ -266,7 +266,7 @@ class BodyPrinter:
                 return self._guarded_code(value, address, stride, lanes, axes)
             if stride == 1:
                 return f"row<{lanes}>({address})"
-            return f"same<{lanes}>({address})" if stride == 0 else f"apart<{lanes}>({address}, {code_of(stride)})"
+            return f"same<{lanes}>({address})" if stride == 0 else f"strided<{lanes}>({address}, {code_of(stride)})"
         if value.operator == "gather":
             return self._gather_code(value, lanes, axes)
         args = [self._expression(arg, lanes, axes) for arg in value.args]
@@ -275,7 +275,7 @@ class BodyPrinter:
         if value.operator in _TEMPLATES:
             code = _TEMPLATES[value.operator].format(*args)
             kind = computed_type(value.dtype)  # C++ promotes shorter types to int
-            return f"kept<{kind}>({code})" if "int8" in kind or "int16" in kind else code
+            return f"truncated<{kind}>({code})" if "int8" in kind or "int16" in kind else code
         return self._call(value.operator, ", ".join(args))
 
     def _call(self, operator: str, args: str) -> str:

@@ -94,7 +94,7 @@ class Kernel:
             for symbol in self._sources:
                 w.line(f"  int64_t {symbol_name(symbol)};")
             if self._gathers:
-                w.line("  std::atomic<bool>* astray;")
+                w.line("  std::atomic<bool>* out_of_range;")
             w.line("};")
             for index, nest in enumerate(self.nests):
                 w.line("")
@@ -137,14 +137,14 @@ class Kernel:
         with w.block("ort::Status* run(ort::Context* context, const Held& held)"):
             w.line("Call call;")
             w.line("call.held = &held;")
-            w.line(f"ort::Tensor given[{len(self.inputs) or 1}];")
+            w.line(f"ort::Tensor tensors[{len(self.inputs) or 1}];")
             for index, buffer in enumerate(self.inputs):
-                w.line(f"if (auto s = ort::input(context, {index}, given[{index}])) return s;")
-                w.line(f"if (given[{index}].rank != {len(buffer.dims)}) {_shape_error(index)}")
-                w.line(f"call.{buffer.name} = static_cast<const {TYPES[buffer.dtype]}*>(given[{index}].data);")
+                w.line(f"if (auto s = ort::input(context, {index}, tensors[{index}])) return s;")
+                w.line(f"if (tensors[{index}].rank != {len(buffer.dims)}) {_shape_error(index)}")
+                w.line(f"call.{buffer.name} = static_cast<const {TYPES[buffer.dtype]}*>(tensors[{index}].data);")
             for symbol, (index, axis) in self._sources.items():
                 name = symbol_name(symbol)
-                w.line(f"const int64_t {name} = call.{name} = given[{index}].dims[{axis}];")
+                w.line(f"const int64_t {name} = call.{name} = tensors[{index}].dims[{axis}];")
             for index, buffer in enumerate(self.inputs):
                 self._check(w, index, buffer)
             for least in dict.fromkeys(self.region.required):
@@ -161,8 +161,8 @@ class Kernel:
     def _run(self, w: Writer) -> None:
         """Generate temporary memory and the calls of the nests, in order."""
         if self._gathers:
-            w.line("std::atomic<bool> astray{false};")
-            w.line("call.astray = &astray;")
+            w.line("std::atomic<bool> out_of_range{false};")
+            w.line("call.out_of_range = &out_of_range;")
         for buffer in self._temporaries:
             kind = TYPES[buffer.dtype]
             w.line(f"const auto {buffer.name} = memory<{kind}>({code_of(count(buffer.dims))});")
@@ -173,13 +173,13 @@ class Kernel:
             w.line(f"  nest{index}(call, begin, end);")
             w.line("})) return s;")
         if self._gathers:
-            w.line('if (astray) return ort::failure("an index is out of range");')
+            w.line('if (out_of_range) return ort::failure("an index is out of range");')
         w.line("return nullptr;")
 
     def _check(self, w: Writer, index: int, buffer: Buffer) -> None:
         """Generate the check that the sizes of an input are the expected ones."""
         tests = [
-            f"given[{index}].dims[{axis}] != {code_of(dim)}"
+            f"tensors[{index}].dims[{axis}] != {code_of(dim)}"
             for axis, dim in enumerate(buffer.dims)
             if isinstance(dim, int)
             or (dim.free_symbols <= self._sources.keys() and self._sources.get(dim) != (index, axis))

@@ -142,7 +142,7 @@ struct alignas(W * sizeof(T) < 16 ? W * sizeof(T) : 16) Chunk {
 };
 
 template <int W, class T>
-LANES_INLINE auto apart(const T* p, int64_t step) {
+LANES_INLINE auto strided(const T* p, int64_t step) {
   return made<ComputedOf<T>, W>([&](int l) { return wide(p[l * step]); });
 }
 // Contiguous lanes; several are aligned to a chunk.
@@ -188,7 +188,7 @@ LANES_INLINE auto gathered(const T* p, int64_t stride, const I& index, int64_t s
 }
 
 template <class T, class V>
-LANES_INLINE void put_apart(T* p, int64_t step, const V& v) {
+LANES_INLINE void put_strided(T* p, int64_t step, const V& v) {
 #pragma unroll
   for (int l = 0; l < kWidth<V>; ++l) p[l * step] = stored<T>(lane(v, l));
 }

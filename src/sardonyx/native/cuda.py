@@ -290,14 +290,14 @@ class CudaPrinter(BodyPrinter):
 
 def plain_views(value: Value) -> list[View]:
     """Return the views in an expression that are not read by index."""
-    found: dict[View, None] = {}
+    views: dict[View, None] = {}
 
     def walk(value: Value) -> None:
         if isinstance(value, View):
-            found[value] = None
+            views[value] = None
         elif isinstance(value, Apply):
             for arg in value.args[value.operator == "gather" :]:
                 walk(arg)
 
     walk(value)
-    return list(found)
+    return list(views)

@@ -148,8 +148,8 @@ inline ort::Status* checked(cudaError_t error) {
 
 template <class Call>
 ort::Status* launched(void (*kernel)(Call), dim3 grid, dim3 block, cudaStream_t stream, Call call) {
-  void* given[] = {&call};
-  return checked(cudaLaunchKernel(kernel, grid, block, given, 0, stream));
+  void* arguments[] = {&call};
+  return checked(cudaLaunchKernel(kernel, grid, block, arguments, 0, stream));
 }
 
 constexpr int64_t kMostBlocks = 0x7fffffff;  // grid-stride loops cover the rest

@@ -222,7 +222,7 @@ template <class V>
 LANES_INLINE void copied(void* p, const V& v) { copied(p, v, std::make_index_sequence<V::kParts>{}); }
 
 template <int W, class T>
-LANES_INLINE auto apart(const T* p, int64_t step) {
+LANES_INLINE auto strided(const T* p, int64_t step) {
   if constexpr (W == 1) return wide(*p);
   else {
     typename Computed<T>::type values[W];
@@ -262,7 +262,7 @@ template <int W, class T>
 LANES_INLINE auto row(const T* p) {
   if constexpr (W == 1) return wide(*p);
   else if constexpr (std::is_same_v<T, half> && kHalves) return row_of_halves<W>(p, std::make_index_sequence<W / kNative>{});
-  else if constexpr (std::is_same_v<T, half>) return apart<W>(p, 1);
+  else if constexpr (std::is_same_v<T, half>) return strided<W>(p, 1);
   else if constexpr (std::is_same_v<T, bfloat>) {
     return bits<Of<float, W>>(convert<uint32_t>(loaded<Of<uint16_t, W>>(p)) << 16);
   } else if constexpr (std::is_same_v<T, boolean>) {
@@ -278,7 +278,7 @@ LANES_INLINE auto guarded(const T* p, int64_t step, bool ok, int64_t i, int64_t 
   if (!ok || i + W <= start || i >= end) return splat<W>(fill);
   if (i >= start && i + W <= end) {
     if (step == 1) return row<W>(p);
-    return apart<W>(p, step);
+    return strided<W>(p, step);
   }
   C values[W];
   for (int l = 0; l < W; ++l) values[l] = i + l >= start && i + l < end ? static_cast<C>(wide(p[l * step])) : fill;
@@ -304,7 +304,7 @@ LANES_INLINE T stored(V x) {
   else return x;
 }
 template <class T, class V>
-LANES_INLINE void put_apart(T* p, int64_t step, V v) {
+LANES_INLINE void put_strided(T* p, int64_t step, V v) {
   if constexpr (kWidth<V> == 1) *p = stored<T>(v);
   else for (int i = 0; i < kWidth<V>; ++i) p[i * step] = stored<T>(v[i]);
 }
@@ -322,17 +322,17 @@ LANES_INLINE void put(T* p, V v) {
   } else if constexpr (std::is_same_v<T, bfloat>) {
     copied(p, convert<uint16_t>(upper_bits(v)));
   } else if constexpr (std::is_same_v<T, half> && kHalves) put_halves(p, v, std::make_index_sequence<V::kParts>{});
-  else if constexpr (std::is_same_v<T, half>) put_apart(p, 1, v);
+  else if constexpr (std::is_same_v<T, half>) put_strided(p, 1, v);
   else copied(p, v);
 }
 
 // Gathers by each lane's index from `size` elements with stride `step`; a negative index counts from the end.
-template <int W, class T, class I, class Astray>
-LANES_INLINE auto gathered(const T* p, int64_t stride, I index, int64_t step, int64_t size, Astray& astray) {
+template <int W, class T, class I, class Flag>
+LANES_INLINE auto gathered(const T* p, int64_t stride, I index, int64_t step, int64_t size, Flag& out_of_range) {
   auto read = [&](const T* from, int64_t i) {
     if (i < 0) i += size;
     const bool inside = i >= 0 && i < size;
-    if (!inside) astray = true;
+    if (!inside) out_of_range = true;
     return inside ? wide(from[i * step]) : typename Computed<T>::type{};
   };
   if constexpr (W == 1) return read(p, index);

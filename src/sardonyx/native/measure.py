@@ -116,8 +116,8 @@ class Measurement:
         except EngineError:
             return entry  # ONNX Runtime does not support the type: nothing to compare with
         calls = [_call(session, feeds) for session in sessions]
-        expected, found = (call() for call in calls)
-        for name, x, y in zip(bounds.outputs, found, expected, strict=True):
+        expected, results = (call() for call in calls)
+        for name, x, y in zip(bounds.outputs, results, expected, strict=True):
             actual, reference = torch.from_numpy(x), torch.from_numpy(y)
             if not close(actual, reference):
                 return replace(entry, why_not=f"{name} differs from onnxruntime by {difference(actual, reference):.1e}")

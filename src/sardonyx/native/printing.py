@@ -30,7 +30,7 @@ _MAX_INLINED = 12
 class NestPrinter(BodyPrinter):
     """Generates one nest. Lanes follow the last axis: along the row if it is swept, else across rows."""
 
-    _RANGE_FLAG = ", *call.astray"
+    _RANGE_FLAG = ", *call.out_of_range"
 
     def __init__(self, w: Writer, nest: Nest, is_local: Callable[[Buffer], bool]) -> None:
         super().__init__(w, nest, is_local)

@@ -158,8 +158,8 @@ class Expressions:
         if value.dims == dims:
             return value
         lead = len(dims) - len(value.dims)
-        given = value.dims
-        is_expanded = [have == 1 and want != 1 for have, want in zip(given, dims[lead:], strict=True)]
+        old_dims = value.dims
+        is_expanded = [have == 1 and want != 1 for have, want in zip(old_dims, dims[lead:], strict=True)]
 
         def strides(old: Dims) -> Dims:
             return (0,) * lead + tuple(0 if s else stride for s, stride in zip(is_expanded, old, strict=True))
@@ -281,19 +281,19 @@ def _shift_guard(guard: Guard, by: Dim) -> Guard:
 
 def views_of(value: Value) -> list[View]:
     """Return every view that an expression reads, without duplicates."""
-    found: dict[View, None] = {}
+    views: dict[View, None] = {}
     seen: set[int] = set()
 
     def walk(value: Value) -> None:
         if isinstance(value, View):
-            found[value] = None
+            views[value] = None
         elif isinstance(value, Apply) and id(value) not in seen:
             seen.add(id(value))
             for arg in value.args:
                 walk(arg)
 
     walk(value)
-    return list(found)
+    return list(views)
 
 
 def gathered_buffers(value: Value) -> set[Buffer]:
@@ -305,16 +305,16 @@ def gathered_buffers(value: Value) -> set[Buffer]:
 
 def operations(value: Value) -> list[Apply]:
     """Return every operator in an expression, without duplicates."""
-    found: dict[int, Apply] = {}
+    by_id: dict[int, Apply] = {}
 
     def walk(value: Value) -> None:
-        if isinstance(value, Apply) and id(value) not in found:
-            found[id(value)] = value
+        if isinstance(value, Apply) and id(value) not in by_id:
+            by_id[id(value)] = value
             for arg in value.args:
                 walk(arg)
 
     walk(value)
-    return list(found.values())
+    return list(by_id.values())
 
 
 def _reshape_strides(old: Dims, strides: Dims, new: Dims) -> Dims:

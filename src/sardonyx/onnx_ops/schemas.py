@@ -151,7 +151,7 @@ def snake_case(op_type: str) -> str:
         return f"logical_{op_type.lower()}"
     for old, new in _RESPELLED.items():
         op_type = op_type.replace(old, new)
-    op_type = re.sub(r"^Q([A-Z])", lambda found: f"Q{found[1].lower()}", op_type)
+    op_type = re.sub(r"^Q([A-Z])", lambda match: f"Q{match[1].lower()}", op_type)
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", op_type).lower()
 
 
