@@ -130,8 +130,6 @@ def _composition(signature: Signature, identity: Identity, function: Callable[..
 
 @dataclass(frozen=True)
 class _Backward:
-    """A function that computes gradients, and its parameter names."""
-
     function: Callable[..., Any]
     parameter_names: Sequence[str]
 
@@ -160,8 +158,6 @@ def _parse_backward(signature: Signature, backward: Callable[..., Any] | CustomO
 
 @dataclass(frozen=True)
 class _Declaration:
-    """The parts of a declaration."""
-
     signature: Signature
     identity: Identity
     shapes: ShapeRule

@@ -99,8 +99,6 @@ def _format_error(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class _OpCall:
-    """An operator and its arguments by name."""
-
     op: CustomOp
     by_name: Mapping[str, Any]
 
@@ -125,7 +123,6 @@ class _OpCall:
         return ", ".join(f"{name} {_describe_value(value)}" for name, value in self.by_name.items())
 
     def with_tensors(self, change: Callable[[Tensor, torch.Tensor], torch.Tensor]) -> _OpCall:
-        """Return the call with its tensors changed."""
         arguments = dict(self.by_name)
         for tensor in self.signature.inputs:
             arguments[tensor.name] = pytree.tree_map_only(torch.Tensor, partial(change, tensor), arguments[tensor.name])
@@ -214,7 +211,6 @@ def _random_tensor(tensor: Tensor, rank: int) -> torch.Tensor:
 
 
 def _check_reference(call: _OpCall, reference: Callable[..., Any]) -> str:
-    """Compare with the reference in double precision."""
     args, kwargs = call.with_tensors(lambda _, x: x.double() if x.is_floating_point() else x).arguments()
     results, expected = call(), _as_list(reference(*args, **kwargs))
     return _compare(results, [y.to(x.dtype) for x, y in zip(results, expected, strict=False)])
@@ -311,8 +307,6 @@ def _compare(results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], 
 
 
 class _CallModule(torch.nn.Module):
-    """A call as a module of its tensors."""
-
     def __init__(self, call: _OpCall) -> None:
         super().__init__()
         self._op = call.op

@@ -150,7 +150,6 @@ _ARITY_SUFFIXES = {"required": "", "optional": "?", "variadic": "[]"}
 
 
 def _glibc(library: bytes) -> str | None:
-    """Return the newest glibc version that a library requires."""
     versions = [(int(major), int(minor)) for major, minor in re.findall(rb"GLIBC_(\d+)\.(\d+)", library)]
     return ".".join(map(str, max(versions))) if versions else None
 

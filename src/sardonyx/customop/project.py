@@ -104,8 +104,6 @@ class Project:
 
 @dataclass(frozen=True)
 class _ModuleLocation:
-    """Modules to import, and the folder to import them from."""
-
     names: tuple[str, ...]
     root: Path
 
@@ -181,8 +179,6 @@ _IMPORTED: set[str] = set()
 
 
 class _on_sys_path:
-    """Puts a folder on sys.path."""
-
     def __init__(self, root: Path) -> None:
         self._root = str(root)
 
@@ -219,7 +215,6 @@ def _import(name: str, root: Path) -> None:
 
 
 def _line_of(error: BaseException, root: Path) -> str | None:
-    """Return the last line of the user's code in a traceback."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(root)]

@@ -120,7 +120,6 @@ class ShapeRule:
         return conditions_code(paths, 0, "  ")
 
     def _trace(self, path: Path) -> str:
-        """Return the statements at the end of a path."""
         arguments = {name: self._symbol(name, path) for name in self._parameters}
         try:
             shapes = self._shapes(self._rule(**arguments))

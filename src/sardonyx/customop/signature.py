@@ -357,7 +357,6 @@ def _types(used: Sequence[str], types: Dtypes) -> dict[str, tuple[str, ...]]:
 
 
 def _check_results(choices: Sequence[Mapping[str, str]], input_types: Collection[str]) -> None:
-    """Check that the types of the inputs determine those of the results."""
     first: dict[tuple[str, ...], Mapping[str, str]] = {}
     for choice in choices:
         other = first.setdefault(tuple(choice[variable] for variable in choice if variable in input_types), choice)

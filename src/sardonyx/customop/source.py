@@ -207,7 +207,6 @@ def _parameter(tensor: Tensor) -> str:
 
 
 def _list_default(attribute: Attribute, index: int) -> str:
-    """Return the array of a list default."""
     if not isinstance(attribute.default, list):
         return ""
     kind = "int64_t" if attribute.type == "int[]" else "double"
@@ -221,7 +220,6 @@ def _field(attribute: Attribute, index: int) -> str:
 
 
 def _default_code(attribute: Attribute, index: int) -> str:
-    """Return the default, in the member for its type."""
     value = attribute.default
     if attribute.required:
         return "{}"

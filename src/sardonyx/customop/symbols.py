@@ -106,8 +106,6 @@ class Symbol:
 
 
 class _Number(Symbol):
-    """An integer."""
-
     def _call(self, function: str, *operands: Any) -> _Number:
         return _Number(self.path.variable("Number", f"{function}({', '.join(map(_number_code, operands))})"), self.path)
 
@@ -283,8 +281,6 @@ class TensorListSizes(Symbol):
 
 
 class _String(Symbol):
-    """A string, which can be compared."""
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, (str, _String)):
             return False
@@ -303,8 +299,6 @@ def message_code(text: str) -> str:
 
 
 class _Float(Symbol):
-    """A float, which can be compared."""
-
     def _compare(self, sign: str, other: float) -> bool:
         if isinstance(other, Symbol) or not isinstance(other, (int, float)):
             raise TypeError("it compares a float with something that is not a constant")

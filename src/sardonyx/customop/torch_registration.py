@@ -179,7 +179,6 @@ def add_fake_kernel(operator: Any, fake: Callable[..., Any]) -> Callable[[], Non
 
 
 def _has_fake(name: str) -> bool:
-    """Return whether an operator has a fake or meta kernel."""
     has_meta = torch._C._dispatch_has_kernel_for_dispatch_key(name, "Meta")
     return has_meta or simple_registry.singleton.find(name).fake_impl.kernel is not None
 
@@ -258,7 +257,6 @@ class _Gradient:
         self._positional = signature.parameters[: len(signature.parameters) - signature.keyword_only]
 
     def setup(self, ctx: Any, inputs: Sequence[Any], output: Any, keyword_only_inputs: Arguments | None = None) -> None:
-        """Save what the backward takes."""
         arguments = bind_arguments(self._signature, inputs, keyword_only_inputs or {})
         outputs = output if isinstance(output, (tuple, list)) else [output]
         arguments |= {t.name: x for t, x in zip(self._signature.outputs, outputs, strict=True)}
@@ -273,7 +271,6 @@ class _Gradient:
         ctx.save_for_backward(*tensors)
 
     def backward(self, ctx: Any, *grads: torch.Tensor) -> Any:
-        """Return gradients for the positional arguments, None for those without one."""
         saved = list(ctx.saved_tensors)
         arguments = dict(ctx.attributes)
         for name, count in ctx.saved_names:
@@ -342,8 +339,6 @@ def _require_grad(arguments: Iterable[Any]) -> bool:
 
 
 class _Undifferentiable(torch.autograd.Function):
-    """Results whose backward raises `AutogradError`."""
-
     @staticmethod
     def forward(ctx: Any, compute: Callable[[], Any], name: str, *tensors: torch.Tensor) -> Any:
         ctx.name = name

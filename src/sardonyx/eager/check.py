@@ -103,7 +103,6 @@ def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _transposed_in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same tensor with its last two axes transposed in memory."""
     return tensor.to(DEVICE).mT.contiguous().mT if tensor.dim() > 1 else tensor.to(DEVICE)
 
 

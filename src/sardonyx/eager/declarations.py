@@ -51,7 +51,6 @@ def declare(operators: Mapping[str, Node | SignatureOnly], *, replace: bool = Fa
 
 
 def _use_translation(name: str) -> None:
-    """Use the translation of an operator on the device, where possible."""
     operator = table.operator_of(name)
     if name in _DECLARED:
         _DECLARED.discard(name)

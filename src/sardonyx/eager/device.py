@@ -210,7 +210,6 @@ _DENSE = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia")
 
 
 def _runs_as_model(operator: Any) -> bool:
-    """Return whether a call runs only as an ONNX model."""
     special = operator.name() in HANDWRITTEN or torch.Tag.nondeterministic_seeded in operator.tags
     return not special and variant_of(operator) is not None
 
@@ -286,7 +285,6 @@ def _is_implicit_composite(operator: Any) -> bool:
 
 
 def _is_composite(operator: Any) -> bool:
-    """Return whether torch implements the operator for every device."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     keys = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
     return any(has(operator.name(), key) for key in keys)
@@ -323,12 +321,10 @@ class _DeviceContext:
         self.index = device if isinstance(device, int) else torch.device(device).index or 0
 
     def __enter__(self) -> None:
-        """Make it the current device."""
         self._previous = _module.current_device()
         _module.set_device(self.index)
 
     def __exit__(self, *_: object) -> None:
-        """Restore the previous device."""
         _module.set_device(self._previous)
 
 

@@ -190,7 +190,6 @@ def _name_operator(operator: Any, error: EngineError) -> EngineError:
 
 
 def _offer_to_core(core: Core, variant: Variant, plan: Plan, call: AtenCall, arguments: Mapping[str, Any]) -> None:
-    """Let the core run later calls with the same key."""
     if plan.plain is None or (plan.scalars and plan.scalars != call.scalars):
         return
     static = torch.Tag.dynamic_output_shape not in variant.operator.tags

@@ -24,8 +24,6 @@ _pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 class _DLManagedTensor(ctypes.Structure):
-    """DLPack's DLManagedTensor."""
-
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("device", ctypes.c_int32),
@@ -53,8 +51,6 @@ def with_device(capsule: Any, device: int, index: int = 0) -> Any:
 
 
 class _Core:
-    """Whether the core has been loaded."""
-
     loaded = False
 
 

@@ -226,7 +226,6 @@ class BodyPrinter:
         return f"guarded<{lanes}>({address}, {code_of(stride)}, {in_range}, {at}, {start}, {end}, {fill})"
 
     def _gather_code(self, value: Apply, lanes: str, axes: Sequence[int]) -> str:
-        """Return code that reads an element by index."""
         view, index, step, size = value.args
         assert isinstance(view, View)
         address, stride = self._address(view, axes, scratch=False)
@@ -279,7 +278,6 @@ class BodyPrinter:
         return self._call(value.operator, ", ".join(args))
 
     def _call(self, operator: str, args: str) -> str:
-        """Return a function call over lanes."""
         if operator in LIBRARY:
             return f"each({args}, [](auto x) {{ return std::{operator}(x); }})"
         return f"{_FUNCTIONS.get(operator, operator)}({args})"

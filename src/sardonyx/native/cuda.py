@@ -209,7 +209,6 @@ class CudaPrinter(BodyPrinter):
             self._passes(lanes="1")
 
     def _grid_loop(self, name: str, own: str, end: str, axis: str) -> AbstractContextManager[None]:
-        """Open a grid-stride loop."""
         start, step = (f"{self._INDEX}{{1}} * {grid} * blockDim.{axis}" for grid in ("blockIdx.x", "gridDim.x"))
         self._w.line(f"const {self._INDEX} end = {end}, step = {step};")
         return self._w.block(f"for ({self._INDEX} {name} = {start} + {own}; {name} < end; {name} += step)")

@@ -79,7 +79,6 @@ def _schemas() -> frozenset[tuple[str, str]]:
 
 
 def _has_unknown_outputs(node: ir.Node) -> bool:
-    """Return whether a used output of a node has an unknown type or shape."""
     return any(_is_unknown(x) for x in node.outputs if x.uses() or x.is_graph_output())
 
 

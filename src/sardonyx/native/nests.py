@@ -240,7 +240,7 @@ def merge_axes(nest: Nest, expressions: Expressions) -> Nest:
 
 
 def _accesses(nest: Nest, step: Step) -> Iterator[tuple[View, list[int]]]:
-    """Yield the views of a step, each with the axes of the nest that it covers."""
+    """Yield the views of a step with the axes of the nest that each covers."""
     axes = nest.outer if step.once else list(range(len(nest.dims)))
     for view in views_of(step.root.value):
         yield view, axes

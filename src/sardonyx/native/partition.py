@@ -171,7 +171,6 @@ _NO_GPU_PRODUCTS = "matrix products run in onnxruntime on a GPU"
 
 
 def _branches(graph: ir.Graph) -> list[ir.Graph]:
-    """Return the branches of every `If` in a graph, recursively."""
     branches = [
         attribute.as_graph() for node in graph if node.op_type == "If" for attribute in node.attributes.values()
     ]

@@ -99,7 +99,6 @@ class NestPrinter(BodyPrinter):
         return 4 if len(costly) > 2 else 2
 
     def _stored(self, buffer: Buffer) -> bool:
-        """Return whether a buffer has its own memory."""
         step = self._nest.step_writing(buffer)
         return step is not None and not step.per_row and buffer not in self._scratch and self._nest.crosses(buffer)
 

@@ -318,8 +318,6 @@ class Lowering:
 
 @dataclass(frozen=True)
 class _Concatenation:
-    """Values concatenated along an axis."""
-
     axis: int
     pieces: Sequence[Value]
 
@@ -329,7 +327,6 @@ def _is_shared(value: Apply, result: ir.Value) -> bool:
 
 
 def _is_whole_buffer(view: View) -> bool:
-    """Return whether a view is its whole buffer, contiguous."""
     return (
         count(view.dims) == count(view.buffer.dims)
         and view.offset == 0

@@ -70,7 +70,6 @@ def why_not_lowerable(node: ir.Node) -> str | None:
 
 
 def _why_not_worthwhile(node: ir.Node) -> str | None:
-    """Return why a node should not be in a kernel with "auto", or None."""
     if all(_is_size_arithmetic(output) for output in node.outputs):
         return "computes sizes only"
     if node.op_type in PRODUCTS and not is_vector_product(node):
@@ -310,7 +309,6 @@ def _nodes_between(nodes: Sequence[ir.Node], choice: BoundedRegion) -> list[ir.N
 
 
 def _strip_free_layout(group: list[ir.Node]) -> list[ir.Node]:
-    """Remove free layout operators at the ends of a group."""
     kept = set(group)
     changed = True
     while changed:

@@ -74,7 +74,6 @@ def _check_symbolic(operator: Operator, arguments: Mapping[str, Any], symbols: _
 
 
 def _count_unknown(results: Results) -> tuple[int, int]:
-    """Count results of unknown rank, and unknown dims."""
     return sum(r.dims is None for r in results), sum((r.dims or ()).count(None) for r in results)
 
 
@@ -103,7 +102,6 @@ class _Symbols:
         return name
 
     def sizes(self, result: ResultInfo) -> list[Any] | None:
-        """Return the sizes of a result as torch values."""
         if result.dims is None:
             return None
         return [self._sizes[dim] if isinstance(dim, str) else dim for dim in result.dims]
@@ -121,7 +119,6 @@ class _Symbols:
         return int(self._sizes[dim].node.hint) if isinstance(dim, str) else dim
 
     def have_hints(self) -> bool:
-        """Return whether every symbol has a hint."""
         return all(size.node.has_hint() for size in self._sizes.values())
 
     def hint_dims(self, tensor: torch.Tensor) -> tuple[Dim, ...]:

@@ -51,8 +51,6 @@ def register() -> None:
 
 
 class _Overload:
-    """A torch overload of an ONNX operator."""
-
     def __init__(self, operator: Operator, overload: str) -> None:
         self._operator, self._overload = operator, overload
         self._name = f"{operator.name}.{overload}" if overload else operator.name

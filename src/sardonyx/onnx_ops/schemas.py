@@ -239,7 +239,6 @@ def _is_tensor(value: Any) -> bool:
 
 @cache
 def _torch_dtypes() -> dict[str, torch.dtype]:
-    """Return torch dtypes by ONNX Runtime's type names."""
     by_name = {}
     for dtype in ir.DataType:
         try:

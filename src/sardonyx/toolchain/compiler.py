@@ -102,7 +102,6 @@ def _split_command(text: str) -> list[str]:
 
 
 def _version(path: str, *arguments: str) -> str:
-    """Return the first line that a program prints for --version."""
     try:
         process = subprocess.run([path, *arguments, "--version"], capture_output=True, errors="replace", check=False)
     except OSError:
@@ -264,7 +263,6 @@ _CHECK_COMPILER = (
 
 
 def _is_noexec(folder: Path) -> bool:
-    """Return whether a folder, which need not exist yet, is on a noexec mount."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     return hasattr(os, "ST_NOEXEC") and bool(os.statvfs(existing).f_flag & os.ST_NOEXEC)
 

@@ -38,8 +38,6 @@ _QUERIES, _KEYS = 2, 3
 
 @dataclass(frozen=True)
 class _AttentionSteps:
-    """The intermediate results of attention."""
-
     scores: Value
     capped: Value
     masked: Value
@@ -62,7 +60,6 @@ def _merge_heads(r: Lowering, x: Value) -> Value:
 
 
 def _group_heads(r: Lowering, x: Value, groups: Dim) -> Value:
-    """Group the heads of queries by heads of keys."""
     batch, heads, *rest = x.dims
     if not isinstance(heads, int) or not isinstance(groups, int) or heads % groups:
         raise CannotLower(f"{heads} query heads with {groups} key heads")
@@ -128,7 +125,6 @@ def _past_length(past: Value | None) -> Dim:
 
 
 def _append_past(r: Lowering, past: Value | None, x: Value) -> Value:
-    """Append keys or values to those of earlier calls."""
     if past is None:
         return x
     batch, heads, before, size = past.dims
@@ -222,8 +218,6 @@ def _ort_bias(r: Lowering, node: ir.Node, mask: Value | None, more: Value | None
 
 @dataclass(frozen=True)
 class _ScoreInfo:
-    """Sizes and type of the scores."""
-
     batch: Dim
     queries: Dim
     keys: Dim
@@ -279,7 +273,6 @@ def _self_attention(r: Lowering, node: ir.Node) -> None:
 
 
 def _split_qkv(r: Lowering, node: ir.Node, qkv: Value) -> list[Value]:
-    """Split packed queries, keys and values."""
     total = qkv.dims[-1]
     if not isinstance(total, int):
         raise CannotLower("a symbolic hidden size")

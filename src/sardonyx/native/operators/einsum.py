@@ -89,7 +89,6 @@ def _take_diagonal(r: Lowering, x: Value, axes: Sequence[str]) -> _Term:
 
 
 def _sum_out(r: Lowering, term: _Term, kept: Iterable[str]) -> _Term:
-    """Sum over the axes that are not kept."""
     summed = [i for i, name in enumerate(term.axes) if name not in kept]
     if not summed:
         return term

@@ -119,7 +119,6 @@ def _split(r: Lowering, node: ir.Node) -> None:
 
 
 def _split_sizes(r: Lowering, node: ir.Node, size: Dim, axis: int) -> Sequence[Dim]:
-    """Return the sizes of a Split."""
     sizes = constants(node, 1)
     if sizes is not None:
         for rest in (size - sum(sizes), sum(sizes) - size):

@@ -62,7 +62,6 @@ def _define_moment(r: Lowering, node: ir.Node, index: int, value: Value | None) 
 
 
 def _widened_operand(r: Lowering, node: ir.Node) -> Value:
-    """Return the normalized operand, in at least single precision."""
     x = operand(r, node, 0)
     need_floats(x, node)
     return widened(r, x)

@@ -52,12 +52,10 @@ class _Windows:
 
     @property
     def reaches_out(self) -> bool:
-        """Whether windows extend beyond the image."""
         return any(self.before) or any(self.after)
 
     @property
     def is_large(self) -> bool:
-        """Whether a window is too large to unroll."""
         return math.prod(self.kernel) > _MAX_UNROLLED
 
     def reduced(self, r: Lowering, x: Value, reduction: Reduction, fill: float) -> Value:
@@ -73,11 +71,9 @@ class _Windows:
         return r.reduce(reduction, windows, range(2, 2 + len(self.kernel)), keep=False)
 
     def offsets(self) -> Iterator[tuple[int, ...]]:
-        """Return the positions of a window."""
         return itertools.product(*map(range, self.kernel))
 
     def padded(self, r: Lowering, x: Value, fill: float) -> Value:
-        """Pad the image as far as windows extend."""
         for axis, (size, before, after) in enumerate(zip(self.dims, self.before, self.after, strict=True)):
             if before or after:
                 x = r.pad(x, 2 + axis, before, dim_of(before + size + after), fill)
@@ -173,7 +169,6 @@ def _average_pool(r: Lowering, node: ir.Node) -> None:
 
 
 def _sum_windows(r: Lowering, x: Value, windows: _Windows) -> Value:
-    """Return the sum of each window, unrolled."""
     image = windows.padded(r, x, 0.0)
     first, *others = windows.offsets()
     total = windows.window_values(r, image, first, padded=True)

@@ -44,7 +44,6 @@ def matrix_product(r: Lowering, left: Value, right: Value, dtype: ir.DataType) -
 
 
 def _transpose_if(r: Lowering, x: Value, transpose: bool) -> Value:
-    """Transpose the last two axes if `transpose`."""
     rank = len(x.dims)
     return r.permute(x, [*range(rank - 2), rank - 1, rank - 2]) if transpose else x
 
@@ -119,7 +118,6 @@ class _Windows:
 
 
 def _windows(r: Lowering, node: ir.Node, image: Dims, kernel: Sequence[Dim]) -> list[_Windows]:
-    """Return the windows along each axis of an image."""
     rank = len(image)
     strides, dilations = (ints_of(node, name, [1] * rank) for name in ("strides", "dilations"))
     pads, auto_pad = ints_of(node, "pads", [0] * (2 * rank)), text_of(node, "auto_pad", "NOTSET")
@@ -155,7 +153,6 @@ def _floor_div(size: Dim, by: int) -> Dim:
 
 
 def _pad_image(r: Lowering, x: Value, windows: Sequence[_Windows]) -> View:
-    """Pad an image as far as windows extend."""
     for axis, along in enumerate(windows, 2):
         if along.before != 0 or along.after != 0:
             x = r.pad(x, axis, along.before, dim_of(along.before + x.dims[axis] + along.after), 0.0)
@@ -223,7 +220,6 @@ def _conv_transpose(r: Lowering, node: ir.Node) -> None:
 
 
 def _dilate(r: Lowering, x: Value, axis: int, stride: int) -> Value:
-    """Insert zeros after each element of an axis."""
     if stride == 1:
         return x
     padded = r.pad(r.unsqueeze(x, [axis + 1]), axis + 1, 0, stride, 0.0)
@@ -231,7 +227,6 @@ def _dilate(r: Lowering, x: Value, axis: int, stride: int) -> Value:
 
 
 def _flipped_filters(r: Lowering, node: ir.Node, weights: Value) -> View:
-    """Return weights by group, with windows flipped."""
     inputs, groups = weights.dims[0], int_of(node, "group", 1)
     if not isinstance(inputs, int) or inputs % groups:
         raise CannotLower(f"a convolution with weights of sizes {weights.dims} in {groups} groups")
