@@ -25,7 +25,7 @@ static ort::Status* unsupported(const ort::ApiBase* base) {
 }
 
 SARDONYX_EXPORT ort::Status* RegisterCustomOps(ort::SessionOptions* options, const ort::ApiBase* base) {
-  if (auto* refusal = unsupported(base)) return status;
+  if (auto* status = unsupported(base)) return status;
   return sardonyx::ort_side::add(options, base);
 }
 SARDONYX_EXPORT const char* sardonyx_register_torch(const char* library, const char* library_of_cuda) {
