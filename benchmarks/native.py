@@ -27,7 +27,7 @@ from benchmarks.machine import describe, note_if_busy, run_on_cores
 from benchmarks.native_regions import REGIONS, Array, Feeds, Region
 from benchmarks.tables import Table, progress, say
 from sardonyx import Options
-from sardonyx.native.carve import Library, Plan, plan
+from sardonyx.native.partition import KernelPlan, Library, plan_kernels
 from sardonyx.toolchain import compiler
 
 _ROUND_SECONDS, _WAKING_SECONDS = 0.01, 0.003
@@ -126,13 +126,13 @@ def optimised(model: bytes, folder: Path) -> dict[str, int]:
     return dict(Counter(node.op_type for node in nodes))
 
 
-def kernels(regions: Sequence[Region]) -> tuple[dict[str, Plan], Path]:
+def kernels(regions: Sequence[Region]) -> tuple[dict[str, KernelPlan], Path]:
     """The regions with native kernels, and the library that these are in."""
     library, plans = Library(), {}
     for region in regions:
-        plans[region.name] = plan(ir.from_proto(region.model()), choice="all", library=library)
-        assert len(plans[region.name].parts) == 1, f"{region.name}: {plans[region.name].refused}"
-    built = compiler.built(library.source, Options.of())
+        plans[region.name] = plan_kernels(ir.from_proto(region.model()), choice="all", library=library)
+        assert len(plans[region.name].parts) == 1, f"{region.name}: {plans[region.name].rejected}"
+    built = compiler.build_library(library.source, Options.of())
     for found in plans.values():
         found.splice()
     return plans, built
@@ -148,7 +148,7 @@ def error(results: Sequence[Array], wanted: Sequence[torch.Tensor]) -> float:
 
 
 def measure(
-    region: Region, found: Plan, library: Path, threads: int, rounds: int, operators: dict[str, int]
+    region: Region, found: KernelPlan, library: Path, threads: int, rounds: int, operators: dict[str, int]
 ) -> Measured:
     """Let both sessions take turns."""
     feeds = region.feeds()

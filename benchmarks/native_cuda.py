@@ -29,7 +29,7 @@ from benchmarks.machine import describe, note_if_busy
 from benchmarks.native_regions import REGIONS, Array, Feeds, Region
 from benchmarks.tables import Table, progress, say
 from sardonyx import Options
-from sardonyx.native.carve import Library, plan
+from sardonyx.native.partition import Library, plan_kernels
 from sardonyx.native.targets import TARGETS
 
 _ROUND_SECONDS = 0.005
@@ -203,8 +203,8 @@ def kernels(cases: Sequence[Case]) -> tuple[dict[str, bytes], Path]:
     library, plans = Library(target), {}
     for case in cases:
         name = case.region.name
-        plans[name] = plan(ir.from_proto(case.model), choice="all", library=library)
-        assert len(plans[name].parts) == 1, f"{name}: {plans[name].refused}"
+        plans[name] = plan_kernels(ir.from_proto(case.model), choice="all", library=library)
+        assert len(plans[name].parts) == 1, f"{name}: {plans[name].rejected}"
     built = target.build(library.source, Options.of(), target.processor(None))
     for found in plans.values():
         found.splice()

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import torch
 
 from sardonyx.engines.engine import Engine, static_sizes
-from sardonyx.native import native, takes_none
+from sardonyx.native import native, unsupported_error
 from sardonyx.optimize import empty, optimize
 from sardonyx.optimize.legalize import legalize
 from sardonyx.optimize.selection import select_rules
@@ -126,7 +126,7 @@ def wants_kernels(context: Context) -> bool:
         return False
     if not context.engine.takes_kernels(context.device):
         if wanted is True:
-            raise takes_none(context.options.engine, context.device.type)
+            raise unsupported_error(context.options.engine, context.device.type)
         return False
     inspected = context.options.dump or context.options.transforms
     return wanted is True or not (inspected or context.kind not in _TRAINING)

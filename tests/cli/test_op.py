@@ -133,7 +133,7 @@ def test_the_tests_of_a_new_project_pass(project: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("x = 1\n", "declares no operators\n  next: it has to call sardonyx.custom_op when imported"),
+        ("x = 1\n", "declares no operators\n  next: it must call sardonyx.custom_op when imported"),
         ("import nowhere_to_be_found\n", "cannot be imported: ModuleNotFoundError: No module named"),
         ("def (:\n", "cannot be imported: SyntaxError"),
         ("\nraise SystemExit(3)\n", "cannot be imported: SystemExit: 3\n  at:   "),

@@ -278,7 +278,7 @@ def _built() -> Path:
         written.append(f"namespace sardonyx::detail {{ void rule{i}({parameters}) {{\n{case.shapes.cpp()}}} }}")
     names = ", ".join(f"sardonyx::detail::rule{i}" for i in range(len(CASES)))
     written.append(f"static decltype(&sardonyx::detail::rule0) const rules[] = {{{names}}};")
-    return compiler.built("\n".join([*written, _CALLED]), Options.of({}), flags=("-O0",))
+    return compiler.build_library("\n".join([*written, _CALLED]), Options.of({}), flags=("-O0",))
 
 
 def open_tensors(given: Given, tensors: Sequence[Tensor]) -> list[tuple[str, int | None]]:

@@ -72,7 +72,7 @@ def test_what_is_not_contiguous_is_made_so(shifted: CustomOp) -> None:
 
 @pytest.mark.parametrize(("x", "by", "named"), [("cuda", "cpu", "by"), ("cpu", "cuda", "x")])
 def test_a_tensor_on_another_device_is_refused_by_name(shifted: CustomOp, x: str, by: str, named: str) -> None:
-    with pytest.raises(RuntimeError, match=f"ongpu::Shifted: {named} is not on the GPU"):
+    with pytest.raises(RuntimeError, match=f"ongpu::Shifted: {named} is not on the same GPU"):
         shifted(torch.ones(2, 3, device=x), torch.ones(3, device=by))
 
 

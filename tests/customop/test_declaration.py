@@ -99,7 +99,7 @@ def test_or_a_function_for_all_its_calls() -> None:
 
 
 def test_a_composition_has_no_library(gate: CustomOp) -> None:
-    with pytest.raises(sardonyx.DeclarationError, match="declared::Gate is a composition"):
+    with pytest.raises(sardonyx.DeclarationError, match="declared::Gate is composed of ONNX operators"):
         gate.library  # noqa: B018
 
 
@@ -199,8 +199,8 @@ print("imported")
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "needs one of cpp, python and onnx"),
-        ({"cpp": "x", "python": lambda x: x}, "needs one of cpp, python and onnx"),
+        ({}, "needs exactly one of cpp, python and onnx"),
+        ({"cpp": "x", "python": lambda x: x}, "needs exactly one of cpp, python and onnx"),
         ({"python": lambda x: x, "cuda": "x"}, "has a kernel for the GPU and none for the CPU"),
         ({"onnx": lambda x: x}, "does not take op first"),
         ({"onnx": lambda op, z: z}, "takes 'z'"),
@@ -226,7 +226,7 @@ def test_a_name_that_other_code_has_in_torch_is_refused_each_time_and_then_free(
     theirs = torch.library.Library("taken", "FRAGMENT")
     theirs.define("Op(Tensor x) -> Tensor")
     for _ in range(2):
-        with pytest.raises(sardonyx.SardonyxError, match="torch does not take taken::Op"):
+        with pytest.raises(sardonyx.SardonyxError, match="torch rejects taken::Op"):
             sardonyx.custom_op("taken::Op(Tensor x) -> Tensor", python=lambda x: x + 1)
     assert not onnx.defs.has("Op", "taken")
     theirs._destroy()
@@ -292,7 +292,9 @@ def test_elsewhere_it_is_named() -> None:
     op = sardonyx.custom_op("taken::Gone(Tensor x) -> Tensor", python=lambda x: x)
     written = pickle.dumps(op)
     op.close()
-    with pytest.raises(sardonyx.SardonyxError, match=r"taken::Gone is not declared in this process\n.*import what"):
+    with pytest.raises(
+        sardonyx.SardonyxError, match=r"taken::Gone is not declared in this process\n.*import the module"
+    ):
         pickle.loads(written)
 
 

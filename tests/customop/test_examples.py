@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import sardonyx
-from sardonyx.customop import trial
+from sardonyx.customop import op_check
 from sardonyx.customop.project import Project
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "custom_ops"
@@ -387,7 +387,7 @@ def test_the_gradient_of_whole_numbers_far_from_zero_is_right() -> None:
         (((2, 6, 4), (6,), (6,)), 0, "the channels must be a multiple of num_groups"),
         (((2, 6, 4), (6,), (5,)), 2, "weight and bias must have an element for each channel"),
         (((2, 6, 4), (6, 1), (6,)), 2, "weight has 2 dimensions, and must have 1"),
-        (((6,), (6,), (6,)), 2, "asks for dimension 1 of a tensor of 1"),
+        (((6,), (6,), (6,)), 2, "reads dimension 1 of a tensor of rank 1"),
     ],
 )
 def test_group_norm_refuses_sizes_that_do_not_go_together(sizes: Any, groups: int, said: str) -> None:
@@ -549,7 +549,7 @@ def test_what_follows_sizes_that_only_the_kernel_knows_is_compiled_too() -> None
 def test_op_test_finds_nothing_wrong_with_it(name: str) -> None:
     module = example(name)
     operators = tuple(op for op in vars(module).values() if isinstance(op, sardonyx.CustomOp))
-    found = list(trial.trials(Project(name, "0", (module,), operators)))
+    found = list(op_check.check_project(Project(name, "0", (module,), operators)))
     assert {outcome.result for outcome in found} == {"passed"}, found
     assert {outcome.operator for outcome in found if outcome.check == "gradcheck"} == {
         op.signature.qualified for op in operators if op.differentiable

@@ -230,9 +230,7 @@ def test_torchs_exporter_takes_the_translations() -> None:
 
 def test_an_attribute_that_a_file_cannot_hold_is_refused() -> None:
     twice = scale()
-    with pytest.raises(
-        torch._dynamo.exc.BackendCompilerFailed, match="is more than an attribute of ONNX, a float32, can hold"
-    ):
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="overflows a float32 attribute of ONNX"):
         torch.compile(lambda x: twice(x, factor=1e200), backend="sardonyx", options={"fallback": "error"})(X)
 
 
@@ -264,7 +262,7 @@ def test_declared_anew_the_new_one_counts_in_torch_in_onnx_and_in_sessions_made_
     assert session(proto).run(None, {"x": one})[0] == 11
     assert second(torch.ones(1)) == torch.ops.anew.Op(torch.ones(1)) == 11
     assert onnx.defs.get_schema("Op", 1, "anew").attributes.keys() == {"by"}
-    with pytest.raises(RuntimeError, match="anew::Op was closed, or declared anew"):
+    with pytest.raises(RuntimeError, match="anew::Op was closed or redeclared"):
         first(torch.ones(1))
     assert torch.compile(lambda x: second(x, by=4), backend="sardonyx")(torch.ones(1)) == 5
     second.close()

@@ -139,11 +139,11 @@ def fails(x: torch.Tensor) -> torch.Tensor:
 WRONG = {
     "raises": (lambda x: x.unheard, "no attribute 'unheard'"),
     "says a lot": (fails, "KeyError: 'öööö"),
-    "another shape": (lambda x: x[:-1], r"gives output the shape \(2,\), and the shape rule says \(3,\)"),
-    "another rank": (lambda x: x[None], r"gives output the shape \(1, 3\), and the shape rule says \(3,\)"),
-    "another dtype": (lambda x: x.double(), "gives output in torch.float64, and the signature says torch.float32"),
-    "no tensor": (lambda x: 3.0, "does not give 1 tensors"),
-    "two tensors": (lambda x: (x, x), "does not give 1 tensors"),
+    "another shape": (lambda x: x[:-1], r"returns output with shape \(2,\), and the shape rule says \(3,\)"),
+    "another rank": (lambda x: x[None], r"returns output with shape \(1, 3\), and the shape rule says \(3,\)"),
+    "another dtype": (lambda x: x.double(), "returns output as torch.float64, and the signature says torch.float32"),
+    "no tensor": (lambda x: 3.0, "does not return 1 tensors"),
+    "two tensors": (lambda x: (x, x), "does not return 1 tensors"),
 }
 
 
@@ -190,5 +190,5 @@ session = onnxruntime.InferenceSession({str(tmp_path / "model.onnx")!r}, options
 session.run(None, {{"x": numpy.ones(3, numpy.float32)}})
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert "python::Mixed: its kernel is a Python function, which this process has not declared" in done.stderr
+    assert "python::Mixed: its kernel is a Python function, and it is not declared in this process" in done.stderr
     assert done.returncode == 1

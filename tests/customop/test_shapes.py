@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sardonyx.customop import broadcast
-from sardonyx.customop.shapes import CannotTell, ShapeRule, Unknown
+from sardonyx.customop.shapes import ShapeRule, UnknownSize, UnknownSizeError
 from sardonyx.customop.signature import parse
 from sardonyx.errors import DeclarationError
 
@@ -25,7 +25,7 @@ def in_python(index: int, given: Given) -> Result | None:
     """What the rule in Python gives; None where it cannot tell."""
     try:
         return [tuple(d if isinstance(d, int) else None for d in s) for s in CASES[index].shapes(given)]
-    except CannotTell:
+    except UnknownSizeError:
         return None
     except REFUSALS as error:
         raise Refused(str(error)) from error
@@ -78,7 +78,7 @@ def with_unknown(random: Random, given: Given, index: int) -> Given:
     hidden = dict(given)
 
     def some(sizes: tuple[int, ...]) -> tuple[Any, ...]:
-        return tuple(Unknown(f"n{dim}") if random.random() < 0.4 else dim for dim in sizes)
+        return tuple(UnknownSize(f"n{dim}") if random.random() < 0.4 else dim for dim in sizes)
 
     for name, place in open_tensors(given, CASES[index].shapes.signature.inputs):
         if place is None:
@@ -96,15 +96,15 @@ def rule_number(name: str) -> int:
     ("name", "given", "message"),
     [
         ("a matrix product", {"x": (2, 3), "y": (5, 4, 2)}, "(2, 3) and (5, 4, 2) do not match: 3 is not 4"),
-        ("a matrix product", {"x": (4,), "y": (4, 2)}, "asks for dimension -2 of a tensor of 1"),
+        ("a matrix product", {"x": (4,), "y": (4, 2)}, "reads dimension -2 of a tensor of rank 1"),
         ("by mode", {"x": (), "mode": 'a "b" \\ ö'}, 'no mode a "b" \\ ö'),
         ("a convolution", {"x": (1, 2, 3, 3), "weight": (1, 1, 1, 1), "stride": 1, "padding": 0}, "channels differ"),
         ("floor division", {"x": (1,), "by": 0}, "its shape rule divides by zero"),
-        ("the third of a list", {"x": [(1,), (2,)]}, "asks for tensor 2 of a list of 2"),
-        ("broadcast", {"x": (2,), "y": (3,)}, "sizes 2 and 3 do not go together"),
-        ("flat", {"x": (2**40, 2**40)}, "a number that 64 bits do not hold"),
+        ("the third of a list", {"x": [(1,), (2,)]}, "reads tensor 2 of a list of 2"),
+        ("broadcast", {"x": (2,), "y": (3,)}, "sizes 2 and 3 cannot be broadcast"),
+        ("flat", {"x": (2**40, 2**40)}, "overflows 64 bits"),
         ("the same", {"x": (1,) * 9}, None),
-        ("reversed", {"x": (1,) * 9}, "does not know so many"),
+        ("reversed", {"x": (1,) * 9}, "was not traced for this rank"),
         ("parts of a list", {"x": [(1,)] * 17}, "more than 16 dimensions"),
     ],
 )
@@ -118,21 +118,21 @@ def test_what_a_rule_refuses_it_refuses_in_its_words_in_cpp_too(name: str, given
 
 
 def test_a_size_that_is_passed_on_keeps_its_name() -> None:
-    n, m = Unknown("n"), Unknown("m")
+    n, m = UnknownSize("n"), UnknownSize("m")
     assert CASES[rule_number("the same")].shapes({"x": (n, 3)})[0][0].name == "n"
     assert [getattr(dim, "name", dim) for dim in broadcast((n, 1, m), (n, 4, 1))] == ["n", 4, "m"]
     assert broadcast((n,), (m,))[0].name is None
 
 
 def test_a_size_that_is_computed_has_no_name() -> None:
-    made = CASES[rule_number("rounded up")].shapes({"x": (Unknown("n"),), "by": 2})[0][0]
-    assert isinstance(made, Unknown)
+    made = CASES[rule_number("rounded up")].shapes({"x": (UnknownSize("n"),), "by": 2})[0][0]
+    assert isinstance(made, UnknownSize)
     assert made.name is None
 
 
 def test_an_unknown_size_together_with_a_known_one_is_the_known_one_or_one() -> None:
-    assert broadcast((Unknown("n"),), (4,)) == (4,)
-    assert broadcast((Unknown("n"),), (1,))[0].name == "n"
+    assert broadcast((UnknownSize("n"),), (4,)) == (4,)
+    assert broadcast((UnknownSize("n"),), (1,))[0].name == "n"
 
 
 # What a rule cannot do
@@ -146,16 +146,16 @@ UNTRACEABLE: list[tuple[str, Callable[..., Any], str]] = [
     ("Tensor x", lambda x: [1 for _ in range(x[0])], "uses a size or an attribute as a Python integer"),
     ("Tensor x", lambda x: (int(x[0]),), "uses a size or an attribute as a Python integer"),
     ("Tensor x", lambda x: (x[0] / 2,), "unsupported operand"),
-    ("Tensor x", lambda x: (x[0] + 0.5,), "computes with 0.5, which is no integer"),
-    ("Tensor x", lambda x: (x[0] + None,), "computes with None, which is no integer"),
+    ("Tensor x", lambda x: (x[0] + 0.5,), "computes with 0.5, which is not an integer"),
+    ("Tensor x", lambda x: (x[0] + None,), "computes with None, which is not an integer"),
     ("Tensor x", lambda x: ({x[0]: 1}[x[0]],), "unhashable"),
     ("Tensor x", lambda x: (x.numel(),), "numel"),
     ("Tensor x", lambda x: x + list(range(1)), "adds a list to a tuple"),
     ("Tensor x", lambda x: (f"{x[0]:d}",), "format"),
-    ("Tensor x, float f", lambda x, f: (x[0] * f,), "which is no integer"),
-    ("Tensor x, float f", lambda x, f: x if f < x[0] else (), "something that is no constant"),
-    ("Tensor x, float[] f", lambda x, f: x if f == [1.0] else (), "compares a list of real numbers"),
-    ("Tensor x, float[] f", lambda x, f: x if f else (), "decides by a list of real numbers"),
+    ("Tensor x, float f", lambda x, f: (x[0] * f,), "which is not an integer"),
+    ("Tensor x, float f", lambda x, f: x if f < x[0] else (), "something that is not a constant"),
+    ("Tensor x, float[] f", lambda x, f: x if f == [1.0] else (), "compares a list of floats"),
+    ("Tensor x, float[] f", lambda x, f: x if f else (), "branches on a list of floats"),
     ("Tensor x, str s", lambda x, s: x if s.startswith("a") else (), "startswith"),
     ("Tensor x, str s", lambda x, s: {"a": x}[s], "unhashable"),
     ("Tensor x", lambda x: undefined, "undefined"),  # type: ignore[name-defined]  # noqa: F821
@@ -168,18 +168,18 @@ def test_a_rule_that_cannot_be_written_in_cpp_is_refused(
 ) -> None:
     with pytest.raises(DeclarationError) as caught:
         traced(parameters, rule)
-    assert caught.value.what.startswith("my::Op: the shape rule cannot be written in C++: ")
+    assert caught.value.what.startswith("my::Op: the shape rule cannot be translated to C++: ")
     assert message in caught.value.what
     assert caught.value.hint
 
 
 WRONG: list[tuple[str, Callable[..., Any], str]] = [
     ("Tensor", lambda x: x[0], "for output, which is not a shape"),
-    ("Tensor", lambda x: 3, "gives 3 for output, which is not a shape"),
-    ("Tensor", lambda x: None, "gives None for output, which is not a shape"),
+    ("Tensor", lambda x: 3, "returns 3 for output, which is not a shape"),
+    ("Tensor", lambda x: None, "returns None for output, which is not a shape"),
     ("(Tensor, Tensor)", lambda x: x, "for 2 results"),
     ("(Tensor, Tensor)", lambda x: (x, x, x), "for 2 results"),
-    ("Tensor<T, 2>", lambda x: (1, 2, 3), "gives output 3 sizes, and the signature says 2"),
+    ("Tensor<T, 2>", lambda x: (1, 2, 3), "returns 3 sizes for output, and the signature says 2"),
     ("Tensor", lambda x: [1 if x[0] // k % 2 else 2 for k in range(1, 14)], "more than 4096 ways"),
 ]
 
@@ -196,9 +196,9 @@ def test_a_rule_that_gives_something_else_is_refused(results: str, rule: Callabl
     ("rule", "message"),
     [
         (lambda y: y, "the shape rule takes 'y'"),
-        (lambda *x: x, "the shape rule takes something by its place"),
-        (lambda x, /: x, "the shape rule takes something by its place"),
-        (print, "the shape rule takes something by its place"),
+        (lambda *x: x, "the shape rule has positional-only parameters"),
+        (lambda x, /: x, "the shape rule has positional-only parameters"),
+        (print, "the shape rule has positional-only parameters"),
         (3, "the shape rule is 3, which is not a Python function"),
     ],
 )
@@ -217,7 +217,7 @@ def test_a_rule_may_fit_some_ranks_only() -> None:
     made = ShapeRule(parse("my::Op(Tensor x) -> Tensor<T, 2>"), lambda x: tuple(reversed(x)))
     assert "outputs[0]" in made.cpp()
     assert made({"x": (2, 3)}) == [(3, 2)]
-    with pytest.raises(DeclarationError, match="gives output 1 sizes, and the signature says 2"):
+    with pytest.raises(DeclarationError, match="returns 1 sizes for output, and the signature says 2"):
         made({"x": (2,)})
 
 

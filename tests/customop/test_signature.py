@@ -88,7 +88,7 @@ def test_a_choice_that_is_made_twice_is_one() -> None:
 def test_what_it_takes_may_say_which_type_a_result_has() -> None:
     text, pairs = "my::Op(Tensor x) -> Tensor<R>", [{"T": "int8", "R": "int32"}, {"T": "float16", "R": "float32"}]
     assert parse(text, pairs).types["R"] == ("int32", "float32")
-    with pytest.raises(DeclarationError, match="nothing that it takes says which of int32, float32, int64 its result"):
+    with pytest.raises(DeclarationError, match="no input determines which of int32, float32, int64 its result"):
         parse(text, [*pairs, {"T": "int8", "R": "int64"}])
 
 
@@ -163,48 +163,48 @@ def test_torch_reads_the_schema_and_its_own_words_are_a_signature_again(text: st
 # What is refused
 
 REFUSED = [
-    ("Op(Tensor x) -> Tensor", "does not begin with domain::Name("),
-    ("my::Op", "does not begin with domain::Name("),
-    ("my.Op(Tensor x) -> Tensor", "does not begin with domain::Name("),
+    ("Op(Tensor x) -> Tensor", "does not start with domain::Name("),
+    ("my::Op", "does not start with domain::Name("),
+    ("my.Op(Tensor x) -> Tensor", "does not start with domain::Name("),
     ("my::Op.out(Tensor x) -> Tensor", "it has the overload 'out'"),
     ("my::Op(Tensor x)", "it has no results"),
     ("my::Op(Tensor x) -> ", "it has no results"),
     ("my::Op(Tensor x) -> ()", "it has no results"),
-    ("my::Op(Tensor x) -> (Tensor, Tensor", "the bracket around its results is not closed"),
+    ("my::Op(Tensor x) -> (Tensor, Tensor", "the parenthesis around its results is not closed"),
     ("my::Op(Tensor x) -> Tensor?", "is optional or a list, which is not supported"),
     ("my::Op(Tensor x) -> Tensor[]", "is optional or a list, which is not supported"),
     ("my::Op(Tensor x) -> int", "output has the type 'int'"),
     ("my::Op(Tensor) -> Tensor", "'Tensor' is not a type and a name"),
     ("my::Op(Tensor 2x) -> Tensor", "'Tensor 2x' is not a type and a name"),
-    ("my::Größe(Tensor x) -> Tensor", "does not begin with domain::Name("),
+    ("my::Größe(Tensor x) -> Tensor", "does not start with domain::Name("),
     ("my::Op(Tensor größe) -> Tensor", "'Tensor größe' is not a type and a name"),
     ("my::Op(Tensor x) -> Tensor 2y", "its result 'Tensor 2y' is not a type and a name"),
     ("my::Op(Tensor x=None) -> Tensor", "x is a tensor and has the default None"),
     ("my::Op(Tensor? x=1) -> Tensor", "x is a tensor and has the default 1"),
     ("my::Op(Tensor<T, U> x) -> Tensor", "x has the type 'Tensor<T, U>'"),
     ("my::Op(Tensor(a!) x) -> Tensor", "x has the type 'Tensor(a!)'"),
-    ("my::Op(Tensor<complex64> x) -> Tensor", "is no dtype that a kernel can have"),
-    ("my::Op(Tensor<float8_e4m3fn> x) -> Tensor", "is no dtype that a kernel can have"),
+    ("my::Op(Tensor<complex64> x) -> Tensor", "is not a dtype that kernels support"),
+    ("my::Op(Tensor<float8_e4m3fn> x) -> Tensor", "is not a dtype that kernels support"),
     ("my::Op(Tensor x, Device d) -> Tensor", "d has the type 'Device'"),
     ("my::Op(Tensor x, int? n=None) -> Tensor", "n has the type 'int?'"),
-    ("my::Op(Tensor x, int n=1.5) -> Tensor", "the default of n, 1.5, is no int"),
-    ("my::Op(Tensor x, int n=True) -> Tensor", "the default of n, True, is no int"),
-    ("my::Op(Tensor x, bool n=1) -> Tensor", "the default of n, 1, is no bool"),
-    ("my::Op(Tensor x, str n=1) -> Tensor", "the default of n, 1, is no str"),
-    ("my::Op(Tensor x, int[] n=[1, 2.5]) -> Tensor", "the default of n, [1, 2.5], is no int[]"),
-    ("my::Op(Tensor x, int n=None) -> Tensor", "the default of n, None, is no int"),
+    ("my::Op(Tensor x, int n=1.5) -> Tensor", "the default of n, 1.5, is not of type int"),
+    ("my::Op(Tensor x, int n=True) -> Tensor", "the default of n, True, is not of type int"),
+    ("my::Op(Tensor x, bool n=1) -> Tensor", "the default of n, 1, is not of type bool"),
+    ("my::Op(Tensor x, str n=1) -> Tensor", "the default of n, 1, is not of type str"),
+    ("my::Op(Tensor x, int[] n=[1, 2.5]) -> Tensor", "the default of n, [1, 2.5], is not of type int[]"),
+    ("my::Op(Tensor x, int n=None) -> Tensor", "the default of n, None, is not of type int"),
     ("my::Op(Tensor x, int n=m) -> Tensor", "the default of n, m, is not a constant"),
     ("my::Op(Tensor x, int n=9223372036854775808) -> Tensor", "does not fit into 64 bits"),
-    ("my::Op(Tensor x, float f=inf) -> Tensor", "the default of f is inf, which a schema of torch cannot have"),
-    ("my::Op(Tensor x, float f=1e999) -> Tensor", "the default of f is 1e999, which a schema of torch cannot have"),
-    ("my::Op(Tensor x, float f=nan) -> Tensor", "the default of f is nan, which a schema of torch cannot have"),
+    ("my::Op(Tensor x, float f=inf) -> Tensor", "the default of f is inf, which torch schemas do not support"),
+    ("my::Op(Tensor x, float f=1e999) -> Tensor", "the default of f is 1e999, which torch schemas do not support"),
+    ("my::Op(Tensor x, float f=nan) -> Tensor", "the default of f is nan, which torch schemas do not support"),
     ("my::Op(Tensor[] x, Tensor y) -> Tensor", "only the last of its tensors can be a list"),
     ("my::Op(Tensor x, *, *, int n) -> Tensor", "it has two stars"),
-    ("my::Op(Tensor x, *) -> Tensor", "nothing comes after its star"),
-    ("my::Op(Tensor x, Tensor x) -> Tensor", "two of its parameters and results are called x"),
-    ("my::Op(Tensor x, int x) -> Tensor", "two of its parameters and results are called x"),
-    ("my::Op(Tensor output) -> Tensor", "two of its parameters and results are called output"),
-    ("my::Op(int n) -> Tensor", "nothing that it takes says which of float32, float64, float16, bfloat16"),
+    ("my::Op(Tensor x, *) -> Tensor", "nothing follows its star"),
+    ("my::Op(Tensor x, Tensor x) -> Tensor", "two of its parameters or results are called x"),
+    ("my::Op(Tensor x, int x) -> Tensor", "two of its parameters or results are called x"),
+    ("my::Op(Tensor output) -> Tensor", "two of its parameters or results are called output"),
+    ("my::Op(int n) -> Tensor", "no input determines which of float32, float64, float16, bfloat16"),
     (f"my::Op({', '.join(f'Tensor x{i}' for i in range(65))}) -> Tensor", "it has 65 tensors on one side"),
 ]
 
@@ -213,7 +213,7 @@ REFUSED = [
 def test_a_bad_signature_is_refused_with_the_reason_and_what_to_do(text: str, message: str) -> None:
     with pytest.raises(DeclarationError) as caught:
         parse(text)
-    assert str(caught.value).startswith(f"the signature {text!r} cannot be read: ")
+    assert str(caught.value).startswith(f"invalid signature {text!r}: ")
     assert message in caught.value.what
     assert caught.value.hint
 
@@ -223,12 +223,12 @@ def test_a_bad_signature_is_refused_with_the_reason_and_what_to_do(text: str, me
     [
         ("float32", "the dtypes of T are 'float32'"),
         ([], "the dtypes of T are []"),
-        (["floaty"], "'floaty' is no dtype that a kernel can have"),
-        ([torch.complex64], "torch.complex64 is no dtype that a kernel can have"),
+        (["floaty"], "'floaty' is not a dtype that kernels support"),
+        ([torch.complex64], "torch.complex64 is not a dtype that kernels support"),
         ({"U": ["float32"]}, "dtypes has 'U', and no tensor is of this type"),
         ([{"U": "float32"}], "its types are T, and dtypes has the choice {'U': 'float32'}"),
         ([{"T": "float32"}, "int64"], "its types are T, and dtypes has the choice 'int64'"),
-        ([{"T": "floaty"}], "'floaty' is no dtype that a kernel can have"),
+        ([{"T": "floaty"}], "'floaty' is not a dtype that kernels support"),
     ],
 )
 def test_bad_dtypes_are_refused(types: Any, message: str) -> None:

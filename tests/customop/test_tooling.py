@@ -21,7 +21,7 @@ import pytest
 import torch
 from onnx import helper
 
-from sardonyx.customop import pack, project, trial
+from sardonyx.customop import op_check, pack, project
 from sardonyx.customop.project import Project
 from sardonyx.errors import DeclarationError
 from sardonyx.toolchain.compiler import CompilerError
@@ -224,7 +224,7 @@ def test_a_processor_that_lacks_instructions_is_told_so(tmp_path: Path) -> None:
     folder = pack.pack(made, tmp_path, march="bdver4")  # FMA4, which processors of today do not have
     made.operators[0].close()
     done = imported(folder, "packed.session(b'')")
-    assert "these operators are compiled for processors with FMA4, which this one lacks" in done.stderr
+    assert "these operators are compiled for processors with FMA4, which this processor lacks" in done.stderr
 
 
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="there is no objdump")
@@ -266,7 +266,7 @@ def test_pip_installs_the_wheel(packed: Path, tmp_path: Path) -> None:
 
 def test_packing_again_replaces_the_pack_and_nothing_else(operators: Project, tmp_path: Path) -> None:
     (tmp_path / "three_operators_ort").mkdir()
-    with pytest.raises(DeclarationError, match="exists already and is no pack"):
+    with pytest.raises(DeclarationError, match="exists already and is not a pack"):
         pack.pack(operators, tmp_path)
 
 
@@ -303,15 +303,15 @@ op = sardonyx.custom_op(
 """
 
 
-def results(made: Project) -> dict[tuple[str, str], trial.Outcome]:
-    found = list(trial.trials(made))
+def results(made: Project) -> dict[tuple[str, str], op_check.CheckResult]:
+    found = list(op_check.check_project(made))
     for op in made.operators:
         op.close()
     return {(outcome.check, outcome.types): outcome for outcome in found}
 
 
 def test_trials_of_operators_that_are_right(operators: Project) -> None:
-    found = list(trial.trials(operators))
+    found = list(op_check.check_project(operators))
     assert {outcome.result for outcome in found} == {"passed"}, found
     checks = {(x.operator, x.check, x.types) for x in found}
     for check in ("reference", "onnxruntime", "strides", "dynamic shapes", "opcheck"):
@@ -319,8 +319,8 @@ def test_trials_of_operators_that_are_right(operators: Project) -> None:
     assert ("picked::Positive", "onnxruntime", "int64") in checks
     made_up = {outcome.operator: outcome.detail for outcome in found if outcome.check == "inputs"}
     assert made_up == {
-        "picked::Positive": "made up: x (4,)",
-        "picked::Total": "made up: scale (4, 4), shift (4, 4), xs [(4, 4), (4, 4)], of [1, 2], mode add",
+        "picked::Positive": "random: x (4,)",
+        "picked::Total": "random: scale (4, 4), shift (4, 4), xs [(4, 4), (4, 4)], of [1, 2], mode add",
     }
 
 
@@ -354,7 +354,7 @@ op = sardonyx.custom_op(
     found = results(declared(tmp_path, "only_four", text))
     assert (found["gradcheck", ""].result, found["gradcheck", ""].detail) == (
         "skipped",
-        "it has no kernels for float64, which differences need",
+        "it has no float64 kernels, which finite differences need",
     )
     assert found["dynamic shapes", "float32"].result == "skipped"
     assert "there must be four" in found["dynamic shapes", "float32"].detail
@@ -375,7 +375,7 @@ def test_examples_of_several_operators_have_their_names(tmp_path: Path) -> None:
 
 def test_examples_that_are_no_calls_are_refused(tmp_path: Path) -> None:
     text = 'sardonyx.custom_op("odd::A(Tensor x) -> Tensor", python=lambda x: x.clone())\ndef examples(): return [1]\n'
-    assert "are no list of calls" in results(declared(tmp_path, "odd_examples", text))["inputs", ""].detail
+    assert "are not a list of calls" in results(declared(tmp_path, "odd_examples", text))["inputs", ""].detail
 
 
 # Projects

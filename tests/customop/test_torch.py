@@ -120,7 +120,7 @@ def test_without_any_tensor() -> None:
 def test_sixty_four_tensors_but_not_sixty_five() -> None:
     total, _, _ = mix()(None, 1, [torch.ones(2)] * 63, offsets=[])
     assert total.tolist() == [63.0, 63.0]
-    with pytest.raises(RuntimeError, match="tried::Mix: it is given more than 64 tensors"):
+    with pytest.raises(RuntimeError, match="tried::Mix: it has more than 64 tensors"):
         mix()(None, 1, [torch.ones(2)] * 64)
 
 

@@ -15,7 +15,7 @@ from sardonyx import MissingDependency, OptionError, export
 from sardonyx.diagnose import bisect
 from sardonyx.diagnose.bisection import bisecting, smallest
 from sardonyx.native.region import Lowering
-from sardonyx.native.table import TABLE, given
+from sardonyx.native.table import TABLE, operand
 from sardonyx.optimize.optimizer import all_rules
 from sardonyx.optimize.pattern import P
 from sardonyx.optimize.rule import RULES, Match, rule
@@ -160,7 +160,7 @@ def wrong_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip(str(error))
 
     def erf_as_tanh(r: Lowering, node: ir.Node) -> None:
-        r.give(node.outputs[0], r.apply("tanh", given(r, node, 0)))
+        r.define(node.outputs[0], r.apply("tanh", operand(r, node, 0)))
 
     monkeypatch.setitem(TABLE, ("", "Erf"), erf_as_tanh)
 

@@ -80,7 +80,7 @@ def _arguments(
     wanted = [i for i, name in enumerate(node.output) if name]
     if operator.outputs[-1].kind == "variadic":
         kwargs["outputs"] = len(wanted)
-    elif wanted != list(range(operator.usual)):
+    elif wanted != list(range(operator.default_outputs)):
         kwargs["outputs"] = wanted
     return args, kwargs
 

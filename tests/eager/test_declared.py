@@ -11,7 +11,7 @@ import torch
 import sardonyx
 from sardonyx import eager
 from sardonyx.eager import device, nodes
-from sardonyx.eager.dispatch import BODIES
+from sardonyx.eager.dispatch import HANDWRITTEN
 from sardonyx.errors import DeclarationError
 from sardonyx.translate import table
 
@@ -55,16 +55,16 @@ def test_a_wrong_declaration_is_found() -> None:
 @pytest.fixture
 def table_as_it_was() -> Iterator[None]:
     """Whatever a test declares is taken back."""
-    before, bodies, declared = dict(table._TABLE), dict(BODIES), dict(nodes.DECLARED)
+    before, bodies, declared = dict(table._TABLE), dict(HANDWRITTEN), dict(nodes.DECLARED)
     yield
     for name in table._TABLE.keys() - before.keys():
         table.remove(name)
     table._TABLE.update(before)
     table._of_torch.clear()
-    for held, was in ((BODIES, bodies), (nodes.DECLARED, declared)):
+    for held, was in ((HANDWRITTEN, bodies), (nodes.DECLARED, declared)):
         held.clear()
         held.update(was)
-    device.forget()
+    device.clear_caches()
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_declaration_that_the_device_never_runs_says_so(
     table_as_it_was: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     eager.declare({"aten::t": nodes.Transpose("self")}, replace=True)
-    assert "compiled and exported graphs alone: views are torch's" in caplog.text
+    assert "compiled and exported graphs only: views are handled by torch" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_only_the_signature_is_declared_where_the_body_is_a_function(table_as_it
 
     eager.declare({"aten::igamma": nodes.SignatureOnly(ones)})
     assert torch.special.gammainc(x, x).tolist() == [1.0, 1.0]
-    with pytest.raises(DeclarationError, match="has a body"):
+    with pytest.raises(DeclarationError, match="has an implementation of"):
         eager.declare({"aten::igamma": nodes.SignatureOnly(ones)})
     with pytest.raises(DeclarationError, match="would never be called: views"):
         eager.declare({"aten::t": nodes.SignatureOnly(ones)})
@@ -160,5 +160,7 @@ def test_the_old_tables_lines_are_taken(table_as_it_was: None) -> None:
     eager.declare(old, replace=True)
     x = torch.ones(2, 3, device="ort")
     assert torch.zeros_like(x).tolist() == [[0.0] * 3] * 2
-    with pytest.raises(DeclarationError, match=r"has no body for aten::igamma(?s:.*)SignatureOnly\(function\)"):
+    with pytest.raises(
+        DeclarationError, match=r"has no implementation of aten::igamma(?s:.*)SignatureOnly\(function\)"
+    ):
         eager.declare({"aten::igamma": nodes.SignatureOnly()})

@@ -143,7 +143,7 @@ def test_storages_of_the_device() -> None:
 
 
 def test_storages_that_cannot_be() -> None:
-    with pytest.raises(RuntimeError, match=r"negative dimension -1|no memory of 18446744073709551615 bytes"):
+    with pytest.raises(RuntimeError, match=r"negative dimension -1|cannot allocate 18446744073709551615 bytes"):
         torch.UntypedStorage(-1, device="ort")
 
 
@@ -168,7 +168,7 @@ def test_what_is_pinned_for_it_is_a_copy_on_the_host() -> None:
 
 
 def test_tensors_of_two_devices_do_not_mix() -> None:
-    with pytest.raises(RuntimeError, match="a tensor is on cpu, and others are on ort"):
+    with pytest.raises(RuntimeError, match="expected all tensors on ort, found one on cpu"):
         torch.ones(3, device="ort") + torch.ones(3)
     assert (torch.ones(3, device="ort") + torch.tensor(1.0)).tolist() == [2, 2, 2]
 
@@ -334,12 +334,12 @@ for _ in range(2):
 """
     executor = "python" if State.core is None else "native"
     done = subprocess.run([sys.executable, "-c", script, executor], capture_output=True, text=True, check=False)
-    refused = "a backward of this process came before the device, so that none can be on the device"
+    refused = "autograd does not know the device: a backward ran before it was enabled"
     assert done.stdout.splitlines() == [refused if executor == "python" else "[4.0, 4.0, 4.0]"] * 2, done.stderr
 
 
 def test_an_executor_that_there_is_not() -> None:
     with pytest.raises(ValueError, match="executor is 'fast'"):
         eager.enable(executor="fast")  # type: ignore[arg-type]
-    with pytest.raises(SardonyxError, match="is there already"):
+    with pytest.raises(SardonyxError, match="is already enabled"):
         eager.enable(executor="native" if State.core is None else "python")

@@ -96,7 +96,7 @@ def test_out_is_written_where_it_lies() -> None:
 
 def test_out_of_another_shape_is_an_error() -> None:
     target = torch.ones(5, device="ort")
-    with pytest.raises(RuntimeError, match=r"aten::add.out: the result has the shape \(3, 4\)"):
+    with pytest.raises(RuntimeError, match=r"aten::add.out: the result has shape \(3, 4\)"):
         torch.add(X.to("ort"), 1, out=target)
     assert target.tolist() == [1] * 5
     with pytest.raises(RuntimeError, match="can't be cast"):
@@ -107,7 +107,7 @@ def test_out_on_another_device_is_an_error() -> None:
     for x in (torch.ones(3, device="ort"), torch.tensor(1.0, device="ort")):
         for _ in range(3):
             torch.add(x, x, out=torch.empty_like(x))
-            with pytest.raises(RuntimeError, match=r"aten::add.out: the result is on ort:0, and .* on cpu"):
+            with pytest.raises(RuntimeError, match=r"aten::add.out: the result is on ort:0 and .* on cpu"):
                 torch.add(x, x, out=torch.empty(x.shape))
 
 

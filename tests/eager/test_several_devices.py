@@ -37,14 +37,14 @@ def test_what_there_is() -> None:
     assert torch.ort.get_device_name(1) == "ONNX Runtime, CPUExecutionProvider"
     with pytest.raises(RuntimeError, match="no device ort:5"):
         torch.ones(2, device="ort:5")
-    with pytest.raises(ValueError, match="the device is 7, and there are 2"):
+    with pytest.raises(ValueError, match="device index is 7; use 0 to 2"):
         eager.set_device(7)
     with pytest.raises(OptionError, match="no provider 'NoneExecutionProvider'"):
         eager.set_device(1, "NoneExecutionProvider")
 
 
 def test_tensors_of_two_devices_do_not_meet() -> None:
-    with pytest.raises(RuntimeError, match=r"aten.add.Tensor: a tensor is on ort:0, another on ort:1"):
+    with pytest.raises(RuntimeError, match=r"aten.add.Tensor: tensors are on ort:0 and ort:1"):
         torch.ones(2, device="ort:1") + torch.ones(2, device="ort:0")
 
 

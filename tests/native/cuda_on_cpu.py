@@ -18,10 +18,10 @@ from unittest import mock
 import onnxruntime
 
 from sardonyx import Options
-from sardonyx.native.carve import Library
+from sardonyx.native.partition import Library
 from sardonyx.native.targets import TARGETS
 from sardonyx.toolchain import compiler
-from sardonyx.toolchain.headers import header
+from sardonyx.toolchain.headers import read_header
 from tests.native import node_tests, random
 from tests.native.running import Together, session_of
 
@@ -31,7 +31,7 @@ _IMITATION = Path(__file__).with_name("cuda_on_cpu.h")
 def built(source: str, *, threads: int) -> Path:
     """The library of a source for GPUs, for the CPU; blocks have so many threads at most."""
     with tempfile.TemporaryDirectory() as folder:
-        narrow = header("sardonyx.toolchain", "narrow.h")
+        narrow = read_header("sardonyx.toolchain", "narrow.h")
         imitation = _IMITATION.read_text().replace('#include "narrow.h"\n', narrow)
         Path(folder, "cuda_runtime.h").write_text(imitation)
         for name in ("cuda_fp16.h", "cuda_bf16.h"):
@@ -40,7 +40,7 @@ def built(source: str, *, threads: int) -> Path:
         flags = ("-O0", "-w", "-fno-strict-aliasing", "-pthread", f"-I{folder}")
         plain = f"#define SARDONYX_MOST_THREADS {threads}\n{plain}"
         with mock.patch.object(compiler, "FLAGS", ("-std=c++17", "-fwrapv", "-fvisibility=hidden", "-fPIC")):
-            return compiler.built(plain, Options.of({"cache_dir": ""}), flags=flags)
+            return compiler.build_library(plain, Options.of({"cache_dir": ""}), flags=flags)
 
 
 @dataclass

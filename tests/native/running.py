@@ -16,7 +16,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from sardonyx import Options
-from sardonyx.native.carve import DOMAIN, Library, Plan, plan
+from sardonyx.native.partition import DOMAIN, KernelPlan, Library, plan_kernels
 from sardonyx.native.select import Choice
 from sardonyx.toolchain import compiler
 
@@ -59,15 +59,15 @@ class Together:
 
     choice: Choice = "all"
     library: Library = field(default_factory=Library)
-    _plans: dict[str, Plan] = field(default_factory=dict)
+    _plans: dict[str, KernelPlan] = field(default_factory=dict)
     _built: Path | None = None
 
     def add(self, name: str, model: onnx.ModelProto) -> str | None:
         """Take a model in; why nothing of it is a kernel, if so."""
         taken = ir.from_proto(model)
-        found = plan(taken, choice=self.choice, library=self.library)
+        found = plan_kernels(taken, choice=self.choice, library=self.library)
         if not found.parts:
-            return next(iter(found.refused.values()), "nothing to do")
+            return next(iter(found.rejected.values()), "nothing to do")
         self._plans[name] = found
         return None
 
@@ -79,7 +79,7 @@ class Together:
         """Compile, and put the kernels into the models. Quickly: with less care for the speed of the result."""
         flags = tuple("-O1" if quickly and flag == "-O3" else flag for flag in compiler.FLAGS)
         with mock.patch.object(compiler, "FLAGS", flags):
-            self._built = compiler.built(self.library.source, Options.of())
+            self._built = compiler.build_library(self.library.source, Options.of())
         for found in self._plans.values():
             found.splice()
         return self._built

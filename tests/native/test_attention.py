@@ -16,8 +16,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 from sardonyx import native
-from sardonyx.native.carve import plan
-from sardonyx.native.given import given
+from sardonyx.native.load_model import load_inferred_model
+from sardonyx.native.partition import plan_kernels
 from tests.native.running import Feeds, Together, difference, run, session_of
 
 MICROSOFT = "com.microsoft"
@@ -158,10 +158,12 @@ def together() -> Together:
     """All cases in one library; types and sizes of results are inferred, as nothing in the models tells them."""
     made = Together()
     for case in CASES:
-        assert made.add(case, ir.to_proto(given(_model(case)[0]))) is None, case
+        assert made.add(case, ir.to_proto(load_inferred_model(_model(case)[0]))) is None, case
     for case, kind in _RETYPED:
-        assert made.add(f"{case} of {kind}", ir.to_proto(given(_model(case, _OTHERS[kind])[0]))) is None, (case, kind)
-    assert made.add("bert", ir.to_proto(given(_bert()))) is None
+        assert (
+            made.add(f"{case} of {kind}", ir.to_proto(load_inferred_model(_model(case, _OTHERS[kind])[0]))) is None
+        ), (case, kind)
+    assert made.add("bert", ir.to_proto(load_inferred_model(_bert()))) is None
     made.build(quickly=True)
     return made
 
@@ -185,7 +187,7 @@ def test_other_real_numbers_give_what_float32_does(together: Together, case: str
 
 def test_a_word_below_zero_is_an_error_as_it_is_in_onnxruntime(together: Together) -> None:
     _, feeds = _model("embed")
-    with pytest.raises(Exception, match="beyond what it is an index of"):
+    with pytest.raises(Exception, match="an index is out of range"):
         together.run("embed", {**feeds, "ids": feeds["ids"] - 9})
 
 
@@ -204,7 +206,7 @@ def test_what_has_no_lowering_is_refused_with_a_reason(case: str, inputs: Inputs
     op, _, outputs, attributes = CASES[case]
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(CASES, "refused", (op, inputs, outputs, attributes))
-        refused = plan(given(_model("refused")[0]), choice="all").refused
+        refused = plan_kernels(load_inferred_model(_model("refused")[0]), choice="all").rejected
     assert any(why in reason for reason in refused.values()), refused
 
 
@@ -292,6 +294,6 @@ def test_where_nothing_can_be_a_kernel_the_hint_is_no_choice_that_was_made_alrea
     model = _with_foreign_operator()
     del model.graph.node[:2]
     model.graph.node[0].input[0] = "x"
-    with pytest.raises(native.compiling.OptionError, match="nothing becomes a kernel") as raised:
+    with pytest.raises(native.compile_model.OptionError, match="no node becomes a kernel") as raised:
         native.generate(model, select="all")
     assert 'select="all"' not in raised.value.hint

@@ -91,12 +91,12 @@ def test_a_value_that_a_region_also_reads_is_named() -> None:
 def test_names_that_are_not_there() -> None:
     assert _refused("no node 'tan'", select=["tan"]) == "did you mean 'tanh'?"
     _refused("no value 'z'", inputs=["z"], outputs=["y"])
-    _refused("nothing lies between", inputs=["y"], outputs=["y"])
+    _refused("no node is between", inputs=["y"], outputs=["y"])
 
 
 def test_wishes_that_contradict_each_other() -> None:
     _refused("both inputs= and outputs=", inputs=["x"])
-    _refused("selected by nothing else", select="all", inputs=["x"], outputs=["y"])
+    _refused("and no select=", select="all", inputs=["x"], outputs=["y"])
     _refused("select is 'tanh'", select="tanh")
 
 

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 
 from sardonyx import MissingDependency, OptionError, Options, native
 from sardonyx.native import processor
-from sardonyx.native.carve import Library, plan
+from sardonyx.native.partition import Library, plan_kernels
 from sardonyx.native.targets import TARGETS
 from sardonyx.toolchain import compiler
 from tests.native import node_tests, random
@@ -139,12 +139,12 @@ def test_an_index_beyond_the_end_reads_zero() -> None:
 def test_regions_and_random_graphs_are_built_by_nvcc(tmp_path: Path) -> None:
     library = Library(TARGETS["cuda"])
     for region in REGIONS:
-        assert plan(ir.from_proto(Case(region).model), choice="all", library=library).parts
+        assert plan_kernels(ir.from_proto(Case(region).model), choice="all", library=library).parts
     graphs: list[random.Graph] = []
     random.drawn(0, 8, graphs.append)
     for graph in graphs:
-        plan(ir.from_proto(graph.model), choice="all", library=library)
-    built = compiler.built_for_gpu(library.source, Options.of({"cache_dir": str(tmp_path)}), architecture="sm_80")
+        plan_kernels(ir.from_proto(graph.model), choice="all", library=library)
+    built = compiler.build_cuda_library(library.source, Options.of({"cache_dir": str(tmp_path)}), architecture="sm_80")
     assert built.with_name("kernels.cu").read_text() == library.source
 
 
@@ -199,7 +199,7 @@ def test_products_are_left_to_onnxruntime() -> None:
     [
         ({"target": "tpu"}, "target is 'tpu'"),
         ({"target": "cuda", "processor": "x86-64-v3"}, "processor is 'x86-64-v3'"),
-        ({"target": "cuda", "processor": "sm_90", "measure": True}, "measure times kernels of the CPU"),
+        ({"target": "cuda", "processor": "sm_90", "measure": True}, "measure supports CPU kernels only"),
     ],
 )
 def test_what_is_not_possible_is_refused(
@@ -212,6 +212,6 @@ def test_what_is_not_possible_is_refused(
 
 def test_a_library_for_newer_gpus_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "nvcc", lambda name=None: compiler.Nvcc("nvcc", "", name or "sm_80"))
-    monkeypatch.setattr(compiler, "gpu_here", lambda: "sm_86")
-    assert processor.gpu("sm_90").lacking() == "GPUs from sm_90 on, and this is sm_86"
-    assert processor.gpu("sm_80").lacking() is None
+    monkeypatch.setattr(compiler, "gpu_architecture", lambda: "sm_86")
+    assert processor.gpu("sm_90").missing() == "GPUs from sm_90 on, and this GPU is sm_86"
+    assert processor.gpu("sm_80").missing() is None

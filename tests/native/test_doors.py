@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import sardonyx
-from sardonyx.native.carve import DOMAIN
+from sardonyx.native.partition import DOMAIN
 from sardonyx.toolchain import compiler
 
 
@@ -124,7 +124,7 @@ def test_functions_stay_functions() -> None:
 
 
 def test_an_engine_that_takes_no_kernels_is_an_error() -> None:
-    with pytest.raises(sardonyx.OptionError, match="'reference' takes no kernels") as caught:
+    with pytest.raises(sardonyx.OptionError, match="'reference' supports no kernels") as caught:
         exported(native=True, engine="reference")
     assert "native=False" in str(caught.value)
 

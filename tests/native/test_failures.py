@@ -52,7 +52,7 @@ def test_without_a_compiler_auto_runs_without_kernels_and_says_so(
     monkeypatch.setenv("CXX", "/nonexistent")
     with caplog.at_level(logging.WARNING, "sardonyx"):
         _train("auto")
-    assert "no C++ compiler '/nonexistent'" in caplog.text
+    assert "no C++ compiler found: CXX is '/nonexistent'" in caplog.text
 
 
 def test_without_a_compiler_asking_for_kernels_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def test_a_library_that_cannot_be_loaded_does_not_stop_auto(
     with caplog.at_level(logging.WARNING, "sardonyx"):
         _train("auto")
         _train("auto")
-    assert caplog.text.count("the library that was built cannot be loaded") == 1
+    assert caplog.text.count("the built library cannot be loaded") == 1
 
 
 def test_a_library_that_cannot_be_loaded_is_an_error_and_is_not_kept(
@@ -108,7 +108,7 @@ def test_a_library_that_cannot_be_loaded_is_an_error_and_is_not_kept(
     monkeypatch.setenv("CXX", str(_writing_garbage(tmp_path)))
     options = Options.of(cache_dir=str(tmp_path / "cache"))
     with pytest.raises(compiler.CompilerError, match="cannot be loaded"):
-        compiler.built("int one() { return 1; }", options)
+        compiler.build_library("int one() { return 1; }", options)
     assert default_cache(options).entries() == []
 
 
@@ -118,7 +118,7 @@ def test_nothing_is_kept_in_a_cache_from_which_no_library_can_be_loaded(
     _mount_noexec(monkeypatch, tmp_path / "cache")
     options = Options.of(cache_dir=str(tmp_path / "cache"))
     with caplog.at_level(logging.WARNING, "sardonyx"):
-        library = compiler.built("int two() { return 2; }", options)
+        library = compiler.build_library("int two() { return 2; }", options)
     assert library.is_file()
     assert not library.is_relative_to(tmp_path / "cache")
     assert "is on a noexec mount" in caplog.text
@@ -130,7 +130,7 @@ def test_no_place_to_load_a_library_from_is_an_error_that_says_so(
     _mount_noexec(monkeypatch, tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(compiler.CompilerError, match="is on a noexec mount"):
-        compiler.built("int three() { return 3; }", Options.of(cache_dir=str(tmp_path / "cache")))
+        compiler.build_library("int three() { return 3; }", Options.of(cache_dir=str(tmp_path / "cache")))
 
 
 def _mount_noexec(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -146,7 +146,7 @@ def test_whatever_goes_wrong_in_making_kernels_does_not_stop_auto(
     def fail(*_: object, **__: object) -> None:
         raise RecursionError("too deep for a test")
 
-    monkeypatch.setattr("sardonyx.native.plan", fail)
+    monkeypatch.setattr("sardonyx.native.plan_kernels", fail)
     with caplog.at_level(logging.WARNING, "sardonyx"):
         _train("auto")
     assert "no native kernels: RecursionError: too deep for a test" in caplog.text
@@ -157,7 +157,7 @@ def test_a_compiler_may_be_named_with_arguments(monkeypatch: pytest.MonkeyPatch,
     found = compiler.find()
     assert found.arguments == ("-DNAMED=4",)
     assert found.version
-    library = compiler.built("extern const int kNamed = NAMED;", Options.of(cache_dir=str(tmp_path)))
+    library = compiler.build_library("extern const int kNamed = NAMED;", Options.of(cache_dir=str(tmp_path)))
     assert library.is_file()
 
 

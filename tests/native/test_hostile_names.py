@@ -14,7 +14,7 @@ from sardonyx import native
 from sardonyx.customop import source
 from sardonyx.customop.shapes import ShapeRule
 from sardonyx.customop.signature import Identity, parse
-from sardonyx.customop.source import Kernel, Part
+from sardonyx.customop.source import Kernel, OperatorSource
 from sardonyx.toolchain.literals import comment, identifier, quoted
 
 CODE = "} __attribute__((constructor)) static void injected() { __builtin_trap(); } namespace x {"
@@ -100,8 +100,8 @@ def test_a_custom_operators_domain_and_file_are_literals_in_its_source(kind: str
     text = HOSTILE[kind]
     signature = parse("plain::Op(Tensor x) -> Tensor", ["float32"])
     kernel = Kernel("template <class T> void Op(In<T> x, Out<T> y, Parallel p) {}", text, 1)
-    written = source.library([Part(signature, Identity(text, text), ShapeRule(signature, None), kernel)])
+    written = source.library([OperatorSource(signature, Identity(text, text), ShapeRule(signature, None), kernel)])
     assert f"#line 1 {quoted(text)}\n" in written
     assert quoted(text) in written[written.rindex("const d::Operator") :]
     assert CODE not in written.replace(quoted(text), "")
-    assert quoted(str(Path(text))) in source.joint([Path(text)])
+    assert quoted(str(Path(text))) in source.joint_source([Path(text)])

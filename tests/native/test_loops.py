@@ -7,15 +7,15 @@ import onnx
 import onnx_ir as ir
 from onnx import TensorProto, helper
 
-from sardonyx.native.carve import plan
 from sardonyx.native.cpp import Kernel
+from sardonyx.native.partition import plan_kernels
 from tests.native.running import compare, model_of
 
 FLOAT = TensorProto.FLOAT
 
 
 def _kernel(model: onnx.ModelProto) -> Kernel:
-    (part,) = plan(ir.from_proto(model), choice="all").parts
+    (part,) = plan_kernels(ir.from_proto(model), choice="all").parts
     return part.kernel
 
 
@@ -80,4 +80,4 @@ def test_a_reduction_that_two_operators_need_is_computed_once() -> None:
     constants = {"two": np.array(2.0, np.float32), "axes": np.array([-1])}
     kernel = _kernel(model_of(nodes, {"x": (FLOAT, ["n", 9])}, ["y"], constants))
     steps = [step for nest in kernel.nests for step in nest.steps]
-    assert [step.root.how for step in steps if step.root.how] == ["Largest", "Sum"]
+    assert [step.root.reduction for step in steps if step.root.reduction] == ["Largest", "Sum"]

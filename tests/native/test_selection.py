@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from sardonyx import native
-from sardonyx.native.carve import plan
+from sardonyx.native.partition import plan_kernels
 from sardonyx.native.select import select
 from tests.native.running import Together, compare, model_of, operators_in, run, session_of
 
@@ -24,7 +24,7 @@ def _x(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def _groups(model: onnx.ModelProto, choice: object = "auto") -> list[list[str]]:
-    return plan(ir.from_proto(model), choice=choice).groups
+    return plan_kernels(ir.from_proto(model), choice=choice).groups
 
 
 CHAIN = [
@@ -58,14 +58,14 @@ def test_a_node_that_was_wanted_and_is_refused_says_why() -> None:
         N("Det", ["a"], ["b"], name="d"),
         N("Abs", ["b"], ["y"], name="f"),
     ]
-    found = plan(ir.from_proto(model_of(nodes, {"x": (F, [3, 4, 4])}, ["y"])), choice="all")
+    found = plan_kernels(ir.from_proto(model_of(nodes, {"x": (F, [3, 4, 4])}, ["y"])), choice="all")
     assert found.groups == [["Exp"], ["Abs"]]
-    assert {node.name: why for node, why in found.refused.items()} == {"d": "Det has no lowering"}
+    assert {node.name: why for node, why in found.rejected.items()} == {"d": "Det has no lowering"}
 
 
 def test_old_opsets_are_refused() -> None:
     model = model_of([N("Softmax", ["x"], ["y"], axis=1)], {"x": (F, [2, 3, 4])}, ["y"], opset=11)
-    (why,) = select(ir.from_proto(model).graph, "all").refused.values()
+    (why,) = select(ir.from_proto(model).graph, "all").rejected.values()
     assert "opset 11" in why
 
 

@@ -77,7 +77,7 @@ def test_other_sizes_than_a_kernel_was_made_for_are_an_error() -> None:
     nodes = [N("Exp", ["x"], ["a"]), N("Mul", ["a", "y"], ["z"])]
     assert together.add("m", model_of(nodes, {"x": (F, ["n", 3]), "y": (F, ["n", 3])}, ["z"])) is None
     together.build(quickly=True)
-    with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.Fail, match="other sizes than it was made for"):
+    with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.Fail, match="has an unexpected shape"):
         together.run("m", {"x": _x(4, 3), "y": _x(5, 3)})
 
 
@@ -90,5 +90,5 @@ def test_an_index_beyond_the_end_is_an_error() -> None:
     feeds = {"x": _x(4, 3), "i": np.array([3, -4, 0])}
     np.testing.assert_allclose(together.run("m", feeds)[0], np.exp(feeds["x"])[[3, 0, 0]], rtol=1e-5)
     for index in (4, -5):
-        with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.Fail, match="an index is beyond"):
+        with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.Fail, match="an index is out of range"):
             together.run("m", {**feeds, "i": np.array([0, index])})

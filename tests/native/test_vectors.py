@@ -122,7 +122,7 @@ def test_weights_that_are_inputs_are_not_held() -> None:
 
 
 def test_a_large_model_does_not_hold_its_weights_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(select, "_MOST_HELD", 100)
+    monkeypatch.setattr(select, "_MAX_WEIGHT_BYTES", 100)
     model = with_weights("(float[1,48] x) => (float[1,96] y) { y = MatMul(x, w) }", w=numbers(48, 96))
     (left,) = native.compile(model).report.left
     assert left.why.endswith("GB of weights would be held twice")

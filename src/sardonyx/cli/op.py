@@ -20,7 +20,7 @@ from sardonyx.cli._output import OutputFolder
 from sardonyx.customop import pack as packing
 from sardonyx.customop import project
 from sardonyx.customop.declaration import CustomOp
-from sardonyx.customop.trial import Outcome, Result, trials
+from sardonyx.customop.op_check import CheckResult, Status, check_project
 
 path_argument = click.argument("path", default=".")
 
@@ -100,7 +100,7 @@ def test(ctx: click.Context, path: str, as_json: bool) -> None:
     Where a module has several operators their names follow: examples_group_norm, reference_group_norm.
     Without examples, inputs are made up from the signature.
     """
-    outcomes = list(trials(project.load(path)))
+    outcomes = list(check_project(project.load(path)))
     shown: list[RenderableType] = []
     for operator, made in itertools.groupby(outcomes, lambda outcome: outcome.operator):
         shown += [operator, _table(made), ""]
@@ -108,15 +108,15 @@ def test(ctx: click.Context, path: str, as_json: bool) -> None:
     ctx.exit(int(any(outcome.result == "failed" for outcome in outcomes)))
 
 
-_COLOURS: Mapping[Result, str] = {"passed": "green", "failed": "red", "skipped": "yellow"}
+_COLOURS: Mapping[Status, str] = {"passed": "green", "failed": "red", "skipped": "yellow"}
 
 
-def _table(outcomes: Iterable[Outcome]) -> Table:
+def _table(outcomes: Iterable[CheckResult]) -> Table:
     rows = [(x.check, x.example or "", x.types, Text(x.result, _COLOURS[x.result]), x.detail) for x in outcomes]
     return table(["check", "example", "types", "result", ""], rows)
 
 
-def _counted(outcomes: Sequence[Outcome]) -> str:
+def _counted(outcomes: Sequence[CheckResult]) -> str:
     counts = Counter(outcome.result for outcome in outcomes)
     return ", ".join(f"{counts[word]} {word}" for word in _COLOURS if counts[word])
 
@@ -145,7 +145,7 @@ def pack(path: str, output: Path, wheel: bool, march: str | None, as_json: bool)
     for op in loaded.operators:
         if not op.has_kernels:
             click.echo(f"{op.signature.qualified} is in the models that use it, and needs no library", err=True)
-        elif op.part.cuda is not None:
+        elif op.operator_source.cuda is not None:
             click.echo(f"{op.signature.qualified} is packed for the CPU, without its CUDA kernel", err=True)
     packed = packing.pack(loaded, output, march=march)
     written = {"folder": str(packed)} | ({"wheel": str(packing.wheel(packed))} if wheel else {})

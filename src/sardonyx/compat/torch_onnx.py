@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from sardonyx import opsets
-from sardonyx.customop.in_torch import add_fake
+from sardonyx.customop.torch_registration import add_fake_kernel
 from sardonyx.doors.export import export
 from sardonyx.doors.program import Program
 from sardonyx.errors import DeclarationError, OptionError, Unsupported
@@ -176,7 +176,7 @@ def _shapes_recorded(model: Callable[..., Any], args: Sequence[Any]) -> Iterator
         model(*args)
     with ExitStack() as added:
         for name, calls in seen.calls.items():
-            added.callback(add_fake(table.operator_of(name), _Recorded(name, calls)))
+            added.callback(add_fake_kernel(table.operator_of(name), _Recorded(name, calls)))
         yield
 
 

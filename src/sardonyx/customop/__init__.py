@@ -1,4 +1,4 @@
-"""Custom operators, written once: torch's operator, ONNX's, and ONNX Runtime's from one declaration."""
+"""Custom operators for torch, ONNX and ONNX Runtime from one declaration."""
 
 from sardonyx.customop.declaration import CustomOp, custom_op
 from sardonyx.customop.registry import library

@@ -1,10 +1,10 @@
-// What is checked of every call before a kernel runs, and how an error reaches the caller.
+// Checks before a kernel runs, and the conversion of exceptions to messages.
 #pragma once
 
 namespace sardonyx::detail {
 
 // Every operator of the library, for the CPU and for the GPU.
-inline std::vector<const Entry*>& enlisted() {
+inline std::vector<const Entry*>& registered_entries() {
   static std::vector<const Entry*> entries;
   return entries;
 }
@@ -16,9 +16,9 @@ inline const char* type_name(int type) {
   return type >= 0 && type <= 16 ? names[type] : "of a type that has no kernels";
 }
 
-inline std::string tensors(int64_t rank) { return std::to_string(rank) + (rank == 1 ? " dimension" : " dimensions"); }
+inline std::string dimensions(int64_t rank) { return std::to_string(rank) + (rank == 1 ? " dimension" : " dimensions"); }
 
-// The kernel for tensors of these types; a variadic input has one type.
+// Selects the kernel for tensors of these types; a variadic input has one type.
 inline const Instance& select(const Operator& op, const int* types) {
   auto fits = [&](const Instance& instance, int inputs) {
     for (int i = 0; i < inputs; ++i) {
@@ -46,9 +46,9 @@ inline const Instance& select(const Operator& op, const int* types) {
   fail("it has no kernels");
 }
 
-// What the shape rule says of the results, as sizes that are -1 where the kernel decides.
+// Checks the inputs and evaluates the shape rule; sizes that the kernel decides are -1.
 inline void prepare(const Operator& op, const Call& call) {
-  Sizes inputs[kMostTensors], outputs[kMostTensors];
+  Sizes inputs[kMaxTensors], outputs[kMaxTensors];
   const bool variadic = op.input_count && op.inputs[op.input_count - 1].kind == Kind::kVariadic;
   const int64_t count = op.input_count + (variadic ? call.variadic - 1 : 0);
   for (int64_t i = 0; i < count; ++i) {
@@ -56,7 +56,7 @@ inline void prepare(const Operator& op, const Call& call) {
     const Parameter& parameter = op.inputs[std::min<int64_t>(i, op.input_count - 1)];
     if (parameter.kind != Kind::kOptional && !array.present()) fail(std::string(parameter.name) + " is missing");
     if (array.present() && parameter.rank >= 0 && array.rank != parameter.rank) {
-      fail(std::string(parameter.name) + " has " + tensors(array.rank) + ", and must have " + std::to_string(parameter.rank));
+      fail(std::string(parameter.name) + " has " + dimensions(array.rank) + ", and must have " + std::to_string(parameter.rank));
     }
     inputs[i].rank = array.rank;
     for (int64_t d = 0; d < array.rank; ++d) inputs[i].dims[d] = array.dims[d];
@@ -65,7 +65,7 @@ inline void prepare(const Operator& op, const Call& call) {
   for (int i = 0; i < op.output_count; ++i) {
     Array& result = call.outputs[i];
     const Parameter& parameter = op.outputs[i];
-    int64_t dims[kMostDims];
+    int64_t dims[kMaxDims];
     bool open = false;
     for (int64_t d = 0; d < outputs[i].rank; ++d) {
       dims[d] = outputs[i].dims[d].value;
@@ -76,7 +76,7 @@ inline void prepare(const Operator& op, const Call& call) {
       }
     }
     if (parameter.rank >= 0 && outputs[i].rank != parameter.rank) {
-      fail("its shape rule gives " + std::string(parameter.name) + " " + tensors(outputs[i].rank) + ", and the signature says " +
+      fail("its shape rule gives " + std::string(parameter.name) + " " + dimensions(outputs[i].rank) + ", and the signature says " +
            std::to_string(parameter.rank));
     }
     result.set(dims, outputs[i].rank);
@@ -84,19 +84,19 @@ inline void prepare(const Operator& op, const Call& call) {
   }
 }
 
-// Checks, gives the results their memory and runs the kernel.
+// Checks the call, allocates the results and runs the kernel.
 inline void run(const Operator& op, const Instance& instance, const Call& call) {
   prepare(op, call);
   instance.run(call);
   for (int i = 0; i < op.output_count; ++i) {
     if (!call.outputs[i].ready) {
-      fail("the kernel has not resized " + std::string(op.outputs[i].name) + ", whose sizes the shape rule leaves to it");
+      fail("the kernel did not resize " + std::string(op.outputs[i].name) + ", whose sizes the shape rule leaves to it");
     }
   }
 }
 
-// What went wrong, with the operator's name before it.
-inline std::string explained(const Operator& op) {
+// Returns the message of the current exception, prefixed with the operator's name.
+inline std::string error_message(const Operator& op) {
   std::string what = "the kernel threw something that is not a std::exception";
   try {
     throw;

@@ -1,4 +1,4 @@
-"""`sardonyx.custom_op`: one declaration, and the operator is in torch, in ONNX and in ONNX Runtime."""
+"""`sardonyx.custom_op`: declare an operator once for torch, ONNX and ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 
 from sardonyx.customop import registry
 from sardonyx.customop.composition import Composition
-from sardonyx.customop.in_onnx import InOnnx, for_torch_onnx, translation
-from sardonyx.customop.in_torch import Fake, InTorch, add_fake, known_to_backward
+from sardonyx.customop.onnx_registration import OnnxRegistration, torch_onnx_translation, translation
 from sardonyx.customop.python_kernel import PythonKernel
-from sardonyx.customop.shapes import ShapeRule, by_position, wanted
-from sardonyx.customop.signature import NEWEST_VERSION, Dtypes, Identity, Signature, is_name, parse
-from sardonyx.customop.source import Kernel, Part
+from sardonyx.customop.shapes import ShapeRule, by_position, parameter_names
+from sardonyx.customop.signature import MAX_VERSION, Dtypes, Identity, Signature, is_name, parse
+from sardonyx.customop.source import Kernel, OperatorSource
+from sardonyx.customop.torch_registration import FakeKernel, TorchRegistration, add_fake_kernel, backward_arguments
 from sardonyx.errors import DeclarationError
 from sardonyx.translate import table
 
@@ -66,11 +66,11 @@ def custom_op(
     >>> double(torch.ones(2))
     tensor([2., 2.])
     """
-    existing = None if isinstance(signature, str) else _overload(signature)
+    existing = None if isinstance(signature, str) else _default_overload(signature)
     parsed = parse(signature if existing is None else str(existing._schema), dtypes)
     _check_sides(parsed, (cpp, python, onnx), has_gpu_alone=cuda is not None and cpp is None)
     identity = _identity(parsed, domain, name, version)
-    given = _Given(
+    declaration = _Declaration(
         parsed,
         identity,
         ShapeRule(parsed, shape),
@@ -78,11 +78,11 @@ def custom_op(
         None if cuda is None else Kernel.of(cuda, parsed.qualified, 1),
         None if python is None else by_position(python, parsed),
         None if onnx is None else _composition(parsed, identity, onnx, inline),
-        _gradient(parsed, backward, existing),
+        _parse_backward(parsed, backward, existing),
         doc,
         tuple(flags),
     )
-    return CustomOp(given, existing, fake=shape is not None)
+    return CustomOp(declaration, existing, fake=shape is not None)
 
 
 def _check_sides(signature: Signature, sides: Sequence[object], *, has_gpu_alone: bool) -> None:
@@ -95,33 +95,33 @@ def _check_sides(signature: Signature, sides: Sequence[object], *, has_gpu_alone
 
 
 def _identity(signature: Signature, domain: str | None, name: str | None, version: int) -> Identity:
-    if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= NEWEST_VERSION:
+    if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= MAX_VERSION:
         raise DeclarationError(
-            f"{signature.qualified} has the version {version!r}", hint=f"use an integer from 1 to {NEWEST_VERSION}"
+            f"{signature.qualified} has the version {version!r}", hint=f"use an integer from 1 to {MAX_VERSION}"
         )
     if name is not None and not is_name(name):
         raise DeclarationError(f"{signature.qualified} has the name {name!r} in ONNX", hint="use letters and digits")
     return Identity(domain or signature.namespace, name or signature.name, version)
 
 
-def _overload(operator: Any) -> Any:
+def _default_overload(operator: Any) -> Any:
     if isinstance(operator, torch._ops.OpOverloadPacket):
         return operator.default
     if isinstance(operator, torch._ops.OpOverload):
         return operator
     raise DeclarationError(
-        f"an operator is declared by {type(operator).__name__}", hint="use a signature, or an operator of torch.ops"
+        f"the signature is a {type(operator).__name__}", hint="pass a signature, or an operator of torch.ops"
     )
 
 
 _BUILDERS = ("op", "g")
-"""What the first parameter of a composition may be called; torch's symbolic functions have g."""
+"""Names of the first parameter of a composition; torch's symbolic functions call it g."""
 
 
 def _composition(signature: Signature, identity: Identity, function: Callable[..., Any], inline: bool) -> Composition:
     function = by_position(function, signature, skip=1)
     parameters = {p.name for p in signature.parameters}
-    names = wanted(function, parameters.union(_BUILDERS), f"the composition of {signature.qualified}")
+    names = parameter_names(function, parameters.union(_BUILDERS), f"the composition of {signature.qualified}")
     if names[:1] not in ([name] for name in _BUILDERS) or not parameters.issuperset(names[1:]):
         raise DeclarationError(
             f"the composition of {signature.qualified} does not take op first", hint="onnx=lambda op, x: op.Mul(x, x)"
@@ -131,40 +131,38 @@ def _composition(signature: Signature, identity: Identity, function: Callable[..
 
 @dataclass(frozen=True)
 class _Backward:
-    """A function that computes gradients, and the names of what it takes."""
-
     function: Callable[..., Any]
-    wanted: Sequence[str]
+    parameter_names: Sequence[str]
 
 
-def _gradient(signature: Signature, backward: Callable[..., Any] | CustomOp | None, existing: Any) -> _Backward | None:
+def _parse_backward(
+    signature: Signature, backward: Callable[..., Any] | CustomOp | None, existing: Any
+) -> _Backward | None:
     if backward is None:
         return None
     if existing is not None:
-        raise DeclarationError(f"{signature.qualified} is an operator of torch already, which has its own gradient")
-    known = set(known_to_backward(signature))
+        raise DeclarationError(f"{signature.qualified} is an existing torch operator, which has its own gradient")
+    known = set(backward_arguments(signature))
     what = f"the backward of {signature.qualified}"
     if not isinstance(backward, CustomOp):
-        return _Backward(backward, wanted(backward, known, what))
+        return _Backward(backward, parameter_names(backward, known, what))
     names = [p.name for p in backward.signature.parameters]
     unknown = next((name for name in names if name not in known), None)
     if unknown is not None:
         raise DeclarationError(f"{what} takes {unknown!r}", hint=f"it can take {', '.join(sorted(known))}")
-    gives = [t.name.removeprefix("grad_") for t in backward.signature.outputs]
-    by_name = set(gives) <= {t.name for t in signature.inputs}
+    gradients = [t.name.removeprefix("grad_") for t in backward.signature.outputs]
+    by_name = set(gradients) <= {t.name for t in signature.inputs}
 
-    def function(**given: Any) -> Any:
-        results = backward(**given)
+    def function(**arguments: Any) -> Any:
+        results = backward(**arguments)
         results = results if isinstance(results, tuple) else (results,)
-        return dict(zip(gives, results, strict=True)) if by_name else results
+        return dict(zip(gradients, results, strict=True)) if by_name else results
 
     return _Backward(function, names)
 
 
 @dataclass(frozen=True)
-class _Given:
-    """What an operator was declared with."""
-
+class _Declaration:
     signature: Signature
     identity: Identity
     shapes: ShapeRule
@@ -180,92 +178,100 @@ class _Given:
 class CustomOp:
     """An operator declared by `sardonyx.custom_op`. Calling it calls the torch operator."""
 
-    def __init__(self, given: _Given, existing: Any = None, *, fake: bool = False) -> None:
-        self._given = given
-        self._python = None if given.python is None else PythonKernel(given.signature, given.shapes, given.python)
-        if given.kernel is not None:
-            self.library  # noqa: B018  # built before anything is registered, so that nothing is where it fails
+    def __init__(self, declaration: _Declaration, existing: Any = None, *, fake: bool = False) -> None:
+        self._declaration = declaration
+        self._python = (
+            None
+            if declaration.python is None
+            else PythonKernel(declaration.signature, declaration.shapes, declaration.python)
+        )
+        if declaration.kernel is not None:
+            self.library  # noqa: B018  # built before anything is registered, in case it fails
         self._registered = ExitStack()
-        with registry.replacing(self):
-            self.operator = self._in_torch() if existing is None else existing
+        with registry.replace_while_registering(self):
+            self.operator = self._register_torch() if existing is None else existing
             """`torch.ops.<domain>.<name>.default`."""
             if existing is not None and fake:
-                self._registered.callback(add_fake(existing, Fake(given.signature, given.shapes)))
-            self._onnx = InOnnx(given.signature, given.identity, given.shapes, given.doc)
-            self._registered.callback(self._onnx.close)
+                self._registered.callback(
+                    add_fake_kernel(existing, FakeKernel(declaration.signature, declaration.shapes))
+                )
+            self._onnx_registration = OnnxRegistration(
+                declaration.signature, declaration.identity, declaration.shapes, declaration.doc
+            )
+            self._registered.callback(self._onnx_registration.close)
             table.register(self.signature.qualified, self._translation())
             self._registered.callback(table.remove, self.signature.qualified)
 
     @property
     def signature(self) -> Signature:
         """Its parameters and results."""
-        return self._given.signature
+        return self._declaration.signature
 
     @property
     def domain(self) -> str:
-        """Its domain in ONNX."""
-        return self._given.identity.domain
+        """Its ONNX domain."""
+        return self._declaration.identity.domain
 
     @property
     def name(self) -> str:
-        """Its name in ONNX."""
-        return self._given.identity.name
+        """Its ONNX name."""
+        return self._declaration.identity.name
 
     @property
     def version(self) -> int:
-        """The version of its domain that introduced it."""
-        return self._given.identity.version
+        """The domain version that introduced it."""
+        return self._declaration.identity.version
 
     @property
     def schema(self) -> Any:
         """Its `onnx.defs.OpSchema`."""
-        return self._onnx.schema
+        return self._onnx_registration.schema
 
     @property
-    def part(self) -> Part:
+    def operator_source(self) -> OperatorSource:
         """What a library needs to know about it."""
-        given = self._given
-        return Part(given.signature, given.identity, given.shapes, given.kernel, given.cuda)
+        declaration = self._declaration
+        return OperatorSource(
+            declaration.signature, declaration.identity, declaration.shapes, declaration.kernel, declaration.cuda
+        )
 
     @property
     def differentiable(self) -> bool:
-        """Whether a gradient was declared."""
-        return self._given.backward is not None
+        """Whether it has a backward."""
+        return self._declaration.backward is not None
 
     @property
     def has_kernels(self) -> bool:
-        """Whether models that use it need a library."""
-        return self._given.composition is None
+        """Whether models with it need a library."""
+        return self._declaration.composition is None
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Compiler flags in addition to the usual ones."""
-        return self._given.flags
+        """Additional compiler flags."""
+        return self._declaration.flags
 
     @cached_property
     def library(self) -> Path:
-        """The library that has its kernels, for `onnxruntime.SessionOptions.register_custom_ops_library`."""
-        if self._given.composition is not None:
-            raise DeclarationError(
-                f"{self.signature.qualified} is a composition of ONNX's operators and needs no library"
-            )
-        return registry.built(self)
+        """The library with its kernels, for `onnxruntime.SessionOptions.register_custom_ops_library`."""
+        if self._declaration.composition is not None:
+            raise DeclarationError(f"{self.signature.qualified} is composed of ONNX operators and needs no library")
+        return registry.build_operator_library(self)
 
     @property
     def translations(self) -> dict[Any, Callable[..., Any]]:
         """For `torch.onnx.export(..., custom_translation_table=op.translations)`."""
-        return {self.operator: for_torch_onnx(self.signature, self.schema)}
+        return {self.operator: torch_onnx_translation(self.signature, self.schema)}
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call it in torch."""
+        """Call the torch operator."""
         return self.operator(*args, **kwargs)
 
     def library_with(self, others: Sequence[CustomOp]) -> Path:
-        """One library with its kernels and those of other operators of its domain."""
-        return registry.joined([self, *others])
+        """Return one library with its kernels and those of other operators of its domain."""
+        return registry.build_joint_library([self, *others])
 
     def serve(self, library: Path) -> None:
-        """Let its library call back into this process, if its kernel is a Python function."""
+        """Let a library call its Python kernel, if it has one."""
         if self._python is not None:
             self._python.serve(library)
 
@@ -274,36 +280,36 @@ class CustomOp:
         registry.remove(self)
 
     def withdraw(self) -> None:
-        """Remove its registrations."""
+        """Undo its registrations."""
         self._registered.close()
 
     def _translation(self) -> Callable[..., Any]:
-        composition = self._given.composition
-        return translation(self.signature, self._given.identity) if composition is None else composition.translate
+        composition = self._declaration.composition
+        return translation(self.signature, self._declaration.identity) if composition is None else composition.translate
 
-    def _in_torch(self) -> Any:
-        made = InTorch(self.signature, self._given.shapes)
-        self._registered.callback(made.close)
+    def _register_torch(self) -> Any:
+        registration = TorchRegistration(self.signature, self._declaration.shapes)
+        self._registered.callback(registration.close)
         self._registered.callback(self._retire)
-        if self._given.kernel is not None:
-            made.add_library(self.library)
+        if self._declaration.kernel is not None:
+            registration.add_library(self.library)
         elif self._python is not None:
-            made.add_function(self._python)
-        elif self._given.composition is not None:
-            made.add_function(self._given.composition, "CPU")
-        if self._given.backward is not None:
-            made.add_gradient(self._given.backward.function, self._given.backward.wanted)
+            registration.add_function(self._python)
+        elif self._declaration.composition is not None:
+            registration.add_function(self._declaration.composition, "CPU")
+        if self._declaration.backward is not None:
+            registration.add_gradient(self._declaration.backward.function, self._declaration.backward.parameter_names)
         else:
-            made.refuse_gradients()
-        return made.operator.default
+            registration.refuse_gradients()
+        return registration.operator.default
 
     def _retire(self) -> None:
-        """Say what has become of it where it is called nevertheless, which torch answers by an internal assertion."""
+        """Make later calls an error with a message; torch would fail with an internal assertion."""
 
-        def gone(*_: Any, **__: Any) -> Any:
-            raise RuntimeError(f"{self.signature.qualified} was closed, or declared anew: call the newer one")
+        def closed(*_: Any, **__: Any) -> Any:
+            raise RuntimeError(f"{self.signature.qualified} was closed or redeclared: call the new operator")
 
-        self.operator = gone
+        self.operator = closed
 
     def __deepcopy__(self, memo: Any) -> CustomOp:
         return self  # a copy of a module calls the same operator

@@ -1,7 +1,7 @@
-// What a kernel is written with: typed views of tensors, a loop over threads, and errors.
+// The API for kernels: typed views of tensors, a parallel loop, and errors.
 //
-// A kernel is a function of the operator's name. It takes the tensors of the signature as `In<T>`, its results as
-// `Out<T>`, then the attributes in their order, and last a `Parallel`:
+// A kernel is a function with the operator's name. It takes the tensors of the signature as `In<T>`, its results as
+// `Out<T>`, then the attributes in order, and a `Parallel` last:
 //
 //   template <class T>
 //   void Scale(In<T> x, Out<T> y, double factor, Parallel parallel) {
@@ -10,7 +10,7 @@
 //     });
 //   }
 //
-// An optional tensor is an `In<T>` that may be absent, which `if (x)` tells; several are an `Ins<T>`. Attributes are
+// An optional tensor is an `In<T>`, present if `if (x)` is true; a tensor list is an `Ins<T>`. Attributes are
 // int64_t, double, bool, std::string_view, List<int64_t> and List<double>.
 #pragma once
 
@@ -62,26 +62,26 @@ inline void check(bool holds, const char* message) {
 
 namespace detail {
 
-constexpr int kMostDims = 16;
+constexpr int kMaxDims = 16;
 
-// A tensor of a call, whatever its type.
+// A tensor of a call, of any type.
 struct Array {
   void* data = nullptr;
   int64_t rank = -1;  // -1: absent
   int64_t count = 0;
-  bool ready = false;  // a result that has its memory
-  int64_t dims[kMostDims];
+  bool ready = false;  // a result that is allocated
+  int64_t dims[kMaxDims];
 
   bool present() const { return rank >= 0; }
   void set(const int64_t* sizes, int64_t number) {
-    if (number > kMostDims) fail("a tensor has more than " + std::to_string(kMostDims) + " dimensions");
+    if (number > kMaxDims) fail("a tensor has more than " + std::to_string(kMaxDims) + " dimensions");
     rank = number;
     count = 1;
     for (int64_t i = 0; i < number; ++i) count *= dims[i] = sizes[i];
   }
 };
 
-// Gives a result its memory once its sizes are known.
+// Allocates a result once its sizes are known.
 struct Allocator {
   void (*allocate)(void* call, int index, Array& result);
   void* call;
@@ -106,7 +106,7 @@ class View {
   int64_t dim(int64_t i) const {
     const int64_t at = i < 0 ? i + rank() : i;
     if (at < 0 || at >= rank()) {
-      fail("it asks for dimension " + std::to_string(i) + " of a tensor of " + std::to_string(rank()));
+      fail("it reads dimension " + std::to_string(i) + " of a tensor of rank " + std::to_string(rank()));
     }
     return array_->dims[at];
   }
@@ -143,10 +143,10 @@ class Out : public View<T> {
   Out(detail::Array* array, detail::Allocator allocator, int index)
       : View<T>(array), result_(array), allocator_(allocator), index_(index) {}
 
-  // Says the sizes that the shape rule left open, once they are known; the memory is there afterwards.
+  // Sets the sizes that the shape rule left unknown, and allocates the result.
   T* resize(std::initializer_list<int64_t> sizes) { return resize(sizes.begin(), static_cast<int64_t>(sizes.size())); }
   T* resize(const int64_t* sizes, int64_t rank) {
-    agree(sizes, rank);
+    check_sizes(sizes, rank);
     if (!result_->ready) {
       result_->set(sizes, rank);
       allocator_(index_, *result_);
@@ -155,7 +155,7 @@ class Out : public View<T> {
   }
 
  private:
-  void agree(const int64_t* sizes, int64_t rank) const {
+  void check_sizes(const int64_t* sizes, int64_t rank) const {
     bool agrees = rank == result_->rank;
     for (int64_t i = 0; agrees && i < rank; ++i) {
       agrees = sizes[i] >= 0 && (result_->dims[i] == sizes[i] || result_->dims[i] < 0);
@@ -188,9 +188,9 @@ struct List {
   const T* end() const { return values + count; }
 };
 
-// Runs `body(begin, end)` for ranges that make up 0…count, on the threads of whoever calls the kernel.
+// Runs `body(begin, end)` for ranges that cover 0…count, on the threads of torch or ONNX Runtime.
 //
-// There are no more ranges than `grain` goes into `count`, rounded up. What a body throws is thrown on the kernel's own thread.
+// There are at most ⌈count / grain⌉ ranges. An exception of a body is rethrown on the kernel's own thread.
 class Parallel {
  public:
   using Range = void (*)(void* body, int64_t begin, int64_t end);

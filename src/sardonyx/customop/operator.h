@@ -1,4 +1,4 @@
-// An operator as both sides see it: a table of its tensors, attributes, types and kernels; and what shape rules are written with.
+// Operator tables shared by torch and ONNX Runtime: tensors, attributes, types and kernels; and functions of shape rules.
 #pragma once
 
 #ifdef __clang__
@@ -9,11 +9,11 @@
 
 namespace sardonyx::detail {
 
-// A size as a shape rule computes with it: a number, or unknown while a model is only being looked at.
+// A size in a shape rule: a number, or unknown during shape inference.
 struct Number {
   int64_t value;
   bool known;
-  const char* name;  // of a size that is unknown
+  const char* name;  // of an unknown size
 
   Number() = default;
   Number(int64_t number) : value(number), known(true), name(nullptr) {}
@@ -25,13 +25,13 @@ struct Number {
   }
 };
 
-constexpr int kMostTensors = 64;  // of a call
+constexpr int kMaxTensors = 64;  // of a call
 
-struct Unknown {};  // thrown where the way that a rule takes depends on a size that is unknown
+struct Unknown {};  // thrown if a condition of a rule depends on an unknown size
 
 struct Sizes {
   int64_t rank;  // or one of these
-  Number dims[kMostDims];
+  Number dims[kMaxDims];
 };
 constexpr int64_t kAbsent = -1, kUnknownRank = -2;
 
@@ -42,50 +42,50 @@ inline int64_t rank_of(const Sizes& s) {
 }
 
 template <class F>
-Number combined(Number a, Number b, F f) {
+Number combine(Number a, Number b, F f) {
   return a.known && b.known ? Number(f(a.value, b.value)) : Number::unknown();
 }
 inline int64_t floor_div(int64_t a, int64_t b) {
   if (b == 0) fail("its shape rule divides by zero");
-  if (b == -1) return -a;  // the least number has no quotient that a processor can give
+  if (b == -1) return -a;  // INT64_MIN / -1 traps
   const int64_t quotient = a / b;
   return quotient - (a % b != 0 && (a < 0) != (b < 0));
 }
-// Sizes that wrap around would be small, and the memory too.
+// An overflow would give small sizes, and too little memory.
 template <bool (*operation)(int64_t, int64_t, int64_t*)>
 int64_t exact(int64_t x, int64_t y) {
   int64_t result = 0;
-  if (operation(x, y, &result)) fail("its shape rule computes a number that 64 bits do not hold");
+  if (operation(x, y, &result)) fail("its shape rule overflows 64 bits");
   return result;
 }
 inline bool sum_of(int64_t x, int64_t y, int64_t* to) { return __builtin_add_overflow(x, y, to); }
 inline bool difference_of(int64_t x, int64_t y, int64_t* to) { return __builtin_sub_overflow(x, y, to); }
 inline bool product_of(int64_t x, int64_t y, int64_t* to) { return __builtin_mul_overflow(x, y, to); }
-inline Number add(Number a, Number b) { return combined(a, b, exact<sum_of>); }
-inline Number sub(Number a, Number b) { return combined(a, b, exact<difference_of>); }
-inline Number mul(Number a, Number b) { return combined(a, b, exact<product_of>); }
-inline Number div(Number a, Number b) { return combined(a, b, floor_div); }
+inline Number add(Number a, Number b) { return combine(a, b, exact<sum_of>); }
+inline Number sub(Number a, Number b) { return combine(a, b, exact<difference_of>); }
+inline Number mul(Number a, Number b) { return combine(a, b, exact<product_of>); }
+inline Number div(Number a, Number b) { return combine(a, b, floor_div); }
 inline Number mod(Number a, Number b) {
-  return combined(a, b, [](int64_t x, int64_t y) { return x - floor_div(x, y) * y; });
+  return combine(a, b, [](int64_t x, int64_t y) { return x - floor_div(x, y) * y; });
 }
-inline Number eq(Number a, Number b) { return combined(a, b, [](int64_t x, int64_t y) { return int64_t{x == y}; }); }
-inline Number ne(Number a, Number b) { return combined(a, b, [](int64_t x, int64_t y) { return int64_t{x != y}; }); }
-inline Number lt(Number a, Number b) { return combined(a, b, [](int64_t x, int64_t y) { return int64_t{x < y}; }); }
-inline Number le(Number a, Number b) { return combined(a, b, [](int64_t x, int64_t y) { return int64_t{x <= y}; }); }
+inline Number eq(Number a, Number b) { return combine(a, b, [](int64_t x, int64_t y) { return int64_t{x == y}; }); }
+inline Number ne(Number a, Number b) { return combine(a, b, [](int64_t x, int64_t y) { return int64_t{x != y}; }); }
+inline Number lt(Number a, Number b) { return combine(a, b, [](int64_t x, int64_t y) { return int64_t{x < y}; }); }
+inline Number le(Number a, Number b) { return combine(a, b, [](int64_t x, int64_t y) { return int64_t{x <= y}; }); }
 inline bool truth(Number a) {
   if (!a.known) throw Unknown{};
   return a.value != 0;
 }
 
-inline int64_t exactly(Number n) {
+inline int64_t known_value(Number n) {
   if (!n.known) throw Unknown{};
   return n.value;
 }
 
 inline Number at(const Sizes& s, Number index) {
-  const int64_t i = exactly(index), place = i < 0 ? i + rank_of(s) : i;
+  const int64_t i = known_value(index), place = i < 0 ? i + rank_of(s) : i;
   if (place < 0 || place >= rank_of(s)) {
-    fail("its shape rule asks for dimension " + std::to_string(i) + " of a tensor of " + std::to_string(s.rank));
+    fail("its shape rule reads dimension " + std::to_string(i) + " of a tensor of rank " + std::to_string(s.rank));
   }
   return s.dims[place];
 }
@@ -100,14 +100,14 @@ inline bool contains(const Sizes& s, Number n) {
   return false;
 }
 inline const Sizes& nth(const Sizes* list, int64_t count, Number index) {
-  const int64_t i = exactly(index), place = i < 0 ? i + count : i;
+  const int64_t i = known_value(index), place = i < 0 ? i + count : i;
   if (place < 0 || place >= count) {
-    fail("its shape rule asks for tensor " + std::to_string(i) + " of a list of " + std::to_string(count));
+    fail("its shape rule reads tensor " + std::to_string(i) + " of a list of " + std::to_string(count));
   }
   return list[place];
 }
 inline void push(Sizes& s, Number n) {
-  if (s.rank == kMostDims) fail("its shape rule gives more than " + std::to_string(kMostDims) + " dimensions");
+  if (s.rank == kMaxDims) fail("its shape rule gives more than " + std::to_string(kMaxDims) + " dimensions");
   s.dims[s.rank++] = n;
 }
 inline Sizes of(std::initializer_list<Number> numbers) {
@@ -124,7 +124,7 @@ inline Sizes join(const Sizes& a, const Sizes& b) {
 }
 inline Sizes slice(const Sizes& s, Number begin, Number end) {
   auto place = [&](Number n) {
-    const int64_t i = exactly(n);
+    const int64_t i = known_value(n);
     return std::clamp<int64_t>(i < 0 ? i + rank_of(s) : i, 0, rank_of(s));
   };
   Sizes part;
@@ -143,14 +143,14 @@ inline Sizes broadcast(const Sizes& a, const Sizes& b) {
     if (x.known && x.value == 1) x = y;
     else if (y.known && y.value == 1) continue;
     else if (x.known && y.known && x.value != y.value) {
-      fail("sizes " + std::to_string(x.value) + " and " + std::to_string(y.value) + " do not go together");
-    } else if (y.known) x = y;  // what is unknown is this, or one
+      fail("sizes " + std::to_string(x.value) + " and " + std::to_string(y.value) + " cannot be broadcast");
+    } else if (y.known) x = y;  // the unknown size is y or 1
     else if (!x.known && !(x.name && y.name && std::string_view(x.name) == y.name)) x = Number::unknown();
   }
   return s;
 }
 
-// The value of an attribute; which member holds it, its type says.
+// The value of an attribute, in the member for its type.
 struct Attribute {
   int64_t i = 0;
   double f = 0;
@@ -165,27 +165,27 @@ inline Sizes sizes_of(const List<int64_t>& list) {
   return s;
 }
 
-// As messages of a shape rule show what they mention.
-inline std::string shown(Number n) { return n.known ? std::to_string(n.value) : n.name ? n.name : "?"; }
-inline std::string shown(double x) {
+// Formats values in messages of shape rules.
+inline std::string to_text(Number n) { return n.known ? std::to_string(n.value) : n.name ? n.name : "?"; }
+inline std::string to_text(double x) {
   char text[32];
   std::snprintf(text, sizeof text, "%g", x);
   return text;
 }
-inline std::string shown(std::string_view text) { return std::string(text); }
+inline std::string to_text(std::string_view text) { return std::string(text); }
 template <class Numbers>
 std::string listed(const Numbers& numbers, int64_t count) {
   std::string text;
-  for (int64_t i = 0; i < count; ++i) text += (i ? ", " : "") + shown(numbers[i]);
+  for (int64_t i = 0; i < count; ++i) text += (i ? ", " : "") + to_text(numbers[i]);
   return text;
 }
-inline std::string shown(const List<double>& list) { return "[" + listed(list, list.size()) + "]"; }
-inline std::string shown(const Sizes& s) { return "(" + listed(s.dims, rank_of(s)) + (s.rank == 1 ? ",)" : ")"); }
+inline std::string to_text(const List<double>& list) { return "[" + listed(list, list.size()) + "]"; }
+inline std::string to_text(const Sizes& s) { return "(" + listed(s.dims, rank_of(s)) + (s.rank == 1 ? ",)" : ")"); }
 
 enum class Kind { kRequired = 0, kOptional = 1, kVariadic = 2 };
 enum class Type { kInt, kFloat, kBool, kString, kInts, kFloats };
 
-struct Parameter {  // a tensor that an operator takes or gives
+struct Parameter {  // a tensor input or output
   const char* name;
   Kind kind;
   int64_t rank;  // -1: any
@@ -194,15 +194,15 @@ struct Field {  // an attribute
   const char* name;
   Type type;
   bool required;
-  Attribute standard;
+  Attribute default_value;
 };
 struct Call {
   const Array* inputs;
-  int64_t variadic;  // how many tensors the last input has
+  int64_t variadic;  // number of tensors of the last input
   Array* outputs;
   Allocator allocator;
   const Attribute* attributes;
-  void* runs_on;  // what `Parallel` or the stream is made of
+  void* runs_on;  // the pool for `Parallel`, or the stream
   Parallel::Run run;
 };
 struct Instance {  // the kernel for one choice of types
@@ -214,7 +214,7 @@ struct Operator {
   const char* qualified;  // "domain::Name"
   const char* domain;     // in ONNX
   const char* name;       // in ONNX
-  int version;            // of the domain in ONNX, from which on it is there
+  int version;            // domain version that introduced it in ONNX
   const char* torch_name;
   const Parameter* inputs;
   int input_count;
@@ -229,16 +229,16 @@ struct Operator {
   bool on_gpu;
 };
 
-// How kernels are called: by the table, and by torch, which calls a function of its own for each operator.
+// An operator's table, and the function that torch calls.
 struct Entry {
   const Operator* op;
-  const char* space;  // torch's, that is
+  const char* space;  // torch namespace
   void (*boxed)(uint64_t* stack, uint64_t inputs, uint64_t outputs);
 };
 
-// What the libraries' common part does with the tables.
-struct Enlisted {
-  Enlisted(const Entry* entries, int count);
+// Registers tables; defined in the part shared by all libraries.
+struct EntryRegistrar {
+  EntryRegistrar(const Entry* entries, int count);
 };
 void boxed(const Operator& op, uint64_t* stack);
 

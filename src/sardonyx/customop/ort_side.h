@@ -1,4 +1,4 @@
-// The operators of this library in ONNX Runtime.
+// Registers the operators of this library in ONNX Runtime.
 #pragma once
 
 #include <cstdlib>
@@ -18,7 +18,7 @@ inline const Op& self(const ort::CustomOp* custom) { return *static_cast<const O
 
 // Attributes
 
-struct Values {  // what attributes hold, and what lists and strings of theirs are in
+struct Values {  // attribute values, and the storage of lists and strings
   std::vector<Attribute> attributes;
   std::deque<std::string> strings;
   std::deque<std::vector<int64_t>> ints;
@@ -41,7 +41,7 @@ inline std::string message_of(Status* status) {
   return message;
 }
 
-// Where attributes are read from: a kernel's node, or a node whose results are only being described.
+// Readers of attributes: of a kernel's node, or of a node during shape inference.
 struct FromKernel {
   const ort::Info* info;
 
@@ -72,12 +72,12 @@ struct FromKernel {
     if (!to.empty() && !to.back()) to.pop_back();
     return true;
   }
-  // Whether there is one, of whatever type: as a list, ONNX Runtime reads one of another type as if it were empty.
+  // Whether the attribute exists, of any type: ONNX Runtime reads a list of another type as empty.
   bool has(const char* name) const {
     std::vector<int64_t> values;
     return several<int64_t>(ort::kInfoInts, name, values);
   }
-  // Whether a list in which nothing was found is a list: neither of the other type nor a single value.
+  // Whether an empty list is really a list: not of the other type, and not a single value.
   template <class T>
   bool is_empty(ort::Slot other, const char* name, std::vector<T>& values) const {
     int64_t i = 0;
@@ -117,7 +117,7 @@ struct FromNode {
     const void* found = find(name);
     if (!found) return false;
     size_t bytes = 0;
-    read(found, type, nullptr, 0, &bytes);  // says how many there are, with a complaint
+    read(found, type, nullptr, 0, &bytes);  // returns the size, and an error that is ignored
     to.resize(bytes / sizeof(to[0]));
     return bytes == 0 || read(found, type, to.data(), bytes, &bytes);
   }
@@ -166,9 +166,9 @@ void read_all(const From& from, const Operator& op, Values& values) {
   values.attributes.resize(op.field_count);
   for (int i = 0; i < op.field_count; ++i) {
     const Field& field = op.fields[i];
-    values.attributes[i] = field.standard;
+    values.attributes[i] = field.default_value;
     if (read(from, field, values, values.attributes[i])) continue;
-    if (from.has(field.name)) fail("the attribute " + std::string(field.name) + " is no " + type_name(field.type));
+    if (from.has(field.name)) fail("the attribute " + std::string(field.name) + " is not of type " + type_name(field.type));
     if (field.required) fail("the attribute " + std::string(field.name) + " is missing");
   }
 }
@@ -183,37 +183,37 @@ struct Kernel {
 inline Status* create(const ort::CustomOp* custom, const void* const*, const ort::Info* info, void** kernel) {
   const Op& op = self(custom);
   try {
-    auto made = std::make_unique<Kernel>();
-    made->op = &op;
-    read_all(FromKernel{info}, *op.op, made->values);
-    *kernel = made.release();
+    auto created = std::make_unique<Kernel>();
+    created->op = &op;
+    read_all(FromKernel{info}, *op.op, created->values);
+    *kernel = created.release();
     return nullptr;
   } catch (...) {
-    return ort::failure(explained(*op.op).c_str());
+    return ort::failure(error_message(*op.op).c_str());
   }
 }
 
-inline void pass(Status* status) {
+inline void check_status(Status* status) {
   if (status) fail(message_of(status));
 }
 
-inline void spread(void* context, int64_t count, int64_t grain, Parallel::Range range, void* body) {
-  constexpr int64_t kMostTasks = 64;
-  const int64_t tasks = std::min(kMostTasks, (count + grain - 1) / grain);
+inline void parallel_for(void* context, int64_t count, int64_t grain, Parallel::Range range, void* body) {
+  constexpr int64_t kMaxTasks = 64;
+  const int64_t tasks = std::min(kMaxTasks, (count + grain - 1) / grain);
   auto task = [&](size_t t) { range(body, count * t / tasks, count * (t + 1) / tasks); };
-  pass(ort::parallel(static_cast<const ort::Context*>(context), tasks, task));
+  check_status(ort::parallel(static_cast<const ort::Context*>(context), tasks, task));
 }
 
-// What a kernel runs on: ONNX Runtime's threads, or the session's stream.
+// Returns ONNX Runtime's context for threads, or the session's stream.
 inline void* runs_on(const Operator& op, ort::Context* context) {
   if (!op.on_gpu) return context;
   void* stream = nullptr;
-  pass(call<Status*(const ort::Context*, void**)>(ort::kKernelContextGetStream)(context, &stream));
+  check_status(call<Status*(const ort::Context*, void**)>(ort::kKernelContextGetStream)(context, &stream));
   return stream;
 }
 
 inline void allocate(void* context, int index, Array& result) {
-  pass(ort::output(static_cast<ort::Context*>(context), index, result.dims, result.rank, &result.data));
+  check_status(ort::output(static_cast<ort::Context*>(context), index, result.dims, result.rank, &result.data));
 }
 
 inline Status* compute(void* given, ort::Context* context) {
@@ -221,47 +221,48 @@ inline Status* compute(void* given, ort::Context* context) {
   const Operator& op = *kernel.op->op;
   try {
     size_t count = 0;
-    pass(call<Status*(const ort::Context*, size_t*)>(ort::kKernelContextGetInputCount)(context, &count));
-    if (count > kMostTensors) fail("it is given " + std::to_string(count) + " tensors, more than " + std::to_string(kMostTensors));
+    check_status(call<Status*(const ort::Context*, size_t*)>(ort::kKernelContextGetInputCount)(context, &count));
+    if (count > kMaxTensors) fail("it has " + std::to_string(count) + " tensors, more than " + std::to_string(kMaxTensors));
     const bool variadic = op.input_count && op.inputs[op.input_count - 1].kind == Kind::kVariadic;
     std::vector<Array> inputs(std::max<size_t>(count, op.input_count)), outputs(op.output_count);
     for (size_t i = 0; i < count; ++i) {
       ort::Tensor tensor;
       bool absent = false;
-      pass(ort::input(context, i, tensor, &absent));
+      check_status(ort::input(context, i, tensor, &absent));
       if (absent) continue;
       inputs[i].data = tensor.data;
       inputs[i].set(tensor.dims, static_cast<int64_t>(tensor.rank));
     }
     const int64_t last = variadic ? static_cast<int64_t>(count) - (op.input_count - 1) : 0;
     run(op, *kernel.op->instance,
-        Call{inputs.data(), last, outputs.data(), {allocate, context}, kernel.values.attributes.data(), runs_on(op, context), spread});
+        Call{inputs.data(), last, outputs.data(), {allocate, context}, kernel.values.attributes.data(),
+             runs_on(op, context), parallel_for});
     return nullptr;
   } catch (...) {
-    return ort::failure(explained(op).c_str());
+    return ort::failure(error_message(op).c_str());
   }
 }
 
-// What a model's results look like before it runs
+// Shape inference
 
-struct Described {  // sizes of a tensor that may be unknown
+struct TypeShapeOwner {  // owns type and shape info
   ort::TypeShape* info = nullptr;
 
-  ~Described() {
+  ~TypeShapeOwner() {
     if (info) call<void(ort::TypeShape*)>(ort::kReleaseTensorTypeAndShapeInfo)(info);
   }
 };
 
 inline Sizes sizes_of(const ort::TypeShape* info) {
   size_t rank = 0;
-  pass(call<Status*(const ort::TypeShape*, size_t*)>(ort::kGetDimensionsCount)(info, &rank));
+  check_status(call<Status*(const ort::TypeShape*, size_t*)>(ort::kGetDimensionsCount)(info, &rank));
   Sizes sizes;
   sizes.rank = kUnknownRank;
-  if (!rank || rank > kMostDims) return sizes;  // without dimensions is also what ONNX Runtime calls an unknown rank
-  int64_t dims[kMostDims] = {};
-  const char* names[kMostDims] = {};
-  pass(call<Status*(const ort::TypeShape*, int64_t*, size_t)>(ort::kGetDimensions)(info, dims, rank));
-  pass(call<Status*(const ort::TypeShape*, const char**, size_t)>(ort::kGetSymbolicDimensions)(info, names, rank));
+  if (!rank || rank > kMaxDims) return sizes;  // ONNX Runtime reports an unknown rank as 0
+  int64_t dims[kMaxDims] = {};
+  const char* names[kMaxDims] = {};
+  check_status(call<Status*(const ort::TypeShape*, int64_t*, size_t)>(ort::kGetDimensions)(info, dims, rank));
+  check_status(call<Status*(const ort::TypeShape*, const char**, size_t)>(ort::kGetSymbolicDimensions)(info, names, rank));
   sizes.rank = static_cast<int64_t>(rank);
   for (size_t i = 0; i < rank; ++i) {
     sizes.dims[i] = dims[i] >= 0 ? Number(dims[i]) : Number::unknown(names[i] && *names[i] ? names[i] : nullptr);
@@ -271,44 +272,44 @@ inline Sizes sizes_of(const ort::TypeShape* info) {
 
 inline int type_of(const ort::TypeShape* info) {
   int type = 0;
-  pass(call<Status*(const ort::TypeShape*, int*)>(ort::kGetTensorElementType)(info, &type));
+  check_status(call<Status*(const ort::TypeShape*, int*)>(ort::kGetTensorElementType)(info, &type));
   return type;
 }
 
-inline void describe(ort::ShapeContext* context, const Op& op, int type, int index, const Sizes& sizes) {
+inline void set_output_shape(ort::ShapeContext* context, const Op& op, int type, int index, const Sizes& sizes) {
   static std::atomic<int> unnamed{0};
   if (sizes.rank == kUnknownRank) return;
-  Described output;
-  pass(call<Status*(ort::TypeShape**)>(ort::kCreateTensorTypeAndShapeInfo)(&output.info));
-  pass(call<Status*(ort::TypeShape*, int)>(ort::kSetTensorElementType)(output.info, type));
-  int64_t dims[kMostDims] = {};
-  const char* names[kMostDims] = {};
-  std::deque<std::string> made;
+  TypeShapeOwner output;
+  check_status(call<Status*(ort::TypeShape**)>(ort::kCreateTensorTypeAndShapeInfo)(&output.info));
+  check_status(call<Status*(ort::TypeShape*, int)>(ort::kSetTensorElementType)(output.info, type));
+  int64_t dims[kMaxDims] = {};
+  const char* names[kMaxDims] = {};
+  std::deque<std::string> generated;
   for (int64_t i = 0; i < sizes.rank; ++i) {
     dims[i] = sizes.dims[i].known ? sizes.dims[i].value : -1;
     if (sizes.dims[i].known && dims[i] < 0) return;
     names[i] = sizes.dims[i].name ? sizes.dims[i].name : "";
     if (dims[i] < 0 && !*names[i]) {
-      names[i] = made.emplace_back("_" + std::string(op.op->name) + "_" + std::to_string(unnamed++)).c_str();
+      names[i] = generated.emplace_back("_" + std::string(op.op->name) + "_" + std::to_string(unnamed++)).c_str();
     }
   }
-  pass(call<Status*(ort::TypeShape*, const int64_t*, size_t)>(ort::kSetDimensions)(output.info, dims, sizes.rank));
-  pass(call<Status*(ort::TypeShape*, const char**, size_t)>(ort::kSetSymbolicDimensions)(output.info, names, sizes.rank));
-  pass(call<Status*(const ort::ShapeContext*, size_t, const ort::TypeShape*)>(ort::kShapeSetOutput)(context, index, output.info));
+  check_status(call<Status*(ort::TypeShape*, const int64_t*, size_t)>(ort::kSetDimensions)(output.info, dims, sizes.rank));
+  check_status(call<Status*(ort::TypeShape*, const char**, size_t)>(ort::kSetSymbolicDimensions)(output.info, names, sizes.rank));
+  check_status(call<Status*(const ort::ShapeContext*, size_t, const ort::TypeShape*)>(ort::kShapeSetOutput)(context, index, output.info));
 }
 
-// Errors are left to the kernel: ONNX Runtime takes no notice of them here.
+// Errors are left to the kernel: ONNX Runtime ignores them here.
 inline Status* infer(const ort::CustomOp* custom, ort::ShapeContext* context) {
   const Op& op = self(custom);
   try {
     size_t count = 0;
-    pass(call<Status*(const ort::ShapeContext*, size_t*)>(ort::kShapeInputCount)(context, &count));
-    if (count > kMostTensors) return nullptr;
+    check_status(call<Status*(const ort::ShapeContext*, size_t*)>(ort::kShapeInputCount)(context, &count));
+    if (count > kMaxTensors) return nullptr;
     std::vector<Sizes> inputs(std::max<size_t>(count, op.op->input_count)), outputs(op.op->output_count);
-    int types[kMostTensors] = {};
+    int types[kMaxTensors] = {};
     for (size_t i = 0; i < inputs.size(); ++i) {
       ort::TypeShape* info = nullptr;
-      if (i < count) pass(call<Status*(const ort::ShapeContext*, size_t, ort::TypeShape**)>(ort::kShapeInput)(context, i, &info));
+      if (i < count) check_status(call<Status*(const ort::ShapeContext*, size_t, ort::TypeShape**)>(ort::kShapeInput)(context, i, &info));
       inputs[i].rank = kAbsent;
       if (!info) continue;
       inputs[i] = sizes_of(info);
@@ -319,39 +320,43 @@ inline Status* infer(const ort::CustomOp* custom, ort::ShapeContext* context) {
     const bool variadic = op.op->input_count && op.op->inputs[op.op->input_count - 1].kind == Kind::kVariadic;
     const int64_t last = variadic ? static_cast<int64_t>(count) - (op.op->input_count - 1) : 0;
     op.op->shapes(inputs.data(), last, values.attributes.data(), outputs.data());
-    const Instance& instance = select(*op.op, types);  // ONNX Runtime asks the first one, whatever the types are
-    for (int i = 0; i < op.op->output_count; ++i) describe(context, op, instance.output_types[i], i, outputs[i]);
+    const Instance& instance = select(*op.op, types);  // ONNX Runtime always calls the first instance
+    for (int i = 0; i < op.op->output_count; ++i) set_output_shape(context, op, instance.output_types[i], i, outputs[i]);
   } catch (...) {
   }
   return nullptr;
 }
 
-inline void fill(Op& made, const Operator& op, const Instance& instance) {
-  made.op = &op;
-  made.instance = &instance;
-  made.name = [](const ort::CustomOp* c) { return self(c).op->name; };
-  made.provider = [](const ort::CustomOp* c) { return self(c).op->on_gpu ? "CUDAExecutionProvider" : "CPUExecutionProvider"; };
-  made.input_count = [](const ort::CustomOp* c) { return static_cast<size_t>(self(c).op->input_count); };
-  made.output_count = [](const ort::CustomOp* c) { return static_cast<size_t>(self(c).op->output_count); };
-  made.input_type = [](const ort::CustomOp* c, size_t i) { return self(c).instance->input_types[i]; };
-  made.output_type = [](const ort::CustomOp* c, size_t i) { return self(c).instance->output_types[i]; };
-  made.input_characteristic = [](const ort::CustomOp* c, size_t i) { return static_cast<int>(self(c).op->inputs[i].kind); };
-  made.output_characteristic = [](const ort::CustomOp*, size_t) { return 0; };
-  made.input_memory = [](const ort::CustomOp*, size_t) { return 0; };
-  made.variadic_input_least = [](const ort::CustomOp*) { return 0; };
-  made.variadic_input_homogeneous = [](const ort::CustomOp*) { return 1; };
-  made.variadic_output_least = [](const ort::CustomOp*) { return 1; };
-  made.variadic_output_homogeneous = [](const ort::CustomOp*) { return 1; };
-  made.create_kernel_v2 = create;
-  made.compute_v2 = compute;
-  made.destroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
-  made.infer_shapes = infer;
-  made.start_version = [](const ort::CustomOp* c) { return self(c).op->version; };
-  made.end_version = [](const ort::CustomOp*) { return 0x7fffffff; };
+inline void fill(Op& custom_op, const Operator& op, const Instance& instance) {
+  custom_op.op = &op;
+  custom_op.instance = &instance;
+  custom_op.name = [](const ort::CustomOp* c) { return self(c).op->name; };
+  custom_op.provider = [](const ort::CustomOp* c) {
+    return self(c).op->on_gpu ? "CUDAExecutionProvider" : "CPUExecutionProvider";
+  };
+  custom_op.input_count = [](const ort::CustomOp* c) { return static_cast<size_t>(self(c).op->input_count); };
+  custom_op.output_count = [](const ort::CustomOp* c) { return static_cast<size_t>(self(c).op->output_count); };
+  custom_op.input_type = [](const ort::CustomOp* c, size_t i) { return self(c).instance->input_types[i]; };
+  custom_op.output_type = [](const ort::CustomOp* c, size_t i) { return self(c).instance->output_types[i]; };
+  custom_op.input_characteristic = [](const ort::CustomOp* c, size_t i) {
+    return static_cast<int>(self(c).op->inputs[i].kind);
+  };
+  custom_op.output_characteristic = [](const ort::CustomOp*, size_t) { return 0; };
+  custom_op.input_memory = [](const ort::CustomOp*, size_t) { return 0; };
+  custom_op.variadic_input_least = [](const ort::CustomOp*) { return 0; };
+  custom_op.variadic_input_homogeneous = [](const ort::CustomOp*) { return 1; };
+  custom_op.variadic_output_least = [](const ort::CustomOp*) { return 1; };
+  custom_op.variadic_output_homogeneous = [](const ort::CustomOp*) { return 1; };
+  custom_op.create_kernel_v2 = create;
+  custom_op.compute_v2 = compute;
+  custom_op.destroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
+  custom_op.infer_shapes = infer;
+  custom_op.start_version = [](const ort::CustomOp* c) { return self(c).op->version; };
+  custom_op.end_version = [](const ort::CustomOp*) { return 0x7fffffff; };
 }
 
-// Before 1.24, ONNX Runtime crashes where it lets a node be described that lacks an optional tensor.
-inline bool can_describe(const Operator& op, const char* version) {
+// Before 1.24, ONNX Runtime crashes in shape inference of a node without an optional tensor.
+inline bool can_infer_shapes(const Operator& op, const char* version) {
   const auto optional = [](const Parameter& p) { return p.kind == Kind::kOptional; };
   const char* minor = std::strchr(version, '.');
   const bool old = std::atoi(version) == 1 && minor && std::atoi(minor + 1) < 24;
@@ -366,7 +371,7 @@ inline Status* add(ort::SessionOptions* options, const ort::ApiBase* base) {
   std::lock_guard<std::mutex> lock(mutex);
   ort::g_api = base->get_api(ort::kVersion);
   if (ops.empty()) {
-    for (const Entry* entry : enlisted()) {
+    for (const Entry* entry : registered_entries()) {
       const Operator& op = *entry->op;
       auto found = std::find_if(domains.begin(), domains.end(), [&](auto& d) { return d.first == op.domain; });
       if (found == domains.end()) {
@@ -376,7 +381,7 @@ inline Status* add(ort::SessionOptions* options, const ort::ApiBase* base) {
       }
       for (int i = 0; i < op.instance_count; ++i) {
         fill(ops.emplace_back(), op, op.instances[i]);
-        if (!can_describe(op, base->version())) ops.back().infer_shapes = nullptr;
+        if (!can_infer_shapes(op, base->version())) ops.back().infer_shapes = nullptr;
         if (auto s = call<Status*(ort::Domain*, const ort::CustomOp*)>(ort::kCustomOpDomainAdd)(found->second, &ops.back())) return s;
       }
     }

@@ -1,4 +1,4 @@
-"""Operators packed for machines with nothing but onnxruntime and numpy: a folder that can be imported, and a wheel."""
+"""Pack operators for machines with only onnxruntime and numpy: an importable folder, and a wheel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from sardonyx.customop import source
 from sardonyx.customop.declaration import CustomOp
-from sardonyx.customop.project import Project, filled
+from sardonyx.customop.project import Project, render_template
 from sardonyx.customop.signature import Attribute, Signature, Tensor
 from sardonyx.errors import DeclarationError
 from sardonyx.toolchain import compiler
@@ -29,70 +29,72 @@ _LIBRARY, _MANIFEST = "operators.so", "manifest.json"
 
 
 def pack(project: Project, output: Path, *, march: str | None = None) -> Path:
-    """Write a folder with one library for all of a project's operators; its path, `<output>/<project>_ort`."""
+    """Write a folder with one library for all operators of a project; return its path, `<output>/<project>_ort`."""
     operators = [op for op in project.operators if op.has_kernels]
     if not operators:
-        raise DeclarationError(f"{project.name} has no kernels to pack: models carry its operators themselves")
+        raise DeclarationError(
+            f"{project.name} has no kernels to pack: its operators are compositions, which models contain"
+        )
     for op in operators:
-        if op.part.kernel is None:
+        if op.operator_source.kernel is None:
             raise DeclarationError(
                 f"{op.signature.qualified} is computed by a Python function, which cannot be packed",
-                hint="give it a kernel in C++, or declare it in another module",
+                hint="write its kernel in C++, or declare it in another module",
             )
     march = march or ("x86-64-v3" if platform.machine() in ("x86_64", "AMD64") else None)
     folder = output / f"{project.name}_ort"
     if folder.exists() and not (folder / _MANIFEST).is_file():
-        raise DeclarationError(f"{folder} exists already and is no pack", hint="name another folder with --output")
+        raise DeclarationError(f"{folder} exists already and is not a pack", hint="choose another folder with --output")
     output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output) as beside:
-        made = Path(beside, folder.name)
-        made.mkdir()
-        _fill(made, folder.name, project.version, operators, march)
+    with tempfile.TemporaryDirectory(dir=output) as temporary:
+        target = Path(temporary, folder.name)
+        target.mkdir()
+        _write_pack(target, folder.name, project.version, operators, march)
         shutil.rmtree(folder, ignore_errors=True)
-        made.rename(folder)
+        target.rename(folder)
     return folder
 
 
-def _fill(made: Path, package: str, version: str, operators: Sequence[CustomOp], march: str | None) -> None:
-    _build(operators, made / _LIBRARY, march)
-    about = {"name": package, "version": version, "operators": [_described(op) for op in operators]}
-    manifest = {**about, **_built(made / _LIBRARY, march)}
+def _write_pack(folder: Path, package: str, version: str, operators: Sequence[CustomOp], march: str | None) -> None:
+    _build(operators, folder / _LIBRARY, march)
+    about = {"name": package, "version": version, "operators": [_operator_manifest(op) for op in operators]}
+    manifest = {**about, **_library_manifest(folder / _LIBRARY, march)}
     names = [f"{op.domain}::{op.name}" for op in operators]
-    words = {
+    variables = {
         "package": package,
         "operators": quoted(", ".join(names))[1:-1],
         "platform": manifest["library"]["platform"],
         "processor": march or platform.machine(),
-        "table": "\n".join(map(_row, manifest["operators"])),
+        "table": "\n".join(map(_table_row, manifest["operators"])),
         **manifest["built_with"],
     }
-    (made / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-    (made / "__init__.py").write_text(filled("packed.py.in", words), encoding="utf-8")
-    (made / "README.md").write_text(filled("packed.md.in", words), encoding="utf-8")
+    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    (folder / "__init__.py").write_text(render_template("packed.py.in", variables), encoding="utf-8")
+    (folder / "README.md").write_text(render_template("packed.md.in", variables), encoding="utf-8")
 
 
 def _build(operators: Sequence[CustomOp], library: Path, march: str | None) -> None:
-    """Kernels for the processors that are asked for; what checks that this is one of them, for any."""
+    """Build the kernels for `march`, and the check that the processor supports it for any processor."""
     flags = tuple(dict.fromkeys(flag for op in operators for flag in op.flags))
-    wanted = () if march is None else (f"-march={march}",)
-    found = compiler.find()
+    march_flags = () if march is None else (f"-march={march}",)
+    cxx = compiler.find()
     with tempfile.TemporaryDirectory() as folder:
         kernels, common = Path(folder, "kernels.o"), Path(folder, "common.o")
         try:
-            found.compile(source.library([op.part for op in operators]), kernels, flags=(*flags, *wanted))
-        except compiler.CompilerError as error:  # alone they did compile, when they were declared
-            hint = "they are in one library: a function that two of them define needs two names"
+            cxx.compile(source.library([op.operator_source for op in operators]), kernels, flags=(*flags, *march_flags))
+        except compiler.CompilerError as error:  # each compiled by itself when it was declared
+            hint = "they share one library: rename functions that two of them define"
             raise compiler.CompilerError(
                 "the kernels do not compile together", error.log, hint=hint if "redefinition" in error.log else None
             ) from None
-        found.compile(source.common(), common, flags=("-O1",))
-        found.link([kernels, common], library)
+        cxx.compile(source.common(), common, flags=("-O1",))
+        cxx.link([kernels, common], library)
 
 
-# What is told about it
+# The manifest
 
 
-def _built(library: Path, march: str | None) -> dict[str, Any]:
+def _library_manifest(library: Path, march: str | None) -> dict[str, Any]:
     content = library.read_bytes()
     return {
         "library": {
@@ -108,7 +110,7 @@ def _built(library: Path, march: str | None) -> dict[str, Any]:
     }
 
 
-def _described(op: CustomOp) -> dict[str, Any]:
+def _operator_manifest(op: CustomOp) -> dict[str, Any]:
     signature = op.signature
     return {
         "domain": op.domain,
@@ -116,46 +118,47 @@ def _described(op: CustomOp) -> dict[str, Any]:
         "version": op.version,
         "signature": f"{signature.namespace}::{signature.schema()}",
         "doc": str(op.schema.doc or ""),
-        "inputs": [_tensor(signature, t) for t in signature.inputs],
-        "outputs": [_tensor(signature, t) for t in signature.outputs],
-        "attributes": [_attribute(a) for a in signature.attributes],
+        "inputs": [_tensor_manifest(signature, t) for t in signature.inputs],
+        "outputs": [_tensor_manifest(signature, t) for t in signature.outputs],
+        "attributes": [_attribute_manifest(a) for a in signature.attributes],
         "types": [dict(chosen) for chosen in signature.choices],
     }
 
 
-def _tensor(signature: Signature, tensor: Tensor) -> dict[str, Any]:
+def _tensor_manifest(signature: Signature, tensor: Tensor) -> dict[str, Any]:
     types = signature.types.get(tensor.type, (tensor.type,))
     return {"name": tensor.name, "kind": tensor.kind, "type": tensor.type, "types": [*types], "rank": tensor.rank}
 
 
-def _attribute(attribute: Attribute) -> dict[str, Any]:
-    told = {"name": attribute.name, "type": attribute.type, "required": attribute.required}
-    return told if attribute.required else {**told, "default": attribute.default}
+def _attribute_manifest(attribute: Attribute) -> dict[str, Any]:
+    entry = {"name": attribute.name, "type": attribute.type, "required": attribute.required}
+    return entry if attribute.required else {**entry, "default": attribute.default}
 
 
-def _row(told: dict[str, Any]) -> str:
+def _table_row(entry: dict[str, Any]) -> str:
     tensors = [
-        ", ".join(f"{t['name']}{_MARKS[t['kind']]}: {'/'.join(t['types'])}" for t in told[side])
+        ", ".join(f"{t['name']}{_ARITY_SUFFIXES[t['kind']]}: {'/'.join(t['types'])}" for t in entry[side])
         for side in ("inputs", "outputs")
     ]
-    attributes = ", ".join(f"{a['name']}" + ("" if a["required"] else f"={a['default']!r}") for a in told["attributes"])
-    return f"| {told['domain']}::{told['name']} | {tensors[0]} | {tensors[1]} | {attributes} |"
+    attributes = ", ".join(
+        f"{a['name']}" + ("" if a["required"] else f"={a['default']!r}") for a in entry["attributes"]
+    )
+    return f"| {entry['domain']}::{entry['name']} | {tensors[0]} | {tensors[1]} | {attributes} |"
 
 
-_MARKS = {"required": "", "optional": "?", "variadic": "[]"}
+_ARITY_SUFFIXES = {"required": "", "optional": "?", "variadic": "[]"}
 
 
 def _glibc(library: bytes) -> str | None:
-    """The newest version of the C library that a library asks for."""
-    found = [(int(major), int(minor)) for major, minor in re.findall(rb"GLIBC_(\d+)\.(\d+)", library)]
-    return ".".join(map(str, max(found))) if found else None
+    versions = [(int(major), int(minor)) for major, minor in re.findall(rb"GLIBC_(\d+)\.(\d+)", library)]
+    return ".".join(map(str, max(versions))) if versions else None
 
 
 # As a wheel
 
 
 def wheel(folder: Path) -> Path:
-    """Write a wheel of a packed folder beside it; its path."""
+    """Write a wheel of a packed folder next to it; return its path."""
     manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
     stem = f"{manifest['name']}-{manifest['version']}"
     tag = f"py3-none-{_platform_tag(manifest['library'])}"
@@ -168,17 +171,17 @@ def wheel(folder: Path) -> Path:
     ).encode()
     record = f"{about}/RECORD"
     files[record] = "".join(f"{line}\n" for line in (*_record(files), f"{record},,")).encode()
-    made = folder.parent / f"{stem}-{tag}.whl"
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+    path = folder.parent / f"{stem}-{tag}.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():
-            entry = zipfile.ZipInfo(name)  # without a date: the same operators are the same wheel
+            entry = zipfile.ZipInfo(name)  # no timestamp: builds are reproducible
             entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
             archive.writestr(entry, content)
-    return made
+    return path
 
 
 def _platform_tag(library: dict[str, Any]) -> str:
-    """The platform as pip compares it; on Linux with the C library, so that an older one refuses the wheel."""
+    """Return the platform tag for pip; on Linux with the glibc version, so that older systems reject the wheel."""
     system, _, machine = library["platform"].partition("-")
     if system == "linux" and library["glibc"]:
         return f"manylinux_{library['glibc'].replace('.', '_')}_{machine}"

@@ -1,4 +1,4 @@
-// The instructions that kernels are compiled to: a processor without them is refused before it meets one.
+// Instruction sets that kernels are compiled for, checked before a kernel runs.
 #pragma once
 
 namespace sardonyx::processor {
@@ -44,10 +44,10 @@ constexpr uint32_t kCompiledTo = 0
 #endif
     ;
 
-extern const uint32_t kNeeded;  // by the kernels, which may be compiled for another processor than what checks this
+extern const uint32_t kNeeded;  // by the kernels; the check itself is compiled for any processor
 
-// The first of these that this processor lacks, or null.
-inline const char* lacking([[maybe_unused]] uint32_t needed) {
+// Returns the first of these that this processor lacks, or null.
+inline const char* missing([[maybe_unused]] uint32_t needed) {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_cpu_init();
   if ((needed & kAvx) && !__builtin_cpu_supports("avx")) return "AVX";

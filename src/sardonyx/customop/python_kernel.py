@@ -1,4 +1,4 @@
-"""Kernels that are Python functions, called back by ONNX Runtime: slow, for trying something out."""
+"""Kernels in Python, called back by ONNX Runtime: slow, for prototypes."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from sardonyx import dtypes
-from sardonyx.customop.in_torch import bound, choice_of, sizes_of
 from sardonyx.customop.shapes import ShapeRule
 from sardonyx.customop.signature import Signature
+from sardonyx.customop.torch_registration import bind_arguments, resolve_dtypes, sizes_of
 
-_MOST_DIMS = 16
+_MAX_RANK = 16
 
 
-class _Array(ctypes.Structure):
+class _CArray(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("rank", ctypes.c_int64),
         ("count", ctypes.c_int64),
         ("ready", ctypes.c_bool),
-        ("dims", ctypes.c_int64 * _MOST_DIMS),
+        ("dims", ctypes.c_int64 * _MAX_RANK),
     )
 
 
-class _List(ctypes.Structure):
+class _CList(ctypes.Structure):
     _fields_ = (("values", ctypes.c_void_p), ("count", ctypes.c_int64))
 
 
-class _Attribute(ctypes.Structure):
+class _CAttribute(ctypes.Structure):
     _fields_ = (
         ("i", ctypes.c_int64),
         ("f", ctypes.c_double),
         ("length", ctypes.c_size_t),
         ("text", ctypes.c_void_p),
-        ("ints", _List),
-        ("floats", _List),
+        ("ints", _CList),
+        ("floats", _CList),
     )
 
 
-class _Call(ctypes.Structure):
+class _CCall(ctypes.Structure):
     _fields_ = (
-        ("inputs", ctypes.POINTER(_Array)),
+        ("inputs", ctypes.POINTER(_CArray)),
         ("variadic", ctypes.c_int64),
-        ("outputs", ctypes.POINTER(_Array)),
+        ("outputs", ctypes.POINTER(_CArray)),
         ("allocate", ctypes.c_void_p),
         ("allocates_for", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(_Attribute)),
+        ("attributes", ctypes.POINTER(_CAttribute)),
         ("runs_on", ctypes.c_void_p),
         ("run", ctypes.c_void_p),
     )
@@ -59,7 +59,7 @@ class _Call(ctypes.Structure):
 
 _CALLBACK = ctypes.CFUNCTYPE(
     None,
-    ctypes.POINTER(_Call),
+    ctypes.POINTER(_CCall),
     ctypes.POINTER(ctypes.c_int),
     ctypes.POINTER(ctypes.c_int),
     ctypes.c_void_p,
@@ -75,83 +75,83 @@ class PythonKernel:
         self._callback: Any = None
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """As torch calls it; what it gives is compared with the shape rule and the signature."""
-        results = self._results(bound(self._signature, args, kwargs))
+        """Run as torch's kernel; results are checked against the shape rule and the signature."""
+        results = self._results(bind_arguments(self._signature, args, kwargs))
         return results[0] if len(results) == 1 else tuple(results)
 
     def serve(self, library: Path) -> None:
-        """Let a library that was built for it call it."""
+        """Register the function as the callback of a library."""
         loaded = ctypes.CDLL(str(library))
-        loaded.sardonyx_give.restype = ctypes.c_char_p
-        self._callback = _CALLBACK(lambda call, types, _, error, room: self._called(loaded, call, types, error, room))
-        loaded.sardonyx_call_back(self._callback)  # the library has its address from now on
+        loaded.sardonyx_set_output.restype = ctypes.c_char_p
+        self._callback = _CALLBACK(lambda call, types, _, error, room: self._on_call(loaded, call, types, error, room))
+        loaded.sardonyx_set_callback(self._callback)  # the library keeps its address
 
-    def _results(self, given: dict[str, Any]) -> list[torch.Tensor]:
+    def _results(self, arguments: dict[str, Any]) -> list[torch.Tensor]:
         signature = self._signature
-        chosen, shapes = choice_of(signature, given), self._shapes(sizes_of(signature, given))
-        result = self._function(**given)
+        choice, shapes = resolve_dtypes(signature, arguments), self._shapes(sizes_of(signature, arguments))
+        result = self._function(**arguments)
         results = list(result) if isinstance(result, (tuple, list)) else [result]
         if len(results) != len(signature.outputs) or not all(isinstance(x, torch.Tensor) for x in results):
-            raise RuntimeError(f"{signature.qualified}: its function does not give {len(signature.outputs)} tensors")
+            raise RuntimeError(f"{signature.qualified}: its function does not return {len(signature.outputs)} tensors")
         for tensor, x, shape in zip(signature.outputs, results, shapes, strict=True):
             if len(shape) != x.dim() or any(dim not in (None, size) for dim, size in zip(shape, x.shape, strict=True)):
                 expected = tuple("?" if dim is None else dim for dim in shape)
                 raise RuntimeError(
-                    f"{signature.qualified}: its function gives {tensor.name} the shape {tuple(x.shape)}, and the "
+                    f"{signature.qualified}: its function returns {tensor.name} with shape {tuple(x.shape)}, and the "
                     f"shape rule says {expected}"
                 )
-            dtype = signature.dtype_of(tensor, chosen)
+            dtype = signature.dtype_of(tensor, choice)
             if x.dtype != dtype:
                 raise RuntimeError(
-                    f"{signature.qualified}: its function gives {tensor.name} in {x.dtype}, and the signature says "
+                    f"{signature.qualified}: its function returns {tensor.name} as {x.dtype}, and the signature says "
                     f"{dtype}"
                 )
-        return _apart(results, [x for x in tree_leaves(given) if isinstance(x, torch.Tensor)])
+        return _unaliased(results, [x for x in tree_leaves(arguments) if isinstance(x, torch.Tensor)])
 
-    def _called(self, library: Any, call: Any, types: Any, error: int, room: int) -> None:
+    def _on_call(self, library: Any, call: Any, types: Any, error: int, room: int) -> None:
         try:
             with torch.no_grad():
-                for i, result in enumerate(self._results(self._given(call.contents, types))):
-                    _give(library, call, i, result)
+                for i, result in enumerate(self._results(self._read_arguments(call.contents, types))):
+                    _set_output(library, call, i, result)
         except BaseException as failed:
-            said = f"{type(failed).__name__}: {failed}".removeprefix(f"RuntimeError: {self._signature.qualified}: ")
-            text = said.encode()[: room - 1].decode(errors="ignore").encode() + b"\0"
+            message = f"{type(failed).__name__}: {failed}".removeprefix(f"RuntimeError: {self._signature.qualified}: ")
+            text = message.encode()[: room - 1].decode(errors="ignore").encode() + b"\0"
             ctypes.memmove(error, text, len(text))
 
-    def _given(self, call: _Call, types: Any) -> dict[str, Any]:
-        given: dict[str, Any] = {}
+    def _read_arguments(self, call: _CCall, types: Any) -> dict[str, Any]:
+        arguments: dict[str, Any] = {}
         for i, tensor in enumerate(self._signature.inputs):
             if tensor.kind == "variadic":
-                given[tensor.name] = [_tensor(call.inputs[i + k], types[i]) for k in range(call.variadic)]
+                arguments[tensor.name] = [_tensor(call.inputs[i + k], types[i]) for k in range(call.variadic)]
             else:
-                given[tensor.name] = _tensor(call.inputs[i], types[i])
+                arguments[tensor.name] = _tensor(call.inputs[i], types[i])
         for i, attribute in enumerate(self._signature.attributes):
-            given[attribute.name] = _READ[attribute.type](call.attributes[i])
-        return given
+            arguments[attribute.name] = _ATTRIBUTE_READERS[attribute.type](call.attributes[i])
+        return arguments
 
 
-def _apart(results: list[torch.Tensor], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Results in memory of their own, in order: an operator of torch must not give a part of what it was given."""
-    taken = {x.untyped_storage()._cdata for x in inputs}
-    made = []
+def _unaliased(results: list[torch.Tensor], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return contiguous results in memory of their own: a torch operator must not return its inputs."""
+    used = {x.untyped_storage()._cdata for x in inputs}
+    unaliased = []
     for x in results:
         x = x.contiguous()
-        x = x.clone() if x.untyped_storage()._cdata in taken else x
-        taken.add(x.untyped_storage()._cdata)
-        made.append(x)
-    return made
+        x = x.clone() if x.untyped_storage()._cdata in used else x
+        used.add(x.untyped_storage()._cdata)
+        unaliased.append(x)
+    return unaliased
 
 
-def _give(library: Any, call: Any, index: int, result: torch.Tensor) -> None:
+def _set_output(library: Any, call: Any, index: int, result: torch.Tensor) -> None:
     dims = (ctypes.c_int64 * max(result.dim(), 1))(*result.shape)
     size = ctypes.c_size_t(result.numel() * result.element_size())
     rank = ctypes.c_int64(result.dim())
-    wrong = library.sardonyx_give(call, index, dims, rank, ctypes.c_void_p(result.data_ptr()), size)
-    if wrong is not None:
-        raise RuntimeError(wrong.decode())
+    error = library.sardonyx_set_output(call, index, dims, rank, ctypes.c_void_p(result.data_ptr()), size)
+    if error is not None:
+        raise RuntimeError(error.decode())
 
 
-def _tensor(array: _Array, kind: int) -> torch.Tensor | None:
+def _tensor(array: _CArray, kind: int) -> torch.Tensor | None:
     if array.rank < 0:
         return None
     dtype, shape = dtypes.to_torch(ir.DataType(kind)), tuple(array.dims[: array.rank])
@@ -162,15 +162,15 @@ def _tensor(array: _Array, kind: int) -> torch.Tensor | None:
     return torch.frombuffer(memory, dtype=dtype).view(shape).clone()
 
 
-def _numbers(found: _List, kind: Any) -> Sequence[Any]:
-    return list((kind * found.count).from_address(found.values)) if found.count else []
+def _read_list(values: _CList, ctype: Any) -> Sequence[Any]:
+    return list((ctype * values.count).from_address(values.values)) if values.count else []
 
 
-_READ: dict[str, Callable[[_Attribute], Any]] = {
-    "int": lambda found: found.i,
-    "bool": lambda found: bool(found.i),
-    "float": lambda found: found.f,
-    "str": lambda found: ctypes.string_at(found.text, found.length).decode() if found.length else "",
-    "int[]": lambda found: _numbers(found.ints, ctypes.c_int64),
-    "float[]": lambda found: _numbers(found.floats, ctypes.c_double),
+_ATTRIBUTE_READERS: dict[str, Callable[[_CAttribute], Any]] = {
+    "int": lambda attribute: attribute.i,
+    "bool": lambda attribute: bool(attribute.i),
+    "float": lambda attribute: attribute.f,
+    "str": lambda attribute: ctypes.string_at(attribute.text, attribute.length).decode() if attribute.length else "",
+    "int[]": lambda attribute: _read_list(attribute.ints, ctypes.c_int64),
+    "float[]": lambda attribute: _read_list(attribute.floats, ctypes.c_double),
 }

@@ -1,4 +1,4 @@
-// Kernels that are Python functions: the process that declares them says where they are.
+// Kernels in Python: the process that declares them sets the callback.
 #pragma once
 
 namespace sardonyx::detail {
@@ -7,7 +7,7 @@ using Callback = void (*)(const Call* call, const int* input_types, const int* o
 inline Callback g_callback = nullptr;
 
 inline void call_python(const Call& call, const int* input_types, const int* output_types) {
-  if (!g_callback) fail("its kernel is a Python function, which this process has not declared");
+  if (!g_callback) fail("its kernel is a Python function, and it is not declared in this process");
   char error[4096] = "";
   g_callback(&call, input_types, output_types, error, sizeof error);
   if (*error) fail(error);
@@ -15,12 +15,12 @@ inline void call_python(const Call& call, const int* input_types, const int* out
 
 }  // namespace sardonyx::detail
 
-extern "C" __attribute__((visibility("default"))) void sardonyx_call_back(sardonyx::detail::Callback callback) {
+extern "C" __attribute__((visibility("default"))) void sardonyx_set_callback(sardonyx::detail::Callback callback) {
   sardonyx::detail::g_callback = callback;
 }
 
-// Takes a result from Python; what is wrong with it, or null.
-extern "C" __attribute__((visibility("default"))) const char* sardonyx_give(
+// Sets a result from Python; returns an error message, or null.
+extern "C" __attribute__((visibility("default"))) const char* sardonyx_set_output(
     const sardonyx::detail::Call* call, int index, const int64_t* dims, int64_t rank, const void* data, size_t bytes) {
   static thread_local std::string error;
   try {

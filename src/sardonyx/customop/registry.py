@@ -1,4 +1,4 @@
-"""Operators that are declared in this process, and the libraries that models with them need."""
+"""The operators declared in this process, and the libraries that models with them need."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _DECLARED = cast("dict[tuple[str, str], CustomOp]", DECLARED)
-"""By domain and name in ONNX."""
-_CHANGING = threading.RLock()
+"""By ONNX domain and name."""
+_LOCK = threading.RLock()
 
 
 @contextmanager
-def replacing(op: CustomOp) -> Iterator[None]:
-    """Around what registers an operator: those of its name, in ONNX or in torch, are withdrawn before.
+def replace_while_registering(op: CustomOp) -> Iterator[None]:
+    """Unregister operators of the same ONNX or torch name, run the block, and add the operator.
 
-    Where it fails, what was registered so far is withdrawn too, and the name is free.
+    If the block fails, what it registered is undone, and the name is free.
     """
     key = (op.domain, op.name)
-    with _CHANGING:
+    with _LOCK:
         for other, before in list(_DECLARED.items()):
             if other == key or before.signature.qualified == op.signature.qualified:
-                log.info("%s is declared anew", op.signature.qualified)
+                log.info("%s is redeclared", op.signature.qualified)
                 remove(before)
         try:
             yield
@@ -48,63 +48,69 @@ def replacing(op: CustomOp) -> Iterator[None]:
 
 
 def remove(op: CustomOp) -> None:
-    """Forget an operator."""
-    with _CHANGING:
+    """Unregister an operator."""
+    with _LOCK:
         if _DECLARED.get((op.domain, op.name)) is op:
             del _DECLARED[op.domain, op.name]
             op.withdraw()
 
 
 def find(domain: str, name: str) -> CustomOp:
-    """The operator of this domain and name."""
+    """Return the operator of this domain and name."""
     try:
         return _DECLARED[domain, name]
     except KeyError:
         raise DeclarationError(
-            f"{domain}::{name} is not declared in this process", hint="import what declares it before what uses it"
+            f"{domain}::{name} is not declared in this process", hint="import the module that declares it first"
         ) from None
 
 
 def declared() -> list[CustomOp]:
-    """Every operator that is declared."""
+    """Return all declared operators."""
     return list(_DECLARED.values())
 
 
 def library(*ops: CustomOp) -> Path:
-    """One library with all of these operators: ONNX Runtime takes no two for operators of one domain.
+    """Return one library with all of these operators: ONNX Runtime accepts one library per domain.
 
-    Each stays in its own, where names that kernels share do not meet.
+    It loads the library of each operator, so that equal names in kernels do not collide.
     """
     return joint_library(ops)
 
 
-def joined(ops: Sequence[CustomOp]) -> Path:
-    """A library that loads those of several operators."""
-    return compiler.built(source.joint([op.library for op in ops]), Options.of({}), common=source.common())
+def build_joint_library(ops: Sequence[CustomOp]) -> Path:
+    """Build a library that loads those of several operators."""
+    return compiler.build_library(
+        source.joint_source([op.library for op in ops]), Options.of({}), common=source.common()
+    )
 
 
-def built(op: CustomOp) -> Path:
-    """The library of an operator. Without a GPU the kernel for it is not part of that, but nvcc looks for errors."""
-    cuda, options = source.cuda([op.part]), Options.of({})
-    able = torch.cuda.is_available()
-    with _explained(op, "the kernel", on_gpu=False):
-        made = compiler.built(
-            source.library([op.part]), options, flags=op.flags, common=source.common(), cuda=cuda if able else ""
+def build_operator_library(op: CustomOp) -> Path:
+    """Build the library of an operator. Without a GPU it omits the CUDA kernel, but nvcc checks that it compiles."""
+    cuda, options = source.cuda([op.operator_source]), Options.of({})
+    has_gpu = torch.cuda.is_available()
+    with _explain_errors(op, "the kernel", on_gpu=False):
+        library = compiler.build_library(
+            source.library([op.operator_source]),
+            options,
+            flags=op.flags,
+            common=source.common(),
+            cuda=cuda if has_gpu else "",
         )
-    if cuda and not able and compiler.find_nvcc() is not None:
-        with _explained(op, "the kernel for the GPU", on_gpu=True):
+    if cuda and not has_gpu and compiler.find_nvcc() is not None:
+        with _explain_errors(op, "the kernel for the GPU", on_gpu=True):
             compiler.check_cuda(cuda, options)
-    op.serve(made)
-    return made
+    op.serve(library)
+    return library
 
 
 @contextmanager
-def _explained(op: CustomOp, what: str, *, on_gpu: bool) -> Iterator[None]:
-    """Name the operator in a compiler's error, and how a kernel is declared where the error is in our code."""
+def _explain_errors(op: CustomOp, what: str, *, on_gpu: bool) -> Iterator[None]:
+    """Name the operator in compiler errors, and show the kernel's declaration if the error is in generated code."""
     try:
         yield
     except compiler.CompilerError as error:
-        declared = source.calling(op.signature, on_gpu=on_gpu)
-        hint = f"the kernel is declared as: {declared}" if source.GLUE in error.log else None
-        said = f"{op.signature.qualified}: {what} does not compile"
-        raise compiler.CompilerError(said, error.log, hint=hint) from None
+        declared = source.kernel_declaration(op.signature, on_gpu=on_gpu)
+        hint = f"the kernel must be declared as: {declared}" if source.GLUE in error.log else None
+        message = f"{op.signature.qualified}: {what} does not compile"
+        raise compiler.CompilerError(message, error.log, hint=hint) from None

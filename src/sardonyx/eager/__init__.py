@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from sardonyx.eager.check import check
-from sardonyx.eager.declaring import declare
+from sardonyx.eager.declarations import declare
 from sardonyx.eager.device import enable, set_device
 from sardonyx.eager.dispatch import NotMapped, State
 from sardonyx.translate import declared as nodes
@@ -16,13 +16,13 @@ __all__ = ["NotMapped", "Stats", "check", "declare", "enable", "nodes", "set_dev
 
 @dataclass(frozen=True)
 class Stats:
-    """What happened on the device: how often each operator was called, and how often it ran on the CPU."""
+    """Calls per operator on the device, and how many of them fell back to the CPU."""
 
     calls: dict[str, int]
     fallbacks: dict[str, int]
 
 
 def stats() -> Stats:
-    """What happened on the device so far."""
+    """Return the counts of calls and fallbacks so far."""
     calls = State.calls + Counter({} if State.core is None else State.core.calls())
     return Stats(dict(calls), dict(State.fallbacks))

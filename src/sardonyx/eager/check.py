@@ -1,4 +1,4 @@
-"""A test that every operator of the device comes with: the CPU's results, for arguments made up from its schema."""
+"""Compare an operator on the device with the CPU, for arguments generated from its schema."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ _NUMBERS: dict[str, Sequence[Any]] = {
     "number": (1, 0.5),
     "List[int]": ((0,), (1, 2)),
 }
-_CALLS_ALIKE = 3
-"""A call goes another way once it has been made before."""
+_REPEATS = 3
+"""Repeated calls take the cached path."""
 
 
 def check(name: str, *samples: Sequence[Any]) -> int:
-    """Compare an operator on the device with torch's on the CPU: for arguments given, or made up from its schema.
+    """Compare an operator on the device with the CPU, for given or generated arguments; return the number of calls.
 
-    Made-up ones are of every dtype, and in float32 of several shapes, among them broadcast ones and such without
-    elements, in order and as views; what the CPU refuses is left out, and what the device refuses for a dtype. The
-    number of calls that were compared; none is an error.
+    Generated arguments cover every dtype, and for float32 several shapes, among them broadcast and empty ones, both
+    contiguous and transposed in memory. Arguments that the CPU rejects are skipped, and dtypes that the device rejects.
+    It is an error if no call was compared.
 
     >>> from sardonyx import eager
     >>> eager.enable(fallback="error")
@@ -56,58 +56,57 @@ def check(name: str, *samples: Sequence[Any]) -> int:
     True
     """
     operator = operator_of(name)
-    compared, refused = 0, None
-    for args in samples or _made_up(operator):
+    compared, unsupported = 0, None
+    for args in samples or _generate_arguments(operator):
         try:
-            expected = operator(*_copied(args))
+            expected = operator(*_clone(args))
         except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError):
             continue
-        for view in (_as_it_is, _as_a_view):
+        for view in (_contiguous, _transposed_in_memory):
             moved = [pytree.tree_map_only(torch.Tensor, view, x) for x in args]
             try:
-                for _ in range(_CALLS_ALIKE):
-                    _compare(operator, args, operator(*_copied(moved)), expected)
+                for _ in range(_REPEATS):
+                    _compare(operator, args, operator(*_clone(moved)), expected)
                     compared += 1
             except NotMapped as error:
-                refused = error
+                unsupported = error
     if not compared:
-        raise refused or AssertionError(f"{name}: the CPU took none of the arguments that were made up; give some")
+        raise unsupported or AssertionError(f"{name}: the CPU accepts none of the generated arguments; pass samples")
     return compared
 
 
-def _compare(operator: Any, args: Any, found: Any, expected: Any) -> None:
-    for one, other in zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True):
-        if not isinstance(other, torch.Tensor):
-            same = one == other
+def _compare(operator: Any, args: Any, results: Any, expected: Any) -> None:
+    for actual, wanted in zip(pytree.tree_leaves(results), pytree.tree_leaves(expected), strict=True):
+        if not isinstance(wanted, torch.Tensor):
+            same = actual == wanted
         else:
-            if not is_on_device(one):
-                raise AssertionError(f"{operator.name()}: a result is on {one.device}")
+            if not is_on_device(actual):
+                raise AssertionError(f"{operator.name()}: a result is on {actual.device}")
             same = True
             torch.testing.assert_close(
-                one.cpu(), other, equal_nan=True, msg=lambda text: f"{operator.name()}{_shown(args)}: {text}"
+                actual.cpu(), wanted, equal_nan=True, msg=lambda text: f"{operator.name()}{_format_args(args)}: {text}"
             )
         if not same:
-            raise AssertionError(f"{operator.name()}{_shown(args)}: {one} is not {other}")
+            raise AssertionError(f"{operator.name()}{_format_args(args)}: {actual} is not equal to {wanted}")
 
 
-def _shown(args: Any) -> str:
+def _format_args(args: Any) -> str:
     return str(pytree.tree_map_only(torch.Tensor, lambda x: f"{x.dtype}{list(x.shape)}", tuple(args)))
 
 
-def _copied(args: Any) -> Any:
+def _clone(args: Any) -> Any:
     return pytree.tree_map_only(torch.Tensor, torch.clone, tuple(args))
 
 
-def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(DEVICE)
 
 
-def _as_a_view(tensor: torch.Tensor) -> torch.Tensor:
-    """The same tensor, lying in memory the other way round."""
+def _transposed_in_memory(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(DEVICE).mT.contiguous().mT if tensor.dim() > 1 else tensor.to(DEVICE)
 
 
-def _made_up(operator: Any) -> Iterator[list[Any]]:
+def _generate_arguments(operator: Any) -> Iterator[list[Any]]:
     arguments = [a for a in operator._schema.arguments if not (a.has_default_value() and str(a.type) != "Tensor")]
     others = ((dtype, _SHAPES[2]) for dtype in _DTYPES[1:])
     for dtype, shapes in (*((_DTYPES[0], shapes) for shapes in _SHAPES), *others):
@@ -125,5 +124,5 @@ def _made_up(operator: Any) -> Iterator[list[Any]]:
 
 
 def _tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    made = torch.linspace(-2.5, 3, torch.Size(shape).numel() or 1)[: torch.Size(shape).numel()].reshape(shape)
-    return made.to(dtype)
+    values = torch.linspace(-2.5, 3, torch.Size(shape).numel() or 1)[: torch.Size(shape).numel()].reshape(shape)
+    return values.to(dtype)

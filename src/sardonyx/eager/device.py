@@ -1,4 +1,4 @@
-"""The device `ort`: what torch wants to know of one, and which calls it hands over."""
+"""The device `ort`: registration with torch, and which operators it implements."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from torch.utils.backend_registration import (
 
 from sardonyx import onnx_ops
 from sardonyx.eager import autocast, inductor, storage
-from sardonyx.eager.bodies import cast as cast_body
-from sardonyx.eager.core import MOST_DEVICES, Core, CoreEngine, load
-from sardonyx.eager.dispatch import BODIES, Fallback, Kernel, State, called
-from sardonyx.eager.memory import DEVICE, by_the_core, on_device, on_host
+from sardonyx.eager.core import MAX_DEVICES, Core, CoreEngine, load
+from sardonyx.eager.dispatch import HANDWRITTEN, Fallback, Kernel, State, call_operator
+from sardonyx.eager.handwritten import cast as cast_kernel
+from sardonyx.eager.memory import DEVICE, on_device, on_host, use_core
 from sardonyx.eager.plans import PLANS, Device
-from sardonyx.eager.variants import COMPOSED, is_view, variant_of
+from sardonyx.eager.variants import COMPOSITES, is_view, variant_of
 from sardonyx.engines.onnxruntime import checked_provider
 from sardonyx.engines.registry import register as register_engine
 from sardonyx.errors import SardonyxError
@@ -36,13 +36,13 @@ Executor: TypeAlias = Literal["auto", "native", "python"]
 
 _registered: list[Any] = []
 
-_MEMORY = frozenset(
+_MEMORY_OPERATORS = frozenset(
     {
         *("_to_copy", "clone", "contiguous", "lift_fresh", "lift_fresh_copy", "copy", "_unsafe_view", "alias"),
         *("empty_like", "empty_permuted", "new_empty", "new_empty_strided"),
     }
 )
-"""Operators of the table that are a matter of memory on a device: torch composes them of copies and views."""
+"""Translated operators that only move memory on a device: torch composes them from copies and views."""
 
 _IN_CORE = frozenset(
     {
@@ -50,20 +50,20 @@ _IN_CORE = frozenset(
         *("view", "as_strided", "_reshape_alias", "resize_"),
     }
 )
-"""Operators whose bodies the core has in C++."""
-_AS_ON_CPU = frozenset({"set_.source_Storage", "set_.source_Storage_storage_offset", "set_.source_Tensor"})
+"""Operators implemented by the core in C++."""
+_CPU_KERNELS = frozenset({"set_.source_Storage", "set_.source_Storage_storage_offset", "set_.source_Tensor"})
 """Operators for which the core calls the CPU's kernels."""
 
 
 def enable(*, fallback: Fallback = "warn", executor: Executor = "auto") -> None:
-    """Make `torch.device("ort")` a device, on which ONNX Runtime computes.
+    """Register `torch.device("ort")`, a device whose operators run on ONNX Runtime.
 
-    An operator that has no ONNX model runs on the CPU over the same memory, with `fallback` "warn" said once, with
-    "quiet" only counted; with "error" it is an error.
+    An operator without an ONNX model runs on the CPU over the same memory: with `fallback` "warn" it is logged once,
+    with "quiet" only counted, with "error" an error.
 
-    `executor` is what stands between torch and ONNX Runtime: "native" a core in C++ that is built on first use,
-    "python" one that needs no compiler and takes some microseconds more for every call, "auto" the first if it can be
-    built. The environment variable SARDONYX_EAGER says what "auto" is. A process has one.
+    `executor` "native" is a core in C++ built on first use; "python" needs no compiler and adds some microseconds to
+    every call; "auto" is native if it can be built. The environment variable SARDONYX_EAGER overrides "auto". The
+    executor cannot change within a process.
 
     >>> enable()
     >>> torch.ones(3, device="ort") + 1
@@ -72,19 +72,19 @@ def enable(*, fallback: Fallback = "warn", executor: Executor = "auto") -> None:
     if fallback not in ("warn", "error", "quiet"):
         raise ValueError(f"fallback is {fallback!r}; use 'warn', 'error' or 'quiet'")
     if executor == "auto":
-        executor = os.environ.get("SARDONYX_EAGER", "auto")  # type: ignore[assignment]  # looked at below
+        executor = os.environ.get("SARDONYX_EAGER", "auto")  # type: ignore[assignment]  # checked below
     if executor not in ("auto", "native", "python"):
         raise ValueError(f"executor is {executor!r}; use 'auto', 'native' or 'python'")
     if _registered:
-        if executor not in ("auto", _running()):
-            raise SardonyxError(f"the device is there already, with the executor {_running()!r}")
+        if executor not in ("auto", _current_executor()):
+            raise SardonyxError(f"the device is already enabled with executor={_current_executor()!r}")
         State.fallback = fallback
-        _need_autograd()
+        _check_autograd()
         return
     name = torch._C._get_privateuse1_backend_name()
     if name not in ("privateuseone", DEVICE):
-        raise SardonyxError(f"torch has room for one device of this kind, and it is {name!r} already")
-    State.core = _core(executor)
+        raise SardonyxError(f"torch supports one custom device (PrivateUse1), and {name!r} is already registered")
+    State.core = _load_core(executor)
     if State.core is None:
         _setup_privateuseone_for_python_backend(DEVICE, backend_module=_module)
         storage.install()
@@ -97,24 +97,24 @@ def enable(*, fallback: Fallback = "warn", executor: Executor = "auto") -> None:
     _register(State.core)
     inductor.install(DEVICE, _module)
     onnx_ops.register()
-    _need_autograd()
+    _check_autograd()
 
 
-def _need_autograd() -> None:
-    """Refuse a device that autograd does not know, for it asks only once: at the first backward of a process.
+def _check_autograd() -> None:
+    """Raise an error if autograd does not know the device: it looks for devices once, at the first backward.
 
-    The core makes itself known later, too.
+    The native core can register itself later.
     """
     if State.core is None and not _is_known_to_autograd():
         raise SardonyxError(
-            "a backward of this process came before the device, so that none can be on the device",
-            hint="call sardonyx.eager.enable() before the first backward, or take executor='native'",
+            "autograd does not know the device: a backward ran before it was enabled",
+            hint="call sardonyx.eager.enable() before the first backward, or use executor='native'",
         )
 
 
 @functools.cache
 def _is_known_to_autograd() -> bool:
-    """Whether a backward on the device works: there is no other way to ask from Python."""
+    """Run a backward on the device: Python has no other way to ask."""
     calls = State.calls.copy()
     x = torch.empty(1, device=DEVICE, requires_grad=True)
     try:
@@ -128,12 +128,12 @@ def _is_known_to_autograd() -> bool:
     return True
 
 
-def _running() -> str:
+def _current_executor() -> str:
     return "python" if State.core is None else "native"
 
 
-def _core(executor: str) -> Core | None:
-    """The core, started; None where it is not wanted, or cannot be had and need not."""
+def _load_core(executor: str) -> Core | None:
+    """Load and start the core; None if not wanted, or if executor is "auto" and it cannot be built."""
     if executor == "python":
         return None
     try:
@@ -141,95 +141,94 @@ def _core(executor: str) -> Core | None:
     except (SardonyxError, OSError) as error:
         if executor == "native":
             raise
-        log.warning("the device ort runs without its core, and slower: %s", error)
+        log.warning("the device ort uses the slower Python executor: %s", error)
         return None
     register_engine(CoreEngine(core))
     PLANS.devices[0] = Device(CoreEngine.name, threads=True)
     PLANS.current = lambda: core.current
-    by_the_core()
+    use_core()
     return core
 
 
 def _register(core: Core | None) -> None:
-    """Hand torch the kernels; with a core, those in Python have a key of their own, from which it calls them."""
+    """Register the kernels; with a core, Python kernels get a separate dispatch key, from which it calls them."""
     key = "PrivateUse1" if core is None else "PrivateUse2"
-    rest: Any = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
-    for each in {"PrivateUse1", key}:
-        rest.fallback(called, each)
-    own: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    fallback: Any = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
+    for dispatch_key in {"PrivateUse1", key}:
+        fallback.fallback(call_operator, dispatch_key)
+    aten: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of kernels that say there is none for such devices
+        warnings.simplefilter("ignore")  # about overriding kernels that raise for such devices
         for operator in _operators():
             name = operator.name().removeprefix("aten::")
             if core is None:
-                own.impl(name, _kernel(operator), key)
-            elif name in _AS_ON_CPU:
+                aten.impl(name, _kernel(operator), key)
+            elif name in _CPU_KERNELS:
                 core.register(operator, "view")
             elif name in _IN_CORE:
                 continue
-            elif _is_computed(operator):
-                own.impl(name, functools.partial(called, operator), key)
+            elif _runs_as_model(operator):
+                aten.impl(name, functools.partial(call_operator, operator), key)
                 core.register(operator, variant_of(operator).kind)  # type: ignore[union-attr]  # it has one
             else:
-                own.impl(name, functools.partial(called, operator), "PrivateUse1")
+                aten.impl(name, functools.partial(call_operator, operator), "PrivateUse1")
         if core is not None:
-            _register_rest(core, own)
-        own.impl("_has_compatible_shallow_copy_type", _can_replace_data, "PrivateUse1")
-    _registered.extend((rest, own, *autocast.install()))
+            _register_rest(core, aten)
+        aten.impl("_has_compatible_shallow_copy_type", _can_replace_data, "PrivateUse1")
+    _registered.extend((fallback, aten, *autocast.install()))
 
 
-def _register_rest(core: Core, own: Any) -> None:
-    """Everything else that torch does not compose: as views, by plans, or as Python decides."""
+def _register_rest(core: Core, aten: Any) -> None:
+    """Register all other operators that torch does not compose: as views, or as models."""
     known = {operator.name() for operator in _operators()}
     for name in torch._C._dispatch_get_all_op_names():
         operator = None if name in known else _operator(name)
-        if operator is None or _is_composed(operator) or name.removeprefix("aten::") in _IN_CORE:
+        if operator is None or _is_composite(operator) or name.removeprefix("aten::") in _IN_CORE:
             continue
         if is_view(operator):
             core.register(operator, "view")
-        elif _is_computed(operator):
+        elif _runs_as_model(operator):
             core.register(operator, variant_of(operator).kind)  # type: ignore[union-attr]  # it has one
     cast = torch.ops.sardonyx_eager.cast.default
     own_cast: Any = torch.library.Library("sardonyx_eager", "IMPL")  # type: ignore[no-untyped-call]
-    own_cast.impl("cast", cast_body, "PrivateUse2")
+    own_cast.impl("cast", cast_kernel, "PrivateUse2")
     core.register(cast, "functional")
     _registered.append(own_cast)
 
 
 def _can_replace_data(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether `tensor.data = other` is allowed, by which `module.to("ort")` keeps parameters what they are.
+    """Return whether `tensor.data = other` is allowed, with which `module.to("ort")` keeps parameter identity.
 
-    torch allows it only among its own devices: a move to another makes new parameters, and tied ones come apart.
+    torch allows it only among its own devices; otherwise it creates new parameters, and tied ones become separate.
     """
     devices = {tensor.device.type, other.device.type}
     return tensor.layout == other.layout == torch.strided and devices <= {*_DENSE, DEVICE}
 
 
 _DENSE = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia")
-"""Devices whose tensors torch lets replace each other's data."""
+"""Devices whose tensors can replace each other's data."""
 
 
-def _is_computed(operator: Any) -> bool:
-    """Whether a call is a plan and nothing else."""
-    by_hand = operator.name() in BODIES or torch.Tag.nondeterministic_seeded in operator.tags
-    return not by_hand and variant_of(operator) is not None
+def _runs_as_model(operator: Any) -> bool:
+    special = operator.name() in HANDWRITTEN or torch.Tag.nondeterministic_seeded in operator.tags
+    return not special and variant_of(operator) is not None
 
 
 def _kernel(operator: Any) -> Callable[..., Any]:
-    """What torch calls: with a table of its own for an operator that only computes."""
+    """Return the kernel to register; an operator that runs as a model gets one with a call cache."""
     variant = variant_of(operator)
-    if variant is None or variant.kind != "functional" or not _is_computed(operator):
-        return functools.partial(called, operator)
+    if variant is None or variant.kind != "functional" or not _runs_as_model(operator):
+        return functools.partial(call_operator, operator)
     return Kernel(operator).__call__
 
 
 def _operators() -> Iterator[Any]:
-    """Operators that torch would compose of others, or refuse, where they are better left whole."""
-    for name in sorted(table.names() | BODIES.keys() | COMPOSED.keys()):
+    """Yield operators that torch would decompose, or reject, and that the device implements."""
+    for name in sorted(table.names() | HANDWRITTEN.keys() | COMPOSITES.keys()):
         operator = _operator(name)
-        if operator is None or _is_implicit(operator) or (is_view(operator) and name not in BODIES):
+        if operator is None or _is_implicit_composite(operator) or (is_view(operator) and name not in HANDWRITTEN):
             continue
-        if name.partition("::")[2].partition(".")[0] in _MEMORY:
+        if name.partition("::")[2].partition(".")[0] in _MEMORY_OPERATORS:
             continue
         yield operator
 
@@ -238,64 +237,63 @@ def _operator(name: str) -> Any:
     return table.find_operator(name) if name.startswith("aten::") else None
 
 
-def forget() -> None:
-    """Forget how calls are run, which is found out again: what operators are, or who runs them, has changed."""
+def clear_caches() -> None:
+    """Clear the plans, because operators or execution providers changed."""
     PLANS.clear()
     variant_of.cache_clear()
     for kernel in Kernel.every:
-        kernel.forget()
+        kernel.clear()
     if State.core is not None:
-        State.core.have(len(PLANS.devices))
+        State.core.set_device_count(len(PLANS.devices))
 
 
-def add(operator: Any) -> None:
-    """Let the device have an operator declared after it was enabled: with a body, or one torch has for every device.
+def register_operator(operator: Any) -> None:
+    """Register an operator declared after `enable`: handwritten, or one with a composite kernel.
 
-    Of others torch calls the `out=` variant, which finds a translation by itself.
+    For others torch calls the `out=` variant, which finds the translation.
     """
     name, has = operator.name(), torch._C._dispatch_has_kernel_for_dispatch_key
-    is_called = name in BODIES or has(name, "CompositeExplicitAutograd")
+    is_called = name in HANDWRITTEN or has(name, "CompositeExplicitAutograd")
     if not _registered or has(name, "PrivateUse1") or not is_called:
         return
-    space, _, rest = name.partition("::")
-    own: Any = torch.library.Library(space, "IMPL")  # type: ignore[no-untyped-call]
-    own.impl(rest, functools.partial(called, operator), "PrivateUse1")
-    _registered.append(own)
+    namespace, _, overload = name.partition("::")
+    library: Any = torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
+    library.impl(overload, functools.partial(call_operator, operator), "PrivateUse1")
+    _registered.append(library)
 
 
-def hindrance(operator: Any) -> str | None:
-    """Why the device never runs the translation of an operator; None if it does."""
+def why_not_translated(operator: Any) -> str | None:
+    """Return why the device never runs the translation of an operator, or None."""
     name = operator.name()
     plain = name.removeprefix("aten::")
-    if _is_implicit(operator):
-        return "torch composes it of other operators before the device sees it"
+    if _is_implicit_composite(operator):
+        return "torch decomposes it before the device sees it"
     if is_view(operator):
-        return "views are torch's on the device"
-    if name in BODIES:
-        return "its body on the device is written by hand"
-    if plain.partition(".")[0] in _MEMORY or plain in _IN_CORE or plain in _AS_ON_CPU:
-        return "on the device it is a matter of memory"
+        return "views are handled by torch"
+    if name in HANDWRITTEN:
+        return "its implementation on the device is handwritten"
+    if plain.partition(".")[0] in _MEMORY_OPERATORS or plain in _IN_CORE or plain in _CPU_KERNELS:
+        return "on the device it only moves memory"
     if torch.Tag.nondeterministic_seeded in operator.tags:
-        return "random numbers are torch's on the device"
+        return "random numbers come from torch's generator"
     return None
 
 
-def _is_implicit(operator: Any) -> bool:
-    """Whether autograd sees only what an operator is composed of."""
+def _is_implicit_composite(operator: Any) -> bool:
+    """Return whether autograd sees only the decomposition of an operator."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd")
 
 
-def _is_composed(operator: Any) -> bool:
-    """Whether torch has the operator for every device."""
+def _is_composite(operator: Any) -> bool:
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     keys = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
     return any(has(operator.name(), key) for key in keys)
 
 
 def set_device(index: int, provider: str = "CPUExecutionProvider", options: Mapping[str, Any] | None = None) -> None:
-    """Let `torch.device("ort", index)` compute by one of ONNX Runtime's execution providers.
+    """Set the execution provider of `torch.device("ort", index)`.
 
-    Tensors stay in the memory of the host, from which ONNX Runtime hands them to the provider.
+    Tensors stay in host memory, from which ONNX Runtime copies them to the provider.
 
     >>> enable()
     >>> set_device(1, "CPUExecutionProvider", {})
@@ -303,95 +301,95 @@ def set_device(index: int, provider: str = "CPUExecutionProvider", options: Mapp
     tensor([2., 2.], device='ort:1')
     """
     if not _registered:
-        raise SardonyxError("there is no device ort", hint="sardonyx.eager.enable() makes it")
+        raise SardonyxError("the device ort is not enabled", hint="call sardonyx.eager.enable() first")
     count = len(PLANS.devices)
-    if not 0 <= index <= count or index >= MOST_DEVICES:
-        raise ValueError(f"the device is {index}, and there are {count} of at most {MOST_DEVICES}; the next is {count}")
+    if not 0 <= index <= count or index >= MAX_DEVICES:
+        raise ValueError(f"device index is {index}; use 0 to {count}, below the limit of {MAX_DEVICES} devices")
     provided = checked_provider((provider, dict(options or {})))
-    PLANS.devices[index] = Device(providers=[provided, *_BESIDE[provider != "CPUExecutionProvider"]])
-    forget()
+    PLANS.devices[index] = Device(providers=[provided, *_FALLBACK_PROVIDERS[provider != "CPUExecutionProvider"]])
+    clear_caches()
 
 
-_BESIDE = ((), ("CPUExecutionProvider",))
-"""What takes the operators that a provider lacks."""
+_FALLBACK_PROVIDERS = ((), ("CPUExecutionProvider",))
+"""Providers for operators that the first one lacks."""
 
 
-class _Chosen:
-    """`with torch.ort.device(1):`."""
+class _DeviceContext:
+    """`with torch.ort.device(1):` sets the current device."""
 
     def __init__(self, device: Any) -> None:
         self.index = device if isinstance(device, int) else torch.device(device).index or 0
 
     def __enter__(self) -> None:
-        """Let it be the one that is meant where none is said."""
-        self._before = _module.current_device()
+        self._previous = _module.current_device()
         _module.set_device(self.index)
 
     def __exit__(self, *_: object) -> None:
-        """Go back to the one before."""
-        _module.set_device(self._before)
+        _module.set_device(self._previous)
 
 
-class Module:
+class DeviceModule:
     """`torch.ort`."""
 
-    device = _Chosen
+    device = _DeviceContext
 
     def is_available(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def is_initialized(self) -> bool:
-        """Nothing has to be."""
+        """Return True: there is nothing to initialize."""
         return True
 
     def device_count(self) -> int:
-        """How many there are: one, and those that `sardonyx.eager.set_device` added."""
+        """Return the number of devices: one, and those added by `sardonyx.eager.set_device`."""
         return len(PLANS.devices)
 
     def current_device(self) -> int:
-        """The index of the one that is meant where none is said."""
+        """Return the index of the current device."""
         return 0 if State.core is None else State.core.current
 
     def set_device(self, device: Any) -> None:
-        """Choose that, for this thread."""
+        """Set the current device of this thread."""
         index = device if isinstance(device, int) else torch.device(device).index or 0
         if not 0 <= index < self.device_count():
-            raise ValueError(f"there is no device ort:{index}; sardonyx.eager.set_device makes one")
+            raise ValueError(f"there is no device ort:{index}; add it with sardonyx.eager.set_device")
         if State.core is not None:
             State.core.current = index
         elif index:
-            raise SardonyxError("the executor in Python has no current device but the first", hint=f"say ort:{index}")
+            raise SardonyxError(
+                "with executor='python' the current device is always ort:0", hint=f"pass ort:{index} explicitly"
+            )
 
     def get_device_name(self, device: Any = None) -> str:
-        """What computes on it."""
+        """Return the engine and provider of a device."""
         index = self.current_device() if device is None else torch.device(device).index or 0
         return PLANS.devices[index].name
 
     def synchronize(self, device: Any = None) -> None:
-        """Calls are done when they return."""
+        """Do nothing: calls are synchronous."""
 
     def manual_seed(self, seed: int) -> None:
-        """Random numbers are drawn by torch's generator of the CPU."""
+        """Seed torch's CPU generator, which draws the random numbers."""
         torch.default_generator.manual_seed(seed)
 
     def manual_seed_all(self, seed: int) -> None:
-        """As `manual_seed`, of which torch's own makes a part."""
+        """Do nothing: `manual_seed` covers it."""
 
     def get_rng_state(self, device: Any = None) -> torch.Tensor:
-        """The state of that generator."""
+        """Return the state of the CPU generator."""
         return torch.default_generator.get_state()
 
     def set_rng_state(self, new_state: torch.Tensor, device: Any = None) -> None:
-        """Put it back."""
+        """Restore the state of the CPU generator."""
         torch.default_generator.set_state(new_state)
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        """What autocast may cast to."""
+        """Return the dtypes that autocast may use."""
         return [torch.float16, torch.bfloat16]
 
     def _is_in_bad_fork(self) -> bool:
         return False
 
 
-_module = Module()
+_module = DeviceModule()

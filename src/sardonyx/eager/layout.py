@@ -1,4 +1,4 @@
-"""How a tensor lies in memory, as far as a model can take it without a copy: permuted, or repeated along some axes."""
+"""Memory layouts that a model can take without a copy: contiguous, permuted, or expanded along some axes."""
 
 from __future__ import annotations
 
@@ -8,58 +8,58 @@ from typing import Any
 
 import torch
 
-_MOST_AXES = 8
+_MAX_RANK = 8
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A tensor as a view of one whose elements lie in order."""
+    """A tensor as a permuted and expanded view of a contiguous one."""
 
-    order: tuple[int, ...] = ()
-    """Which axis of the tensor is next in memory; nothing where they lie as they are."""
-    repeated: tuple[int, ...] = ()
-    """Axes along which the same memory is seen again."""
+    permutation: tuple[int, ...] = ()
+    """Axes of the tensor, outermost in memory first; empty if the tensor is contiguous."""
+    expanded: tuple[int, ...] = ()
+    """Axes of stride 0."""
 
     def base(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What lies in order under a tensor of this layout."""
-        if not self.order:
+        """Return the contiguous tensor under a tensor of this layout."""
+        if not self.permutation:
             return tensor
-        for axis in self.repeated:
+        for axis in self.expanded:
             tensor = tensor.narrow(axis, 0, 1)
-        return tensor.permute(self.order)
+        return tensor.permute(self.permutation)
 
-    def seen(self, base: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-        """The tensor over its base; of its sizes, those of repeated axes are used."""
-        if not self.order:
+    def view(self, base: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        """Return the tensor as a view of its base; `sizes` gives the sizes of expanded axes."""
+        if not self.permutation:
             return base
-        tensor = base.permute([self.order.index(axis) for axis in range(len(self.order))])
-        if not self.repeated:
+        tensor = base.permute([self.permutation.index(axis) for axis in range(len(self.permutation))])
+        if not self.expanded:
             return tensor
-        return tensor.expand([sizes[axis] if axis in self.repeated else -1 for axis in range(len(self.order))])
+        return tensor.expand([sizes[axis] if axis in self.expanded else -1 for axis in range(len(self.permutation))])
 
-    def numbers(self) -> tuple[int, int]:
-        """As the core writes it: four bits for each axis, and a bit for each that is repeated."""
-        order = sum(axis << 4 * place for place, axis in enumerate(self.order))
-        return order, sum(1 << axis for axis in self.repeated)
+    def encode(self) -> tuple[int, int]:
+        """Return it as the core encodes it: four bits per axis, and one bit per expanded axis."""
+        permutation = sum(axis << 4 * place for place, axis in enumerate(self.permutation))
+        return permutation, sum(1 << axis for axis in self.expanded)
 
 
-IN_ORDER = Layout()
+CONTIGUOUS = Layout()
 
 
 def layout_of(tensor: Any) -> Layout | None:
-    """The layout of a tensor; None where it has to be copied to be in order.
+    """Return the layout of a tensor, or None if it needs a copy.
 
     >>> layout_of(torch.zeros(2, 3).t())
-    Layout(order=(1, 0), repeated=())
-    >>> layout_of(torch.zeros(3).expand(2, 3)).repeated, layout_of(torch.zeros(4)[::2])
+    Layout(permutation=(1, 0), expanded=())
+    >>> layout_of(torch.zeros(3).expand(2, 3)).expanded, layout_of(torch.zeros(4)[::2])
     ((0,), None)
     """
     if tensor.is_contiguous() or not tensor.numel():
-        return IN_ORDER
+        return CONTIGUOUS
     sizes, strides = tensor.shape, tensor.stride()
-    if len(sizes) > _MOST_AXES:
+    if len(sizes) > _MAX_RANK:
         return None
-    repeated = tuple(i for i, (size, stride) in enumerate(zip(sizes, strides, strict=True)) if size != 1 and not stride)
+    expanded = tuple(i for i, (size, stride) in enumerate(zip(sizes, strides, strict=True)) if size != 1 and not stride)
     thin = [i for i, (size, stride) in enumerate(zip(sizes, strides, strict=True)) if size == 1 or not stride]
     rest = sorted((i for i in range(len(sizes)) if i not in thin), key=lambda i: -strides[i])
     expected = 1
@@ -67,4 +67,4 @@ def layout_of(tensor: Any) -> Layout | None:
         if strides[axis] != expected:
             return None
         expected *= sizes[axis]
-    return Layout((*thin, *rest), repeated)
+    return Layout((*thin, *rest), expanded)

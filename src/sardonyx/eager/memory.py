@@ -1,7 +1,6 @@
-"""One memory under two names: what lies on the device `ort` is ordinary memory, which the CPU can see too.
+"""Views of one memory as tensors of the CPU and of the device `ort`, which uses host memory.
 
-DLPack carries a tensor from one to the other: its description says on which device it is, and that is changed. The core
-in C++ does the same without it.
+DLPack passes a tensor between the two: only the device in its descriptor changes. The core does this in C++.
 """
 
 from __future__ import annotations
@@ -17,16 +16,14 @@ from sardonyx.engines.ortvalue import binding
 
 DEVICE = "ort"
 
-_CPU, _EXTENSION = 1, 12  # as DLPack numbers devices; torch takes the second for its own kind, PrivateUse1
+_CPU, _EXTENSION = 1, 12  # DLDeviceType; torch maps kDLExtDev to PrivateUse1
 
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype = ctypes.c_void_p
 _pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
-class _Described(ctypes.Structure):
-    """How DLPack describes a tensor, and who frees the description."""
-
+class _DLManagedTensor(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("device", ctypes.c_int32),
@@ -43,53 +40,51 @@ class _Described(ctypes.Structure):
     )
 
 
-_UNSIGNED, _BOOLEAN = 1, 6  # the codes of dtypes; ONNX Runtime has booleans as bytes
+_UNSIGNED, _BOOLEAN = 1, 6  # DLDataTypeCode; ONNX Runtime exports booleans as uint8
 
 
-def renamed(capsule: Any, device: int, index: int = 0) -> Any:
-    """A DLPack capsule whose tensor is said to be on another device."""
-    described = _Described.from_address(_pointer(capsule, b"dltensor"))
-    described.device, described.index = device, index
+def with_device(capsule: Any, device: int, index: int = 0) -> Any:
+    """Set the device of a DLPack capsule's tensor."""
+    tensor = _DLManagedTensor.from_address(_pointer(capsule, b"dltensor"))
+    tensor.device, tensor.index = device, index
     return capsule
 
 
 class _Core:
-    """Whether the core has been loaded."""
-
     loaded = False
 
 
-def by_the_core() -> None:
-    """Leave the renaming of memory to the core from now on."""
+def use_core() -> None:
+    """Let the core create views from now on."""
     _Core.loaded = True
 
 
 def on_device(tensor: torch.Tensor, index: int = 0) -> torch.Tensor:
-    """A tensor of the device over the memory of one of the CPU's."""
+    """Return a device tensor over the memory of a CPU tensor."""
     if _Core.loaded:
-        made: torch.Tensor = torch.ops.sardonyx_eager.device(tensor, index)
-        return made
-    return _elsewhere(tensor, _EXTENSION, index)
+        view: torch.Tensor = torch.ops.sardonyx_eager.device(tensor, index)
+        return view
+    return _via_dlpack(tensor, _EXTENSION, index)
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the CPU's over the memory of one of the device."""
+    """Return a CPU tensor over the memory of a device tensor."""
     if _Core.loaded:
-        made: torch.Tensor = torch.ops.sardonyx_eager.host(tensor)
-        return made
-    return _elsewhere(tensor, _CPU, 0)
+        view: torch.Tensor = torch.ops.sardonyx_eager.host(tensor)
+        return view
+    return _via_dlpack(tensor, _CPU, 0)
 
 
-def _elsewhere(tensor: torch.Tensor, device: int, index: int) -> torch.Tensor:
-    """DLPack cannot say that elements are conjugate or of the other sign: what is read that way here is there too."""
+def _via_dlpack(tensor: torch.Tensor, device: int, index: int) -> torch.Tensor:
+    """Return a view on another device; conjugate and negative bits, which DLPack lacks, are set again."""
     if tensor.requires_grad:
         tensor = tensor.detach()
     if tensor.is_conj():
-        return _elsewhere(tensor.conj(), device, index).conj()
+        return _via_dlpack(tensor.conj(), device, index).conj()
     if tensor.is_neg():
-        return torch._neg_view(_elsewhere(torch._neg_view(tensor), device, index))
-    made: torch.Tensor = from_dlpack(renamed(to_dlpack(tensor), device, index))
-    return made
+        return torch._neg_view(_via_dlpack(torch._neg_view(tensor), device, index))
+    view: torch.Tensor = from_dlpack(with_device(to_dlpack(tensor), device, index))
+    return view
 
 
 _libc = ctypes.CDLL(None)
@@ -100,31 +95,31 @@ _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 
-def value_over(tensor: torch.Tensor) -> Any:
-    """A value of ONNX Runtime's over a tensor's memory that does not keep it: for as long as a tensor is there."""
+def ort_value_view(tensor: torch.Tensor) -> Any:
+    """Return an OrtValue over a tensor's memory, without a reference: valid while the tensor lives."""
     capsule = to_dlpack(tensor)
-    code = _Described.from_address(_pointer(capsule, b"dltensor")).code
-    place = _libc.malloc(ctypes.sizeof(_Described) + 8 * tensor.dim())
-    block = _Described.from_address(place)
-    ctypes.memset(place, 0, ctypes.sizeof(_Described))
+    code = _DLManagedTensor.from_address(_pointer(capsule, b"dltensor")).code
+    address = _libc.malloc(ctypes.sizeof(_DLManagedTensor) + 8 * tensor.dim())
+    block = _DLManagedTensor.from_address(address)
+    ctypes.memset(address, 0, ctypes.sizeof(_DLManagedTensor))
     block.data, block.device, block.rank = tensor.data_ptr(), _CPU, tensor.dim()
     block.code, block.bits, block.lanes = _UNSIGNED if code == _BOOLEAN else code, 8 * tensor.element_size(), 1
-    block.sizes = place + ctypes.sizeof(_Described)
+    block.sizes = address + ctypes.sizeof(_DLManagedTensor)
     (ctypes.c_int64 * tensor.dim()).from_address(block.sizes)[:] = list(tensor.shape)
     block.deleter = ctypes.cast(_libc.free, ctypes.c_void_p).value
-    return binding().OrtValue.from_dlpack(_new_capsule(place, b"dltensor", None), code == _BOOLEAN)
+    return binding().OrtValue.from_dlpack(_new_capsule(address, b"dltensor", None), code == _BOOLEAN)
 
 
-def from_runtime(capsule: Any, boolean: bool, index: int = 0) -> torch.Tensor:
-    """A tensor of the device over memory that ONNX Runtime gave."""
-    described = _Described.from_address(_pointer(capsule, b"dltensor"))
-    described.device, described.index = _EXTENSION, index
+def from_ort(capsule: Any, boolean: bool, index: int = 0) -> torch.Tensor:
+    """Return a device tensor over memory that ONNX Runtime returned."""
+    tensor = _DLManagedTensor.from_address(_pointer(capsule, b"dltensor"))
+    tensor.device, tensor.index = _EXTENSION, index
     if boolean:
-        described.code = _BOOLEAN
-    made: torch.Tensor = from_dlpack(capsule)
-    return made
+        tensor.code = _BOOLEAN
+    result: torch.Tensor = from_dlpack(capsule)
+    return result
 
 
 def is_on_device(value: Any) -> bool:
-    """Whether something is a tensor of the device."""
+    """Return whether a value is a device tensor."""
     return isinstance(value, torch.Tensor) and value.device.type == DEVICE

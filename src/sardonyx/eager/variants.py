@@ -1,4 +1,4 @@
-"""From an operator that writes, in place or into `out=`, to the one that computes the same and writes nothing."""
+"""Map in-place and `out=` operators to their functional variants."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, Literal, TypeVar
 
 from sardonyx.translate.functional import functional_of, mutated_arguments
 
-COMPOSED: dict[str, Callable[..., Any]] = {}
-"""Operators that become one model by what they are composed of, by their qualified names."""
+COMPOSITES: dict[str, Callable[..., Any]] = {}
+"""Functions that compose an operator from others, compiled to one model; by qualified name."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def composed(*names: str) -> Callable[[F], F]:
-    """Let a function of torch's operators be what an operator computes on the device."""
+def composite(*names: str) -> Callable[[F], F]:
+    """Register a function of torch operators as what an operator computes on the device."""
 
     def register(function: F) -> F:
-        COMPOSED.update(dict.fromkeys(names, function))
+        COMPOSITES.update(dict.fromkeys(names, function))
         return function
 
     return register
@@ -27,24 +27,24 @@ def composed(*names: str) -> Callable[[F], F]:
 
 @dataclass(frozen=True)
 class Variant:
-    """How an operator relates to the functional one."""
+    """An operator and its functional variant."""
 
     operator: Any
     functional: Any
-    """Another operator, or a function that is composed of such."""
+    """An operator, or a function that composes operators."""
     kind: Literal["functional", "in place", "out"]
     written: tuple[str, ...]
-    """The arguments that are written to."""
+    """Names of the arguments that are written."""
     parameters: tuple[str, ...]
-    """The names of all arguments, in their order."""
+    """Names of all arguments, in order."""
 
 
 @cache
 def variant_of(operator: Any) -> Variant | None:
-    """The functional operator behind one, by torch's schemas; None where there is none."""
+    """Return the functional variant of an operator by torch's schemas, or None."""
     parameters, names = tuple(a.name for a in operator._schema.arguments), mutated_arguments(operator)
     if not names:
-        return Variant(operator, COMPOSED.get(operator.name(), operator), "functional", (), parameters)
+        return Variant(operator, COMPOSITES.get(operator.name(), operator), "functional", (), parameters)
     functional = functional_of(operator)
     if functional is None:
         return None
@@ -54,6 +54,6 @@ def variant_of(operator: Any) -> Variant | None:
 
 @cache
 def is_view(operator: Any) -> bool:
-    """Whether an operator gives its operand's memory, with other sizes or strides."""
+    """Return whether an operator returns a view of its operand."""
     returns = operator._schema.returns
     return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)

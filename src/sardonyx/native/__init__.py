@@ -1,4 +1,4 @@
-"""Native kernels: groups of a model's operators compiled to a library that ONNX Runtime loads."""
+"""Native kernels: groups of a model's nodes compiled to a library of ONNX Runtime custom operators."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import onnx_ir as ir
 
 from sardonyx.errors import OptionError, SardonyxError
-from sardonyx.native.carve import Plan, plan
-from sardonyx.native.compiling import Generated, compile, convert_graph, generate
+from sardonyx.native.compile_model import Generated, compile, convert_graph, generate
 from sardonyx.native.model import FolderError, NativeModel, load
+from sardonyx.native.partition import KernelPlan, plan_kernels
 from sardonyx.native.report import NativeReport
 from sardonyx.native.select import scope
 from sardonyx.native.session import onnxruntime, register
@@ -33,55 +33,55 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 
-def takes_none(engine: str, device: str) -> OptionError:
-    """The error about kernels that are asked for where an engine takes none."""
+def unsupported_error(engine: str, device: str) -> OptionError:
+    """Return the error for native=True with an engine that does not support kernels."""
     return OptionError(
-        f"native=True, and the engine {engine!r} takes no kernels on the device {device!r}",
-        hint="native=False, or the engine 'onnxruntime' and a model on the CPU",
+        f"native=True, and the engine {engine!r} supports no kernels on the device {device!r}",
+        hint="use native=False, or the engine 'onnxruntime' and a model on the CPU",
     )
 
 
-_LEAST = 2**14
-"""Elements that a kernel has to write before it is built without being asked for."""
+_MIN_ELEMENTS = 2**14
+"""Elements a kernel must write to be built with native="auto"."""
 
 
 def native(model: ir.Model, options: Options) -> Path | None:
-    """Give a model kernels of its own, in place; the library they are in, or None where nothing is worth one.
+    """Replace nodes of a model by kernels, in place; return their library, or None if no kernel is worth it.
 
-    With `native="auto"` only large groups are, and a model whose kernels cannot be made, built or loaded, whatever the
-    reason, is left as it is.
+    With `native="auto"` only large groups are replaced, and any failure to generate, build or load kernels leaves the
+    model unchanged.
     """
     automatic = options.native == "auto"
     try:
-        built = _built(model, options, least=_LEAST if automatic else 0)
+        result = _build(model, options, min_elements=_MIN_ELEMENTS if automatic else 0)
     except Exception as error:
         if not automatic:
             raise
         _warn_once(str(error) if isinstance(error, SardonyxError) else f"{type(error).__name__}: {error}")
         return None
-    if built is None:
+    if result is None:
         return None
-    found, library = built
-    log.info("%d native kernels", len(found.parts))
-    found.splice()
+    plan, library = result
+    log.info("%d native kernels", len(plan.parts))
+    plan.splice()
     return library
 
 
-def _built(model: ir.Model, options: Options, *, least: int) -> tuple[Plan, Path] | None:
-    """What becomes kernels, and their library, which onnxruntime takes; the model is not changed yet."""
+def _build(model: ir.Model, options: Options, *, min_elements: int) -> tuple[KernelPlan, Path] | None:
+    """Return the planned kernels and their library, checked to load; the model is not changed."""
     compiler.find()
-    found = plan(model, least=least)
-    if not found.parts:
+    plan = plan_kernels(model, min_elements=min_elements)
+    if not plan.parts:
         return None
-    library = compiler.built(found.source, options)
+    library = compiler.build_library(plan.source, options)
     register(onnxruntime().SessionOptions(), library)
-    return found, library
+    return plan, library
 
 
 _warned: set[str] = set()
 
 
-def _warn_once(why: str) -> None:
-    if why not in _warned:
-        _warned.add(why)
-        log.warning("no native kernels: %s", why)
+def _warn_once(reason: str) -> None:
+    if reason not in _warned:
+        _warned.add(reason)
+        log.warning("no native kernels: %s", reason)

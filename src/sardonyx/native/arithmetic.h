@@ -1,6 +1,6 @@
-// Arithmetic on one or several lanes, the same for every kind of processor: said by what its lanes can do.
+// Arithmetic on one or several lanes, shared by all targets and built on their lane primitives.
 //
-// Before it stand `LANES_INLINE`, `all`, `each`, `compare`, `select`, `convert`, `lesser` and `greater` of these lanes.
+// A target defines `LANES_INLINE`, `all`, `each`, `compare`, `select`, `convert`, `lesser` and `greater` before it.
 #pragma once
 
 #include <cmath>
@@ -27,12 +27,12 @@ LANES_INLINE auto to_mask(V v) { return compare(v, V{}, [](auto x, auto y) { ret
 
 // Arithmetic
 
-// The low bits of what C++ computed as an int.
-template <class T, class V> LANES_INLINE auto kept(V v) {
+// Truncates a result that C++ promoted to int.
+template <class T, class V> LANES_INLINE auto truncated(V v) {
   if constexpr (kWidth<V> == 1) return static_cast<T>(v);
   else return v;
 }
-// Integers are divided towards zero; what cannot be divided is zero, and the least number by −1 itself.
+// Integer division truncates; x / 0 is 0, and the smallest number / −1 is itself.
 template <class V> LANES_INLINE V divided(V a, V b) {
   if constexpr (std::is_floating_point_v<ScalarOf<V>>) return a / b;
   else return each(a, b, [](auto x, auto y) {
@@ -48,13 +48,13 @@ template <class V> LANES_INLINE V relu(V a) { return greater(V{}, a); }
 template <class V> LANES_INLINE V sign(V a) {
   const V one = all<V>(1);
   const V negative = std::is_unsigned_v<ScalarOf<V>> ? V{} : V(-one);
-  return select(less(V{}, a), one, select(less(a, V{}), negative, select(is_nan(a), a, V{})));  // of −0 it is 0
+  return select(less(V{}, a), one, select(less(a, V{}), negative, select(is_nan(a), a, V{})));  // sign(−0) is 0
 }
 template <class V> LANES_INLINE V square_root(V a) { return each(a, [](auto x) { return std::sqrt(x); }); }
 template <class V> LANES_INLINE V floored(V a) { return each(a, [](auto x) { return std::floor(x); }); }
 template <class V> LANES_INLINE V ceiled(V a) { return each(a, [](auto x) { return std::ceil(x); }); }
 template <class V> LANES_INLINE V rounded(V a) { return each(a, [](auto x) { return std::nearbyint(x); }); }
-// The rest of a division: with the sign of the divisor, or as C has it.
+// The remainder: with the sign of the divisor, or of the dividend as in C.
 template <class V> LANES_INLINE V c_modulo(V a, V b) {
   return each(a, b, [](auto x, auto y) {
     using T = decltype(x);
@@ -82,7 +82,7 @@ template <class V> LANES_INLINE V shifted_right(V a, V b) {
 }
 template <class V> LANES_INLINE V power(V a, V b) { return each(a, b, [](auto x, auto y) { return static_cast<decltype(x)>(std::pow(x, y)); }); }
 
-// Reductions: one value a lane, joined at the end.
+// Reductions: one value per lane, combined at the end.
 
 struct Sum {
   template <class V> LANES_INLINE static V start() { return V{}; }

@@ -1,4 +1,4 @@
-"""The inside of a nest's loops: what is computed at a place, in lines that every kind of processor shares."""
+"""Generate the loop bodies of a nest, shared by all targets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sympy
 
 from sardonyx.native.nests import Nest, Root, Step
 from sardonyx.native.scalars import cast_code, code_of, computed_type, number_code, symbol_name
-from sardonyx.native.values import Apply, Buffer, Expressions, Number, Value, View, applied, contiguous, views_of
+from sardonyx.native.values import Apply, Buffer, Expressions, Number, Value, View, contiguous, operations, views_of
 from sardonyx.sizes import Dim
 from sardonyx.toolchain.literals import comment
 
@@ -45,11 +45,11 @@ _FUNCTIONS: Mapping[str, str] = {
     "shift_right": "shifted_right",
 }
 LIBRARY = frozenset({"sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"})
-"""Functions that the C library computes, number by number."""
+"""Functions computed by the C library, element by element."""
 
 
 class Writer:
-    """Lines of code, indented."""
+    """Collects indented lines of code."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -61,12 +61,12 @@ class Writer:
         self.lines.append("  " * self._depth + text)
 
     def comment(self, text: str) -> None:
-        """Add a comment of one line."""
+        """Add a one-line comment."""
         self.line(comment(text))
 
     @contextmanager
     def block(self, head: str, tail: str = "}") -> Iterator[None]:
-        """Lines between braces."""
+        """Add lines between braces."""
         self.line(head + " {")
         self._depth += 1
         yield
@@ -75,7 +75,7 @@ class Writer:
 
 
 def dims_in(nest: Nest) -> Iterator[Dim]:
-    """Every size that the code of a nest speaks of."""
+    """Yield every size that the code of a nest uses."""
     yield from nest.dims
     for step in nest.steps:
         for view in (*views_of(step.root.value), step.root.target):
@@ -87,29 +87,29 @@ def dims_in(nest: Nest) -> Iterator[Dim]:
 
 
 def _numbers(value: Value) -> Iterator[Number]:
-    for apply in applied(value):
+    for apply in operations(value):
         yield from (arg for arg in apply.args if isinstance(arg, Number))
     if isinstance(value, Number):
         yield value
 
 
 def size_lines(w: Writer, nest: Nest) -> None:
-    """The sizes that the code of a nest speaks of, under the names it has for them."""
+    """Define the sizes that the code of a nest uses."""
     for symbol in sorted({s for dim in dims_in(nest) for s in sympy.sympify(dim).free_symbols}, key=str):
         w.line(f"const int64_t {symbol_name(symbol)} = call.{symbol_name(symbol)};")
 
 
 class BodyPrinter:
-    """Writes what a nest computes; those that know a processor write the loops around it."""
+    """Generates the computation of a nest; subclasses generate the loops for a target."""
 
     _INDEX = "int64_t"
-    """What places are counted in."""
-    _TELLS = ""
-    """What is told of an index beyond what it is an index of: an argument more."""
+    """The C++ type of indices."""
+    _RANGE_FLAG = ""
+    """A further argument of gathers, which is set for an index out of range."""
 
     def __init__(self, w: Writer, nest: Nest, is_local: Callable[[Buffer], bool]) -> None:
         if not nest.dims:
-            nest = Nest((1,), None, [_with_place(step) for step in nest.steps])
+            nest = Nest((1,), None, [_as_vector_step(step) for step in nest.steps])
         self._w, self._nest = w, nest
         self._reducing = nest.inner is not None
         inner = nest.inner if nest.inner is not None else frozenset({len(nest.dims) - 1})
@@ -121,44 +121,44 @@ class BodyPrinter:
         self._scratch: set[Buffer] = set()
         self._rows: dict[Buffer, str] = {}
         self._names: dict[object, str] = {}
-        self._places: dict[int, str] = {}
+        self._indices: dict[int, str] = {}
         self._next = 0
 
     def _split(self, axes: Sequence[int], rest: str) -> None:
-        """The places along the outer axes, from the number of a unit."""
-        for at in reversed(range(len(axes))):
-            axis = axes[at]
+        """Define the indices along the outer axes from the number of a work unit."""
+        for position in reversed(range(len(axes))):
+            axis = axes[position]
             size = code_of(self._nest.dims[axis])
-            if at:
+            if position:
                 self._w.line(f"const {self._INDEX} i{axis} = {rest} % {size};")
                 rest = f"({rest} / {size})"
             else:
                 self._w.line(f"const {self._INDEX} i{axis} = {rest};")
-            self._places[axis] = f"i{axis}"
+            self._indices[axis] = f"i{axis}"
 
     def _passes(self, lanes: str) -> None:
-        """Row by row: numbers for the row, then a sweep that computes what is reduced or written, and so on."""
+        """Generate the passes over a row: per-row values, then a sweep that reduces or writes, and so on."""
         for level in range(self._nest.passes):
             steps = [step for step in self._nest.steps if step.level == level]
             with self._scope():
                 for step in steps:
                     if step.once:
-                        self._once(step, lanes)
+                        self._row_step(step, lanes)
             rest = [step for step in steps if not step.once]
             if rest:
                 self._sweep(rest, lanes)
 
-    def _once(self, step: Step, lanes: str) -> None:
+    def _row_step(self, step: Step, lanes: str) -> None:
         value = self._expression(step.root.value, lanes, self._outer)
         self._keep_row(step.root, value)
         self._store(step.root, value, lanes, self._outer)
 
     def _sweep(self, steps: Sequence[Step], lanes: str) -> None:
-        """One pass over a row."""
+        """Generate one pass over a row."""
         raise NotImplementedError
 
     def _keep_row(self, root: Root, value: str) -> None:
-        """The number of a row, under a name that later passes know."""
+        """Store the value of a row in a variable for later passes."""
         name = f"row_{root.buffer.name}"
         self._w.line(f"const auto {name} = {value};")
         self._rows[root.buffer] = name
@@ -170,32 +170,32 @@ class BodyPrinter:
         self._names = before
 
     def _steps(self, steps: Sequence[Step], lanes: str) -> None:
-        places = list(range(len(self._nest.dims)))
+        axes = list(range(len(self._nest.dims)))
         with self._scope():
             for step in steps:
-                value = self._expression(step.root.value, lanes, places)
-                if step.root.how:
+                value = self._expression(step.root.value, lanes, axes)
+                if step.root.reduction:
                     self._w.line(f"sum_{step.root.buffer.name}({value});")
                     continue
-                self._names[_at_own_place(step, self._nest)] = value
-                self._store(step.root, value, lanes, places)
+                self._names[_own_key(step, self._nest)] = value
+                self._store(step.root, value, lanes, axes)
 
-    def _store(self, root: Root, value: str, lanes: str, places: Sequence[int]) -> None:
+    def _store(self, root: Root, value: str, lanes: str, axes: Sequence[int]) -> None:
         buffer = root.buffer
-        step = self._nest.maker(buffer)
+        step = self._nest.step_writing(buffer)
         assert step is not None
         if buffer.kind == "inner" and self._is_local(buffer) and (step.per_row or not self._nest.crosses(buffer)):
             return
-        address, stride = self._address(root.target, places, scratch=buffer in self._scratch)
+        address, stride = self._address(root.target, axes, scratch=buffer in self._scratch)
         if lanes == "1" or stride == 1:
             self._w.line(f"put({address}, {value});")
         else:
-            self._w.line(f"put_apart({address}, {code_of(stride)}, {value});")
+            self._w.line(f"put_strided({address}, {code_of(stride)}, {value});")
 
-    def _address(self, view: View, places: Sequence[int], *, scratch: bool) -> tuple[str, Dim]:
-        """Where a view's element at the current place is, and how far the next one along the lanes."""
-        terms = [view.buffer.name] if view.buffer.kind != "places" else ["int64_t{0}"]
-        strides = dict(zip(places, view.strides, strict=True))
+    def _address(self, view: View, axes: Sequence[int], *, scratch: bool) -> tuple[str, Dim]:
+        """Return the address of a view's element at the current indices, and its stride along the lanes."""
+        terms = [view.buffer.name] if view.buffer.kind != "indices" else ["int64_t{0}"]
+        strides = dict(zip(axes, view.strides, strict=True))
         if scratch:
             rows = contiguous([self._nest.dims[a] for a in self._inner])
             strides = dict(zip(self._inner, rows, strict=True))
@@ -203,40 +203,39 @@ class BodyPrinter:
             terms.append(code_of(view.offset))
         for axis, stride in strides.items():
             if stride != 0:
-                terms.append(self._places[axis] if stride == 1 else f"{self._places[axis]} * {code_of(stride)}")
+                terms.append(self._indices[axis] if stride == 1 else f"{self._indices[axis]} * {code_of(stride)}")
         return " + ".join(terms), strides.get(self._last, 0)
 
-    def _guarded(self, view: View, address: str, stride: Dim, lanes: str, places: Sequence[int]) -> str:
-        """An element that is read where the guards allow it."""
+    def _guarded_code(self, view: View, address: str, stride: Dim, lanes: str, axes: Sequence[int]) -> str:
+        """Return code that reads an element where the guards allow it."""
         start, end = "0", "std::numeric_limits<int64_t>::max()"
         tests = []
         for guard in view.guards:
-            axis = places[guard.axis]
+            axis = axes[guard.axis]
             if axis == self._last and lanes != "1":
                 start, end = (
                     f"std::max<int64_t>({start}, {code_of(guard.start)})",
                     f"std::min<int64_t>({end}, {code_of(guard.end)})",
                 )
             else:
-                at = self._places[axis]
+                at = self._indices[axis]
                 tests.append(f"{at} >= {code_of(guard.start)} && {at} < {code_of(guard.end)}")
         fill = number_code(Number(view.guards[0].fill, (), view.dtype))
-        at = self._places.get(self._last, "0")
-        ok = " && ".join(tests) or "true"
-        return f"guarded<{lanes}>({address}, {code_of(stride)}, {ok}, {at}, {start}, {end}, {fill})"
+        at = self._indices.get(self._last, "0")
+        in_range = " && ".join(tests) or "true"
+        return f"guarded<{lanes}>({address}, {code_of(stride)}, {in_range}, {at}, {start}, {end}, {fill})"
 
-    def _gathered(self, value: Apply, lanes: str, places: Sequence[int]) -> str:
-        """An element that an index names."""
+    def _gather_code(self, value: Apply, lanes: str, axes: Sequence[int]) -> str:
         view, index, step, size = value.args
         assert isinstance(view, View)
-        address, stride = self._address(view, places, scratch=False)
-        at = self._expression(index, lanes, places)
+        address, stride = self._address(view, axes, scratch=False)
+        at = self._expression(index, lanes, axes)
         numbers = ", ".join(number_code(n) for n in (step, size) if isinstance(n, Number))
-        return f"gathered<{lanes}>({address}, {code_of(stride)}, {at}, {numbers}{self._TELLS})"
+        return f"gathered<{lanes}>({address}, {code_of(stride)}, {at}, {numbers}{self._RANGE_FLAG})"
 
-    def _expression(self, value: Value, lanes: str, places: Sequence[int]) -> str:
-        """The name of a value, which is computed by now."""
-        key: object = id(value) if isinstance(value, Apply) else (value, tuple(places))
+    def _expression(self, value: Value, lanes: str, axes: Sequence[int]) -> str:
+        """Return the variable that holds a value, computing it if needed."""
+        key: object = id(value) if isinstance(value, Apply) else (value, tuple(axes))
         if isinstance(value, View) and value.buffer in self._rows:
             row = self._rows[value.buffer]
             if lanes == "1" or self._across:
@@ -246,7 +245,7 @@ class BodyPrinter:
                 self._name(key, f"splat<{lanes}>({row})")
             return self._names[key]
         if key not in self._names:
-            self._name(key, self._computed(value, lanes, places))
+            self._name(key, self._value_code(value, lanes, axes))
         return self._names[key]
 
     def _name(self, key: object, code: str) -> None:
@@ -255,56 +254,55 @@ class BodyPrinter:
         self._w.line(f"const auto {name} = {code};")
         self._names[key] = name
 
-    def _computed(self, value: Value, lanes: str, places: Sequence[int]) -> str:
+    def _value_code(self, value: Value, lanes: str, axes: Sequence[int]) -> str:
         if isinstance(value, Number):
             return f"splat<{lanes}>({number_code(value)})"
         if isinstance(value, View):
-            address, stride = self._address(value, places, scratch=value.buffer in self._scratch)
-            if value.buffer.kind == "places":
+            address, stride = self._address(value, axes, scratch=value.buffer in self._scratch)
+            if value.buffer.kind == "indices":
                 return f"ramp<{lanes}>({address}, {code_of(stride)})"
             if value.guards:
-                return self._guarded(value, address, stride, lanes, places)
+                return self._guarded_code(value, address, stride, lanes, axes)
             if stride == 1:
                 return f"row<{lanes}>({address})"
-            return f"same<{lanes}>({address})" if stride == 0 else f"apart<{lanes}>({address}, {code_of(stride)})"
+            return f"same<{lanes}>({address})" if stride == 0 else f"strided<{lanes}>({address}, {code_of(stride)})"
         if value.operator == "gather":
-            return self._gathered(value, lanes, places)
-        args = [self._expression(arg, lanes, places) for arg in value.args]
+            return self._gather_code(value, lanes, axes)
+        args = [self._expression(arg, lanes, axes) for arg in value.args]
         if value.operator == "cast":
             return cast_code(args[0], value.args[0].dtype, value.dtype)
         if value.operator in _TEMPLATES:
             code = _TEMPLATES[value.operator].format(*args)
-            kind = computed_type(value.dtype)  # C++ computes with nothing shorter than an int
-            return f"kept<{kind}>({code})" if "int8" in kind or "int16" in kind else code
+            kind = computed_type(value.dtype)  # C++ promotes shorter types to int
+            return f"truncated<{kind}>({code})" if "int8" in kind or "int16" in kind else code
         return self._call(value.operator, ", ".join(args))
 
     def _call(self, operator: str, args: str) -> str:
-        """A function of some lanes."""
         if operator in LIBRARY:
             return f"each({args}, [](auto x) {{ return std::{operator}(x); }})"
         return f"{_FUNCTIONS.get(operator, operator)}({args})"
 
 
-def _with_place(step: Step) -> Step:
-    """A step of a single place, as one along an axis of size one."""
-    value = Expressions().line(step.root.value)
+def _as_vector_step(step: Step) -> Step:
+    """Return a step over a scalar as one over an axis of size one."""
+    value = Expressions().as_vector(step.root.value)
     target = View(step.root.buffer, (1,), (1,), step.root.target.offset)
     return replace(step, root=replace(step.root, value=value, target=target))
 
 
-def _at_own_place(step: Step, nest: Nest) -> object:
+def _own_key(step: Step, nest: Nest) -> object:
     view = View(step.root.buffer, nest.dims, contiguous(nest.dims), 0)
     return view, tuple(range(len(nest.dims)))
 
 
 def summary(step: Step) -> str:
-    """What a step writes, for a comment."""
+    """Describe what a step writes, for a comment."""
     root = step.root
-    return f"{root.buffer.name} = {root.how or ''}{described(root.value)}"
+    return f"{root.buffer.name} = {root.reduction or ''}{describe(root.value)}"
 
 
-def described(value: Value) -> str:
-    """A value, for a comment: sizes under the names that they have in C++, never under those of the model."""
+def describe(value: Value) -> str:
+    """Describe a value for a comment, with C++ names of sizes, never names from the model."""
     if isinstance(value, Apply):
         return "…"
     if isinstance(value, Number):

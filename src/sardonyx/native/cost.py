@@ -1,4 +1,4 @@
-"""What a kernel is expected to save: nodes that are not launched, bytes that are not written and read between them."""
+"""Estimate what a kernel saves: node launches, and bytes written and read between nodes."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from sardonyx.native.nests import count
 from sardonyx.native.region import CannotLower, dims_of
 from sardonyx.sizes import value_of
 
-SOME = 64
-"""What a size is taken for that is not known before the call."""
-_LAUNCH, _BYTE = 1.5e-6, 1e-10
-"""Seconds that ONNX Runtime takes for a node besides its work, and for a byte that is written or read."""
-_SLOW = {"SkipLayerNormalization": 4e-9, "SkipSimplifiedLayerNormalization": 4e-9}
-"""Operators that ONNX Runtime computes element by element: the seconds for each that a kernel of ours does not take."""
+ASSUMED_SIZE = 64
+"""Assumed value of a symbolic size."""
+_LAUNCH_SECONDS, _BYTE_SECONDS = 1.5e-6, 1e-10
+"""Overhead of a node in ONNX Runtime, and of a byte written or read."""
+_SLOW_SECONDS = {"SkipLayerNormalization": 4e-9, "SkipSimplifiedLayerNormalization": 4e-9}
+"""Operators that ONNX Runtime computes element by element: seconds per element that a kernel saves."""
 
 
 @dataclass(frozen=True)
-class Saved:
-    """What is saved at each call."""
+class Savings:
+    """Savings per call."""
 
     launches: int
     bytes: int
     seconds: float
 
 
-def saved(group: Sequence[ir.Node], weights: Sequence[ir.Value]) -> Saved:
-    """What one kernel in the place of some nodes saves; of weights that it holds, half the time to read them.
+def estimate_savings(group: Sequence[ir.Node], weights: Sequence[ir.Value]) -> Savings:
+    """Estimate what one kernel saves over some nodes; for weights that it holds, half the time to read them.
 
-    Layout is no launch that is saved: a kernel that moves elements about takes as long as it would by itself.
+    Layout nodes count as no launches: moving elements in a kernel takes as long as in ONNX Runtime.
     """
-    own = set(group)
+    members = set(group)
     working = [node for node in group if node.op_type not in LAYOUT]
     launches = max(0, len(working) - 1)
     inner = [x for node in working for x in node.outputs if x.uses() and not x.is_graph_output()]
-    between = sum(_bytes(x) * (1 + len(x.uses())) for x in inner if all(use.node in own for use in x.uses()))
-    slow = sum(_SLOW.get(node.op_type, 0.0) * _elements(node.outputs[0]) for node in working)
+    between = sum(_bytes(x) * (1 + len(x.uses())) for x in inner if all(use.node in members for use in x.uses()))
+    slow = sum(_SLOW_SECONDS.get(node.op_type, 0.0) * _elements(node.outputs[0]) for node in working)
     held = sum(_bytes(x) for x in weights) / 2
-    return Saved(launches, between, launches * _LAUNCH + (between + held) * _BYTE + slow)
+    return Savings(launches, between, launches * _LAUNCH_SECONDS + (between + held) * _BYTE_SECONDS + slow)
 
 
 def _elements(value: ir.Value) -> int:
@@ -50,7 +50,7 @@ def _elements(value: ir.Value) -> int:
         size = sympy.sympify(count(dims_of(value)))
     except CannotLower:
         return 0
-    return value_of(size, dict.fromkeys(size.free_symbols, SOME))
+    return value_of(size, dict.fromkeys(size.free_symbols, ASSUMED_SIZE))
 
 
 def _bytes(value: ir.Value) -> int:

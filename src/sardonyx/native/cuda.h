@@ -1,10 +1,10 @@
-// Values of one or several lanes on a GPU: the elements that one thread computes, side by side.
+// Values of one or several lanes on a GPU: the adjacent elements that one thread computes.
 //
-// The same as lanes.h has for processors. Lanes are what a thread reads and writes at once, 16 bytes where it can.
+// The counterpart of lanes.h. Lanes are what a thread loads or stores at once, 16 bytes if possible.
 // Booleans are integers of 32 bits, all ones or zero. Half precision is stored narrow and computed in float.
 #pragma once
 
-#define CUDA_NO_HALF  // `half` is ours: what is stored
+#define CUDA_NO_HALF  // `half` is our storage type
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -40,7 +40,7 @@ using ScalarOf = typename Traits<V>::Scalar;
 template <class V>
 constexpr int kWidth = Traits<V>::width;
 
-// W lanes, each of which `f` gives for its number.
+// W lanes, with `f(i)` for lane i.
 template <class T, int W, class F>
 LANES_INLINE Of<T, W> made(F f) {
   if constexpr (W == 1) return f(0);
@@ -104,7 +104,7 @@ template <class M, class V>
 LANES_INLINE V select(const M& m, const V& a, const V& b) {
   return made<ScalarOf<V>, kWidth<V>>([&](int l) { return lane(m, l) ? lane(a, l) : lane(b, l); });
 }
-// The second where one of them is no number.
+// The second operand if one is NaN.
 template <class V>
 LANES_INLINE V lesser(const V& a, const V& b) { return each(a, b, [](auto x, auto y) { return x < y ? x : y; }); }
 template <class V>
@@ -134,7 +134,7 @@ LANES_INLINE T stored(V x) {
   else return x;
 }
 
-// So many elements as are read and written at once: of W lanes, at most 16 bytes.
+// The elements of one load or store: W lanes, at most 16 bytes.
 template <class T, int W>
 struct alignas(W * sizeof(T) < 16 ? W * sizeof(T) : 16) Chunk {
   static constexpr int kLong = W * sizeof(T) < 16 ? W : 16 / sizeof(T);
@@ -142,10 +142,10 @@ struct alignas(W * sizeof(T) < 16 ? W * sizeof(T) : 16) Chunk {
 };
 
 template <int W, class T>
-LANES_INLINE auto apart(const T* p, int64_t step) {
+LANES_INLINE auto strided(const T* p, int64_t step) {
   return made<ComputedOf<T>, W>([&](int l) { return wide(p[l * step]); });
 }
-// Lanes that lie side by side; where they are several, all of them begin where a chunk may.
+// Contiguous lanes; several are aligned to a chunk.
 template <int W, class T>
 LANES_INLINE auto row(const T* p) {
   if constexpr (W == 1) return wide(*p);
@@ -164,20 +164,20 @@ LANES_INLINE auto row(const T* p) {
 template <int W, class T>
 LANES_INLINE auto same(const T* p) { return splat<W>(wide(*p)); }
 
-// What is read where `ok`, and along the lanes from `start` to before `end`; elsewhere `fill`.
+// Reads where `ok`, and lanes from `start` to before `end`; other lanes are `fill`.
 template <int W, class T, class C>
 LANES_INLINE auto guarded(const T* p, int64_t step, bool ok, int64_t i, int64_t start, int64_t end, C fill) {
   return made<C, W>([&](int l) {
     return ok && i + l >= start && i + l < end ? static_cast<C>(wide(p[l * step])) : fill;
   });
 }
-// Integers from `first` on, so far apart.
+// first, first + step, first + 2·step, …
 template <int W>
 LANES_INLINE auto ramp(int64_t first, int64_t step) {
   return made<int64_t, W>([&](int l) { return first + l * step; });
 }
-// What each lane's index names, of `size` elements `step` apart; an index below zero counts from the end. What an index
-// names that is beyond them is zero, as ONNX Runtime has it on GPUs: nobody waits there to be told of an error.
+// Gathers by each lane's index from `size` elements with stride `step`; a negative index counts from the end. An index out
+// of range gives zero, as in ONNX Runtime on GPUs: kernels are asynchronous and cannot report errors.
 template <int W, class T, class I>
 LANES_INLINE auto gathered(const T* p, int64_t stride, const I& index, int64_t step, int64_t size) {
   return made<ComputedOf<T>, W>([&](int l) {
@@ -188,7 +188,7 @@ LANES_INLINE auto gathered(const T* p, int64_t stride, const I& index, int64_t s
 }
 
 template <class T, class V>
-LANES_INLINE void put_apart(T* p, int64_t step, const V& v) {
+LANES_INLINE void put_strided(T* p, int64_t step, const V& v) {
 #pragma unroll
   for (int l = 0; l < kWidth<V>; ++l) p[l * step] = stored<T>(lane(v, l));
 }
@@ -206,7 +206,7 @@ LANES_INLINE void put(T* p, const V& v) {
     }
   }
 }
-// What is left of a float that was stored narrow.
+// Rounds a float through a narrow type.
 template <class T, class V>
 LANES_INLINE V through(const V& v) { return each(v, [](auto x) { return wide(stored<T>(x)); }); }
 

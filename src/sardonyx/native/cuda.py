@@ -1,8 +1,8 @@
-"""Loops as CUDA C++: a kernel for each nest, on the stream of the session.
+"""Generate CUDA C++: one kernel per nest, on the session's stream.
 
-Without reductions a thread computes some elements that lie side by side. Where rows are reduced, some threads share
-one, and hold what they read and computed of it in registers from one sweep to the next. Rows that lie side by side,
-because another axis than the last is reduced, belong to a thread each, or to some that divide its places.
+Without reductions a thread computes some adjacent elements. Where rows are reduced, several threads share a row, and
+keep its values in registers between sweeps. If another axis than the last is reduced, adjacent rows go to adjacent
+threads, or each row to several threads that divide it.
 """
 
 from __future__ import annotations
@@ -18,48 +18,48 @@ from sardonyx.native.scalars import code_of, computed_type
 from sardonyx.native.values import Apply, Buffer, Value, View, views_of
 from sardonyx.sizes import Dim
 
-_AT_ONCE = 16
-"""Bytes that a thread reads or writes with one instruction."""
-_MOST_LANES = 8
-_MOST_HELD = 32
-"""Elements of a row that a thread holds of each of its values; half of it where these are more than two."""
-_SMALL = 2**30
-"""Below it, places are counted in 32 bits: a GPU divides those several times as fast."""
+_VECTOR_BYTES = 16
+"""Bytes that a thread loads or stores with one instruction."""
+_MAX_LANES = 8
+_MAX_HELD = 32
+"""Elements of a row that a thread keeps of each value; half as many for more than two values."""
+_INT32_LIMIT = 2**30
+"""Below it, indices are 32 bits: a GPU divides those several times as fast."""
 
 
 class CudaKernel(Kernel):
     """A region as CUDA C++."""
 
-    TELLS = False
-    MULTIPLIES = False
-    TILES = False
+    CHECKS_INDICES = False
+    HAS_PRODUCTS = False
+    HAS_TILES = False
 
     def _needs_memory(self, buffer: Buffer) -> bool:
-        """Whether a buffer may have to outlive a sweep: rows can be too long to be held."""
+        """Return whether a buffer may have to outlive a sweep: rows can be too long for registers."""
         if not self._is_local(buffer):
             return True
-        nest = self._made_in(buffer)
-        step = nest.maker(buffer)
+        nest = self._nest_writing(buffer)
+        step = nest.step_writing(buffer)
         return step is not None and not step.per_row and nest.crosses(buffer)
 
-    def _made_in(self, buffer: Buffer) -> Nest:
-        return next(nest for nest in self.nests if nest.maker(buffer))
+    def _nest_writing(self, buffer: Buffer) -> Nest:
+        return next(nest for nest in self.nests if nest.step_writing(buffer))
 
     def _write_nest(self, w: Writer, nest: Nest, name: str) -> None:
         CudaPrinter(w, nest, self._is_local).write(name)
 
     def _run(self, w: Writer) -> None:
-        """Memory for the call, and the launches; what goes wrong on the device shows in a later call of CUDA."""
+        """Generate temporary memory and the launches; device errors appear in a later CUDA call."""
         printers = [CudaPrinter(w, nest, self._is_local) for nest in self.nests]
         w.line("cudaStream_t stream = nullptr;")
         w.line("if (auto s = ort::stream(context, reinterpret_cast<void**>(&stream))) return s;")
         for index, printer in enumerate(printers):
             w.line(f"const bool aligned{index} = {printer.aligned()};")
         w.line("Memory memory(stream);")
-        for buffer in self._held:
+        for buffer in self._temporaries:
             size = code_of(count(buffer.dims))
             if self._is_local(buffer):
-                index = self.nests.index(self._made_in(buffer))
+                index = self.nests.index(self._nest_writing(buffer))
                 size = printers[index].memory(f"aligned{index}", size)
             w.line(f"memory.want(&call.{buffer.name}, {size});")
         w.line("if (auto s = memory.take()) return s;")
@@ -69,81 +69,81 @@ class CudaKernel(Kernel):
 
 
 class CudaPrinter(BodyPrinter):
-    """Writes one nest as a kernel, and what launches it."""
+    """Generates one nest as a CUDA kernel, and its launch."""
 
     def __init__(self, w: Writer, nest: Nest, is_local: Callable[[Buffer], bool]) -> None:
         super().__init__(w, nest, is_local)
         self._in_rows = self._reducing and not self._across
-        self._lanes = 1 if self._across else self._most_lanes()
+        self._lanes = 1 if self._across else self._max_lanes()
         crosses = self._nest.crosses
         self._crossing = {s.root.buffer for s in self._nest.steps if not s.per_row and crosses(s.root.buffer)}
-        self._first_read = dict(self._read_again()) if self._in_rows else {}
+        self._first_read = dict(self._reread_views()) if self._in_rows else {}
         self._level = 0
         if self._is_small():
             self._INDEX = "int32_t"
 
-    # What is known before the call
+    # Known at compile time
 
     def _is_small(self) -> bool:
         buffers = (view.buffer for view in self._accesses())
         sizes = [count(self._nest.dims), *(count(buffer.dims) for buffer in buffers)]
-        return all(isinstance(size, int) and size < _SMALL for size in sizes)
+        return all(isinstance(size, int) and size < _INT32_LIMIT for size in sizes)
 
     def _accesses(self) -> Iterator[View]:
         for step in self._nest.steps:
             yield from views_of(step.root.value)
             yield step.root.target
 
-    def _side_by_side(self) -> Iterator[View]:
-        """What is read or written lane by lane in order: it begins where several lanes may be moved at once."""
+    def _contiguous_accesses(self) -> Iterator[View]:
+        """Yield views accessed contiguously along the lanes, which allow vector loads if aligned."""
         for step in self._nest.steps:
             if not step.once:
-                views = [*plain_views(step.root.value), *([] if step.root.how else [step.root.target])]
+                views = [*plain_views(step.root.value), *([] if step.root.reduction else [step.root.target])]
                 yield from (view for view in views if view.strides[self._last] == 1 and not view.guards)
 
-    def _most_lanes(self) -> int:
-        """How many elements a thread has side by side, if all that is known only at the call allows it."""
-        found = list(self._side_by_side())
-        if not found:
+    def _max_lanes(self) -> int:
+        """Return how many adjacent elements a thread computes, if sizes and alignment allow it at run time."""
+        views = list(self._contiguous_accesses())
+        if not views:
             return 1
-        outside = [view for view in found if view.buffer.kind != "inner" or not self._is_local(view.buffer)] or found
-        lanes = min(_MOST_LANES, _AT_ONCE // max(int(view.dtype.itemsize) for view in outside))
-        known = [step for step in self._steps_to_divide(found) if isinstance(step, int)]
+        outside = [view for view in views if view.buffer.kind != "inner" or not self._is_local(view.buffer)] or views
+        lanes = min(_MAX_LANES, _VECTOR_BYTES // max(int(view.dtype.itemsize) for view in outside))
+        known = [step for step in self._dims_to_divide(views) if isinstance(step, int)]
         return math.gcd(lanes, *known)
 
-    def _steps_to_divide(self, found: Sequence[View]) -> Iterator[Dim]:
-        """Sizes that the lanes have to divide, so that no access is astride."""
+    def _dims_to_divide(self, views: Sequence[View]) -> Iterator[Dim]:
+        """Yield sizes that must be multiples of the lanes, so that no access is misaligned."""
         yield self._nest.dims[self._last]
-        for view in found:
+        for view in views:
             yield view.offset
             yield from view.strides[:-1]
 
     def aligned(self) -> str:
-        """Whether several lanes can be read and written at once, when sizes and memory are known."""
+        """Return the run-time condition for vector loads and stores."""
         if self._lanes == 1:
             return "true"
-        found = list(self._side_by_side())
-        steps = dict.fromkeys(code_of(s) for s in self._steps_to_divide(found) if not isinstance(s, int))
+        views = list(self._contiguous_accesses())
+        steps = dict.fromkeys(code_of(s) for s in self._dims_to_divide(views) if not isinstance(s, int))
         tests = [f"{step} % {self._lanes} == 0" for step in steps]
-        given = sorted({view.buffer.name for view in found if view.buffer.kind in ("input", "output")})
-        tests += [f"is_aligned(call.{name}, {self._lanes})" for name in given]
+        buffers = sorted({view.buffer.name for view in views if view.buffer.kind in ("input", "output")})
+        tests += [f"is_aligned(call.{name}, {self._lanes})" for name in buffers]
         return " && ".join(tests) or "true"
 
     def _pieces(self) -> int:
-        """How many times its lanes a thread holds of a row."""
+        """Return how many vectors of a row a thread holds."""
         held = len(self._crossing) + len(self._first_read)
-        return min(8, _MOST_HELD // (1 if held <= 2 else 2) // self._lanes)
+        return min(8, _MAX_HELD // (1 if held <= 2 else 2) // self._lanes)
 
-    # What launches it
+    # Launch
 
     def memory(self, aligned: str, size: str) -> str:
-        """How many elements of memory a buffer has that is of use inside of the nest alone."""
+        """Return the number of elements of a buffer used only inside the nest."""
         if not self._in_rows:
             return size
         return f"is_long<{self._lanes}, {self._pieces()}>({aligned}, {self._size()}) ? {size} : 0"
 
     def launch(self, name: str, aligned: str) -> str:
-        """The call that starts the kernel."""
+        """Return the call that launches the kernel."""
         if not self._reducing:
             places = code_of(count(self._nest.dims))
             kernel = f"[](auto w) {{ return &{name}<decltype(w)::value>; }}"
@@ -151,9 +151,9 @@ class CudaPrinter(BodyPrinter):
         if self._across:
             return f"over_rows_beside({self._rows_count()}, {self._size()}, &{name}, stream, call)"
         size = count([self._nest.dims[a] for a in self._inner])
-        how = f"{self._lanes}, {self._pieces()}, {size if isinstance(size, int) else -1}"
+        parameters = f"{self._lanes}, {self._pieces()}, {size if isinstance(size, int) else -1}"
         kernel = f"[](auto w, auto k) {{ return &{name}<decltype(w)::value, decltype(k)::value>; }}"
-        return f"over_rows<{how}>({aligned}, {self._rows_count()}, {self._size()}, {kernel}, stream, call)"
+        return f"over_rows<{parameters}>({aligned}, {self._rows_count()}, {self._size()}, {kernel}, stream, call)"
 
     def _size(self) -> str:
         return code_of(count([self._nest.dims[a] for a in self._inner]))
@@ -164,7 +164,7 @@ class CudaPrinter(BodyPrinter):
     # The kernel
 
     def write(self, name: str) -> None:
-        """The kernel."""
+        """Generate the kernel."""
         w, nest = self._w, self._nest
         w.comment(f"{' × '.join(map(code_of, nest.dims))}: " + ", ".join(map(summary, nest.steps)))
         if not self._across:
@@ -172,7 +172,7 @@ class CudaPrinter(BodyPrinter):
         with w.block(f"__global__ void __launch_bounds__(kMostThreads) {name}(const Call call)"):
             size_lines(w, nest)
             buffers = {view.buffer for view in self._accesses()}
-            for buffer in sorted((b for b in buffers if b.kind != "places"), key=lambda b: b.name):
+            for buffer in sorted((b for b in buffers if b.kind != "indices"), key=lambda b: b.name):
                 if buffer.kind != "inner" or not self._is_local(buffer) or buffer in self._crossing:
                     w.line(f"auto* __restrict const {buffer.name} = call.{buffer.name};")
             if not self._reducing:
@@ -185,44 +185,41 @@ class CudaPrinter(BodyPrinter):
     def _write_places(self) -> None:
         last = code_of(self._nest.dims[self._last])
         places = code_of(count(self._nest.dims))
-        with self._turns("unit", "threadIdx.x", f"{places} / W", "x"):
+        with self._grid_loop("unit", "threadIdx.x", f"{places} / W", "x"):
             if len(self._nest.dims) == 1:
                 self._w.line(f"const {self._INDEX} i0 = unit * W;")
             else:
                 self._w.line(f"const {self._INDEX} i{self._last} = unit % ({last} / W) * W;")
                 self._split(self._outer, f"(unit / ({last} / W))")
-            self._places[self._last] = f"i{self._last}"
+            self._indices[self._last] = f"i{self._last}"
             self._steps([step for step in self._nest.steps if not step.once], "W")
 
     def _write_rows(self) -> None:
-        with self._turns("unit", "threadIdx.y", self._rows_count(), "y"):
+        with self._grid_loop("unit", "threadIdx.y", self._rows_count(), "y"):
             self._split(self._outer, "unit")
-            for held, kind in self._kept():
+            for held, kind in self._register_arrays():
                 self._w.line(f"Pieces<{kind}, W, K> {held};")
             self._passes(lanes="1")
 
     def _write_rows_beside(self) -> None:
         index, rows = self._INDEX, self._rows_count()
-        with self._turns(
-            "first", "0", rows, "x"
-        ):  # all threads of a block take the same turns, and wait for each other
+        with self._grid_loop("first", "0", rows, "x"):  # all threads of a block iterate alike, since they synchronize
             self._w.line(f"const {index} unit = std::min<{index}>(first + threadIdx.x, {rows} - 1);")
             self._split(self._outer, "unit")
             self._passes(lanes="1")
 
-    def _turns(self, name: str, own: str, end: str, axis: str) -> AbstractContextManager[None]:
-        """A loop over what this thread has of all blocks' work."""
+    def _grid_loop(self, name: str, own: str, end: str, axis: str) -> AbstractContextManager[None]:
         start, step = (f"{self._INDEX}{{1}} * {grid} * blockDim.{axis}" for grid in ("blockIdx.x", "gridDim.x"))
         self._w.line(f"const {self._INDEX} end = {end}, step = {step};")
         return self._w.block(f"for ({self._INDEX} {name} = {start} + {own}; {name} < end; {name} += step)")
 
     def _sweep(self, steps: Sequence[Step], lanes: str) -> None:
         w = self._w
-        reductions = [step for step in steps if step.root.how]
+        reductions = [step for step in steps if step.root.reduction]
         width, is_long = ("1", "true") if self._across else ("W", "K == 0")
         for step in reductions:
             kind = computed_type(step.root.value.dtype)
-            w.line(f"Total<{step.root.how}, {kind}, {width}, {is_long}> sum_{step.root.buffer.name};")
+            w.line(f"Total<{step.root.reduction}, {kind}, {width}, {is_long}> sum_{step.root.buffer.name};")
         self._level = steps[0].level
         if self._across:
             head, tail = f"for ({self._INDEX} place = threadIdx.y; place < {self._size()}; place += blockDim.y)", "}"
@@ -234,40 +231,40 @@ class CudaPrinter(BodyPrinter):
         joined = "across" if self._across else "together"
         for step in reductions:
             total = f"sum_{step.root.buffer.name}.total()"
-            self._keep_row(step.root, f"{joined}<{step.root.how}>({total})")
+            self._keep_row(step.root, f"{joined}<{step.root.reduction}>({total})")
             self._store(step.root, self._rows[step.root.buffer], lanes, self._outer)
 
-    def _store(self, root: Root, value: str, lanes: str, places: Sequence[int]) -> None:
-        """A row's number is written by one thread; what the next sweep reads is held, or written if rows are long."""
-        step = self._nest.maker(root.buffer)
+    def _store(self, root: Root, value: str, lanes: str, axes: Sequence[int]) -> None:
+        """Write a per-row value from one thread; keep what the next sweep reads in registers, or memory if too long."""
+        step = self._nest.step_writing(root.buffer)
         assert step is not None
         if step.per_row and (root.buffer.kind != "inner" or not self._is_local(root.buffer)):
             with self._w.block(f"if (threadIdx.{'y' if self._across else 'x'} == 0)"):
-                super()._store(root, value, lanes, places)
+                super()._store(root, value, lanes, axes)
             return
         if not self._in_rows or root.buffer not in self._crossing:
-            super()._store(root, value, lanes, places)
+            super()._store(root, value, lanes, axes)
             return
         self._w.line(f"keep<K>(held_{root.buffer.name}, piece, {value});")
         if self._is_local(root.buffer):
             with self._w.block("if constexpr (K == 0)"):
-                super()._store(root, value, lanes, places)
+                super()._store(root, value, lanes, axes)
         else:
-            super()._store(root, value, lanes, places)
+            super()._store(root, value, lanes, axes)
 
-    # What is held
+    # Registers
 
-    def _read_again(self) -> Iterator[tuple[View, int]]:
-        """Inputs of the nest that several sweeps read, and which is the first to."""
+    def _reread_views(self) -> Iterator[tuple[View, int]]:
+        """Yield inputs of the nest that several sweeps read, with the first sweep."""
         levels: dict[View, set[int]] = {}
         for step in self._nest.steps:
             for view in [] if step.once else plain_views(step.root.value):
                 moves = any(view.strides[axis] != 0 for axis in self._inner)
-                if moves and view.buffer.kind != "places" and self._nest.maker(view.buffer) is None:
+                if moves and view.buffer.kind != "indices" and self._nest.step_writing(view.buffer) is None:
                     levels.setdefault(view, set()).add(step.level)
         return ((view, min(at)) for view, at in levels.items() if len(at) > 1)
 
-    def _kept(self) -> Iterator[tuple[str, str]]:
+    def _register_arrays(self) -> Iterator[tuple[str, str]]:
         if self._in_rows:
             for buffer in sorted(self._crossing, key=lambda b: b.name):
                 yield f"held_{buffer.name}", computed_type(buffer.dtype)
@@ -277,8 +274,8 @@ class CudaPrinter(BodyPrinter):
     def _held_name(self, view: View) -> str:
         return f"held_{view.buffer.name}_{list(self._first_read).index(view)}"
 
-    def _computed(self, value: Value, lanes: str, places: Sequence[int]) -> str:
-        code = super()._computed(value, lanes, places)
+    def _value_code(self, value: Value, lanes: str, axes: Sequence[int]) -> str:
+        code = super()._value_code(value, lanes, axes)
         if not isinstance(value, View) or not self._in_rows or lanes == "1":
             return code
         if value.buffer in self._crossing:
@@ -291,15 +288,15 @@ class CudaPrinter(BodyPrinter):
 
 
 def plain_views(value: Value) -> list[View]:
-    """The views in an expression that are read at their places, and not where an index says."""
-    found: dict[View, None] = {}
+    """Return the views in an expression that are not read by index."""
+    views: dict[View, None] = {}
 
     def walk(value: Value) -> None:
         if isinstance(value, View):
-            found[value] = None
+            views[value] = None
         elif isinstance(value, Apply):
             for arg in value.args[value.operator == "gather" :]:
                 walk(arg)
 
     walk(value)
-    return list(found)
+    return list(views)

@@ -1,4 +1,4 @@
-// What kernels on a GPU share: functions, sums over the threads that have a row, launches, and memory for a call.
+// Shared code of GPU kernels: functions, reductions over the threads of a row, launches, and temporary memory.
 #pragma once
 
 #include <algorithm>
@@ -39,8 +39,8 @@ __host__ __device__ inline int64_t floor_divided(int64_t a, int64_t b) {
 __host__ __device__ inline int64_t floor_modulo(int64_t a, int64_t b) { return a - floor_divided(a, b) * b; }
 
 // Reductions. A row belongs to a team: the threads of a block that have the same `threadIdx.y`. Teams of less than a
-// warp are a power of two. Where rows lie side by side, each thread has one of its own, and shares it with those of the
-// same `threadIdx.x`.
+// warp are a power of two. Adjacent rows belong to threads with different `threadIdx.x`; those with the same one share a
+// row.
 
 constexpr int kMostThreads = SARDONYX_MOST_THREADS, kWarp = kMostThreads < 32 ? kMostThreads : 32;
 
@@ -52,20 +52,20 @@ __device__ T shuffled(T v, int by) {
   return static_cast<T>(__shfl_xor_sync(team, v, by, width));
 }
 
-// What all threads of a team have, joined: each of them gets it.
+// Reduces over all threads of a team; each of them gets the result.
 template <class How, class T>
 __device__ T together(T v) {
   for (int by = (blockDim.x < kWarp ? blockDim.x : kWarp) / 2; by > 0; by /= 2) v = How::join(v, shuffled(v, by));
   if (blockDim.x <= kWarp) return v;
   __shared__ T parts[kMostThreads / kWarp];
-  __syncthreads();  // others may still read what was here before
+  __syncthreads();  // other threads may still read the previous values
   if (threadIdx.x % kWarp == 0) parts[threadIdx.x / kWarp] = v;
   __syncthreads();
   v = parts[0];
   for (unsigned part = 1; part < blockDim.x / kWarp; ++part) v = How::join(v, parts[part]);
   return v;
 }
-// The same for the threads that share a row where rows lie side by side.
+// The same for threads that share one of several adjacent rows.
 template <class How, class T>
 __device__ T across(T v) {
   if (blockDim.y == 1) return v;
@@ -78,8 +78,8 @@ __device__ T across(T v) {
   return v;
 }
 
-// What one thread joins. Sums of long rows in single precision are put by now and then, so that it does not matter how
-// many there are.
+// Reduction within a thread. Long float sums are accumulated in blocks, so that the error does not grow with their
+// length.
 template <class How, class T, int W, bool kLong>
 struct Total {
   static constexpr bool kPutBy = kLong && std::is_same_v<How, Sum> && std::is_same_v<T, float>;
@@ -107,8 +107,8 @@ struct Total {
   }
 };
 
-// A row that its threads hold in registers, K pieces of W lanes each: what one sweep found, for the next. Rows that are
-// too long have none, and are read from memory again.
+// A row in registers, K pieces of W lanes per thread, kept from one sweep to the next. Rows that are too long are read
+// from memory again.
 template <class T, int W, int K>
 struct Pieces { Of<T, W> pieces[K]; };
 template <class T, int W>
@@ -125,7 +125,7 @@ LANES_INLINE auto again(const H& held, int piece, const F& read) {
   else return read();
 }
 
-// Calls `body(piece, place)` for the places of a row that this thread has.
+// Calls `body(piece, index)` for the elements of a row that belong to this thread.
 template <int W, int K, class I, class F>
 LANES_INLINE void swept(I size, const F& body) {
   const I first = static_cast<I>(threadIdx.x) * W, step = static_cast<I>(blockDim.x) * W;
@@ -148,11 +148,11 @@ inline ort::Status* checked(cudaError_t error) {
 
 template <class Call>
 ort::Status* launched(void (*kernel)(Call), dim3 grid, dim3 block, cudaStream_t stream, Call call) {
-  void* given[] = {&call};
-  return checked(cudaLaunchKernel(kernel, grid, block, given, 0, stream));
+  void* arguments[] = {&call};
+  return checked(cudaLaunchKernel(kernel, grid, block, arguments, 0, stream));
 }
 
-constexpr int64_t kMostBlocks = 0x7fffffff;  // threads of all others take the rest in further turns
+constexpr int64_t kMostBlocks = 0x7fffffff;  // grid-stride loops cover the rest
 
 inline int64_t parts(int64_t size, int64_t of) { return (size + of - 1) / of; }
 inline unsigned blocks(int64_t wanted) { return static_cast<unsigned>(std::min(wanted, kMostBlocks)); }
@@ -167,7 +167,7 @@ bool is_aligned(const T* p, int lanes) {
   return reinterpret_cast<uintptr_t>(p) % std::min<size_t>(16, lanes * sizeof(T)) == 0;
 }
 
-// One thread for each W elements.
+// One thread per W elements.
 template <int W, class F, class Call>
 ort::Status* over_places(bool aligned, int64_t places, const F& kernel, cudaStream_t stream, const Call& call) {
   if (places == 0) return nullptr;
@@ -180,14 +180,14 @@ ort::Status* over_places(bool aligned, int64_t places, const F& kernel, cudaStre
   return launched(kernel(std::integral_constant<int, 1>{}), grid, block, stream, call);
 }
 
-// How many pieces of a row each thread of a block holds, of so many at most: one, all of them, or none for a long row.
+// How many pieces of a row each thread holds: one, `most`, or none for a long row.
 constexpr int pieces_of(int64_t chunks, int most) {
   return chunks <= kMostThreads ? 1 : chunks <= static_cast<int64_t>(kMostThreads) * most ? most : 0;
 }
 constexpr int64_t chunks_of(int64_t size, int lanes) { return size < lanes ? 1 : (size + lanes - 1) / lanes; }
-constexpr int kPiecesOfOne = 8;  // where lanes are not aligned, they are taken one by one, and more pieces of them
+constexpr int kPiecesOfOne = 8;  // pieces of single lanes, if lanes are not aligned
 
-// Whether rows are too long to be held.
+// Whether rows are too long for registers.
 template <int W, int K>
 bool is_long(bool aligned, int64_t size) {
   return pieces_of(chunks_of(size, aligned ? W : 1), aligned && W > 1 ? K : kPiecesOfOne) == 0;
@@ -211,8 +211,8 @@ ort::Status* over_held_rows(int64_t rows, int64_t size, const F& kernel, cudaStr
   else return go(std::integral_constant<int, 0>{});
 }
 
-// A team for each row, which has `kSize` places, or as many as the call has where that is below zero: part of a warp for
-// short ones, a block for long ones.
+// One team per row of `kSize` elements, or of a size known at the call if negative: part of a warp for short rows, a block
+// for long ones.
 template <int W, int K, int64_t kSize, class F, class Call>
 ort::Status* over_rows(bool aligned, int64_t rows, int64_t size, const F& kernel, cudaStream_t stream, const Call& call) {
   if (rows == 0) return nullptr;
@@ -222,7 +222,7 @@ ort::Status* over_rows(bool aligned, int64_t rows, int64_t size, const F& kernel
   return over_held_rows<1, kPiecesOfOne, kSize>(rows, size, kernel, stream, call);
 }
 
-// Rows side by side: a warp has as many of them, and the warps of a block divide the places of each.
+// Adjacent rows: one per thread of a warp, and the warps of a block divide the elements of each.
 template <class Call>
 ort::Status* over_rows_beside(int64_t rows, int64_t size, void (*kernel)(Call), cudaStream_t stream, const Call& call) {
   if (rows == 0) return nullptr;
@@ -231,8 +231,8 @@ ort::Status* over_rows_beside(int64_t rows, int64_t size, void (*kernel)(Call), 
   return launched(kernel, dim3(blocks(parts(rows, kWarp))), block, stream, call);
 }
 
-// Memory for a call, which is used in the order of the stream. It comes from a pool of this library, which keeps what it
-// has between calls: the device's own gives it back whenever the device is waited for.
+// Temporary memory of a call, in stream order. It comes from a pool of this library, which keeps memory between calls: the
+// device's default pool releases it at every synchronization.
 class Memory {
  public:
   explicit Memory(cudaStream_t stream) : stream_(stream) {}

@@ -1,4 +1,4 @@
-// Functions that processors have no instruction for, computed in lanes; sums over lanes; and sweeps along rows.
+// Vectorized functions without processor instructions; reductions over lanes; and sweeps along rows.
 #pragma once
 
 namespace lanes {
@@ -15,7 +15,7 @@ template <class V> constexpr bool kFloat = std::is_same_v<ScalarOf<V>, float>;
 
 constexpr float kLeastExponent = -87.3365f;
 
-// p · 2ⁿ, and nothing where x is so small that it would be a denormal.
+// p · 2ⁿ, and zero where the result would be a denormal.
 template <class V>
 LANES_INLINE V times_two_to(V p, V n, V x) {
 #if defined(__AVX512F__)
@@ -26,13 +26,13 @@ LANES_INLINE V times_two_to(V p, V n, V x) {
     }, p, n, x);
   }
 #endif
-  using I = BitsOf<V>;  // in two steps, so that infinity comes out right
+  using I = BitsOf<V>;  // in two steps, for a correct infinity
   const I k = bits<I>(V(n + 12582912.0f)) - 0x4b400000, low = k >> 1, high = k - low;
   return select(less(x, all<V>(kLeastExponent)), V{}, V(p * bits<V>((low + 127) << 23) * bits<V>((high + 127) << 23)));
 }
 
-// 2ⁿ · (1 + r + …) with x = n·ln 2 + r. What would be a denormal is zero: processors take a hundred times as long for
-// those, and every masked score of an attention is one.
+// 2ⁿ · (1 + r + …) with x = n·ln 2 + r. Denormal results are zero: they take processors a hundred times as long, and every
+// masked attention score would be one.
 template <class V>
 LANES_INLINE V exponential(V x) {
   if constexpr (!kFloat<V>) return each(x, [](auto v) { return std::exp(v); });
@@ -79,7 +79,7 @@ LANES_INLINE V logarithm(V x) {
   }
 }
 
-// log(1 + x), for x so small as well that the sum would lose it.
+// log(1 + x), accurate for small x.
 template <class V>
 LANES_INLINE V log_one_plus(V x) {
   if constexpr (!kFloat<V>) return each(x, [](auto v) { return std::log1p(v); });
@@ -100,7 +100,7 @@ LANES_INLINE V sigmoid(V x) {
   }
 }
 
-// Odd functions that end at ±1: x·p(x²)/q(x²), fitted for the least relative error up to where the nearest float is ±1.
+// Odd functions with limits ±1: x·p(x²)/q(x²), fitted to minimize the relative error until the nearest float is ±1.
 template <class V>
 LANES_INLINE V within(V x, float most) { return greater(all<V>(-most), lesser(all<V>(most), x)); }
 
@@ -149,7 +149,7 @@ LANES_INLINE V error_function(V x) {
 template <int by, class P, size_t... i>
 LANES_INLINE P turned(P x, std::index_sequence<i...>) { return __builtin_shufflevector(x, x, (i + by) % sizeof...(i)...); }
 
-// The lanes of one register joined, halves with halves: each part's first lane has all of it.
+// Reduces the lanes of one register by halves; the first lane has the result.
 template <class How, int by, class T>
 LANES_INLINE T folded(Pack<T, kNative> v) {
   using V = Pack<T, kNative>;
@@ -164,17 +164,17 @@ LANES_INLINE T folded(Pack<T, kNative> v) {
 }
 
 template <size_t at, class T, int W, size_t... k>
-LANES_INLINE auto piece(const Pack<T, W>& v, std::index_sequence<k...>) {  // a register's worth of lanes
+LANES_INLINE auto piece(const Pack<T, W>& v, std::index_sequence<k...>) {  // the lanes of one register
   return Pack<T, kNative>{{v.parts[at * sizeof...(k) + k]...}};
 }
 
-// Sums in single precision are put by when a lane has so many numbers, so that it does not matter how many there are.
+// Float sums are accumulated in blocks of this many numbers per lane, so that the error does not grow with their length.
 constexpr int64_t kMostAdded = 128;
 template <class How, class T>
 constexpr bool kPutBy = std::is_same_v<How, Sum> && std::is_same_v<T, float>;
 
 template <class How, class T, int W>
-struct Along {  // over the lanes of a row
+struct Along {  // lanes along a row
   Of<T, W> many = How::template start<Of<T, W>>();
   Of<T, kNative> some = How::template start<Of<T, kNative>>();
   using Single = std::conditional_t<kPutBy<How, T>, double, T>;
@@ -185,7 +185,7 @@ struct Along {  // over the lanes of a row
     else if constexpr (kWidth<V> == W) many = How::join(many, v);
     else some = How::join(some, v);
   }
-  LANES_INLINE void pause(int64_t count) {  // after so many numbers
+  LANES_INLINE void pause(int64_t count) {  // after `count` numbers
     if ((added += count / W + 2) < kMostAdded) return;
     one = How::template join<Single>(one, lanes());
     *this = Along{How::template start<Of<T, W>>(), How::template start<Of<T, kNative>>(), one};
@@ -202,7 +202,7 @@ struct Along {  // over the lanes of a row
   LANES_INLINE T total() const { return static_cast<T>(How::template join<Single>(one, lanes())); }
 };
 template <class How, class V>
-struct Across {  // each lane has a row of its own
+struct Across {  // one row per lane
   using T = ScalarOf<V>;
   using Long = std::conditional_t<kPutBy<How, T>, double, T>;
   V many = How::template start<V>();

@@ -1,4 +1,4 @@
-// What generated kernels share: memory for a call, and work spread over ONNX Runtime's threads.
+// Shared code of generated kernels: temporary memory, and parallel work on ONNX Runtime's threads.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ inline int64_t floor_divided(int64_t a, int64_t b) { return b ? a / b - (a % b !
 inline int64_t floor_modulo(int64_t a, int64_t b) { return a - floor_divided(a, b) * b; }
 inline int64_t parts(int64_t size, int64_t chunk) { return std::max<int64_t>(1, (size + chunk - 1) / chunk); }
 
-// Calls `body(begin, end)` over all units, in as many tasks as the work is worth.
+// Calls `body(begin, end)` over all units, with a number of tasks that fits the amount of work.
 template <class F>
 ort::Status* spread(const ort::Context* context, int64_t units, int64_t cost, const F& body) {
   constexpr int64_t kWorth = 1 << 14, kMost = 64;

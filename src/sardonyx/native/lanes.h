@@ -1,6 +1,6 @@
-// Values of one or several lanes, and arithmetic that reads the same for both.
+// Values of one or several lanes (SIMD), with the same interface for both.
 //
-// A loop is written once, for `w` lanes: several registers of them in its body, one register and then one lane in its tail.
+// A loop is written once, for `w` lanes: several registers in its body, one register and then one lane in its tail.
 // Several registers at a time hide each other's latency. Booleans are integers of 32 bits,
 // all ones or zero. Half precision is stored narrow and computed in float.
 #pragma once
@@ -35,7 +35,7 @@ struct boolean { uint8_t value; };
 template <class T, int N>
 struct VectorOf { typedef T type __attribute__((vector_size(sizeof(T) * N))); };
 
-// W lanes, in parts of a register each: compilers take vectors of more than a register apart, lane by lane.
+// W lanes, as an array of registers: compilers split longer vectors lane by lane.
 template <class T, int W>
 struct Pack {
   static constexpr int kLong = sizeof(T) == 8 ? kNative / 2 : kNative;
@@ -123,7 +123,7 @@ LANES_INLINE auto some_of(P x, std::index_sequence<i...>) { return __builtin_shu
 template <class P, size_t... i>
 LANES_INLINE auto both(P x, P y, std::index_sequence<i...>) { return __builtin_shufflevector(x, y, i...); }
 
-// A register in another type. Compilers change sizes by a factor of two at once, and take larger ones lane by lane.
+// Converts a register. Compilers vectorize size changes by a factor of two only.
 template <class To, int N, class P>
 LANES_INLINE auto converted(P x) {
   using From = std::decay_t<decltype(x[0])>;
@@ -222,7 +222,7 @@ template <class V>
 LANES_INLINE void copied(void* p, const V& v) { copied(p, v, std::make_index_sequence<V::kParts>{}); }
 
 template <int W, class T>
-LANES_INLINE auto apart(const T* p, int64_t step) {
+LANES_INLINE auto strided(const T* p, int64_t step) {
   if constexpr (W == 1) return wide(*p);
   else {
     typename Computed<T>::type values[W];
@@ -230,7 +230,7 @@ LANES_INLINE auto apart(const T* p, int64_t step) {
     return loaded<Of<typename Computed<T>::type, W>>(values);
   }
 }
-// A register of floats from halves in memory and back, where processors have an instruction for it.
+// Converts halves in memory to a register of floats and back, with processor instructions.
 #if defined(__AVX512F__)
 constexpr bool kHalves = true;
 LANES_INLINE auto of_halves(const half* p) {
@@ -262,7 +262,7 @@ template <int W, class T>
 LANES_INLINE auto row(const T* p) {
   if constexpr (W == 1) return wide(*p);
   else if constexpr (std::is_same_v<T, half> && kHalves) return row_of_halves<W>(p, std::make_index_sequence<W / kNative>{});
-  else if constexpr (std::is_same_v<T, half>) return apart<W>(p, 1);
+  else if constexpr (std::is_same_v<T, half>) return strided<W>(p, 1);
   else if constexpr (std::is_same_v<T, bfloat>) {
     return bits<Of<float, W>>(convert<uint32_t>(loaded<Of<uint16_t, W>>(p)) << 16);
   } else if constexpr (std::is_same_v<T, boolean>) {
@@ -272,20 +272,20 @@ LANES_INLINE auto row(const T* p) {
 template <int W, class T>
 LANES_INLINE auto same(const T* p) { return splat<W>(wide(*p)); }
 
-// What is read where `ok`, and along the lanes from `start` to before `end`; elsewhere `fill`.
+// Reads where `ok`, and lanes from `start` to before `end`; other lanes are `fill`.
 template <int W, class T, class C>
 LANES_INLINE auto guarded(const T* p, int64_t step, bool ok, int64_t i, int64_t start, int64_t end, C fill) {
   if (!ok || i + W <= start || i >= end) return splat<W>(fill);
   if (i >= start && i + W <= end) {
     if (step == 1) return row<W>(p);
-    return apart<W>(p, step);
+    return strided<W>(p, step);
   }
   C values[W];
   for (int l = 0; l < W; ++l) values[l] = i + l >= start && i + l < end ? static_cast<C>(wide(p[l * step])) : fill;
   if constexpr (W == 1) return values[0];
   else return loaded<Of<C, W>>(values);
 }
-// Integers from `first` on, so far apart.
+// first, first + step, first + 2·step, …
 template <int W>
 LANES_INLINE auto ramp(int64_t first, int64_t step) {
   if constexpr (W == 1) return first;
@@ -304,11 +304,11 @@ LANES_INLINE T stored(V x) {
   else return x;
 }
 template <class T, class V>
-LANES_INLINE void put_apart(T* p, int64_t step, V v) {
+LANES_INLINE void put_strided(T* p, int64_t step, V v) {
   if constexpr (kWidth<V> == 1) *p = stored<T>(v);
   else for (int i = 0; i < kWidth<V>; ++i) p[i * step] = stored<T>(v[i]);
 }
-// The upper bits of floats, rounded to even, with what is no number still none.
+// The upper bits of floats, rounded to even; NaN stays NaN.
 template <class V>
 LANES_INLINE auto upper_bits(V v) {
   const auto u = bits<Of<uint32_t, kWidth<V>>>(v);
@@ -322,17 +322,17 @@ LANES_INLINE void put(T* p, V v) {
   } else if constexpr (std::is_same_v<T, bfloat>) {
     copied(p, convert<uint16_t>(upper_bits(v)));
   } else if constexpr (std::is_same_v<T, half> && kHalves) put_halves(p, v, std::make_index_sequence<V::kParts>{});
-  else if constexpr (std::is_same_v<T, half>) put_apart(p, 1, v);
+  else if constexpr (std::is_same_v<T, half>) put_strided(p, 1, v);
   else copied(p, v);
 }
 
-// What each lane's index names, of `size` elements `step` apart; an index below zero counts from the end.
-template <int W, class T, class I, class Astray>
-LANES_INLINE auto gathered(const T* p, int64_t stride, I index, int64_t step, int64_t size, Astray& astray) {
+// Gathers by each lane's index from `size` elements with stride `step`; a negative index counts from the end.
+template <int W, class T, class I, class Flag>
+LANES_INLINE auto gathered(const T* p, int64_t stride, I index, int64_t step, int64_t size, Flag& out_of_range) {
   auto read = [&](const T* from, int64_t i) {
     if (i < 0) i += size;
     const bool inside = i >= 0 && i < size;
-    if (!inside) astray = true;
+    if (!inside) out_of_range = true;
     return inside ? wide(from[i * step]) : typename Computed<T>::type{};
   };
   if constexpr (W == 1) return read(p, index);
@@ -343,7 +343,7 @@ LANES_INLINE auto gathered(const T* p, int64_t stride, I index, int64_t step, in
   }
 }
 
-// What is left of a float that was stored narrow.
+// Rounds a float through a narrow type.
 template <class T, class V>
 LANES_INLINE V through(V v) {
   if constexpr (kWidth<V> > 1 && std::is_same_v<T, bfloat>) return bits<V>(upper_bits(v) << 16);
@@ -354,8 +354,8 @@ LANES_INLINE V through(V v) {
   } else return each(v, [](auto x) { return wide(stored<T>(x)); });
 }
 
-// The lesser and the greater of two; the second where one is no number, as processors have it. Said as a comparison,
-// compilers may make several instructions of it.
+// Minimum and maximum; the second operand if one is NaN, as in the processor's instruction. Written as a comparison,
+// compilers may generate several instructions.
 template <class T, class P> LANES_INLINE P lesser_part(P x, P y) {
 #if defined(__AVX512F__)
   if constexpr (std::is_same_v<T, float>) return static_cast<P>(_mm512_min_ps(x, y));

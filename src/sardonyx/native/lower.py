@@ -1,4 +1,4 @@
-"""ONNX operators as loops: a node is looked up in the table."""
+"""Lower ONNX operators to loops, by lookup in the table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 import sardonyx.native.operators  # noqa: F401  # fills the table
 from sardonyx import opsets
-from sardonyx.native.inference import origin_unknown, why_unknown
+from sardonyx.native.inference import unknown_operator, why_unknown
 from sardonyx.native.region import CannotLower, Lowering
 from sardonyx.native.table import TABLE, TYPES, opset_of
 
@@ -15,14 +15,14 @@ __all__ = ["LAYOUT", "TABLE", "lower"]
 LAYOUT = frozenset(
     {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Identity", "Slice", "Concat", "Split"}
 )
-"""Operators that move elements about and compute nothing."""
+"""Operators that only move elements."""
 
 
 def lower(region: Lowering, node: ir.Node) -> None:
-    """Lower one node; `CannotLower` says why not."""
+    """Lower one node; `CannotLower` has the reason if it is not supported."""
     entry = TABLE.get((node.domain, node.op_type))
     if entry is None:
-        raise CannotLower(f"{origin_unknown(node) or node.op_type} has no lowering")
+        raise CannotLower(f"{unknown_operator(node) or node.op_type} has no lowering")
     for value in (*node.inputs, *node.outputs):
         if value is None or (value.type is None and not value.uses()):
             continue

@@ -1,4 +1,4 @@
-"""Kernels timed against the nodes they stand for, as ONNX Runtime optimises these by itself."""
+"""Time kernels against the nodes they replace, as ONNX Runtime optimizes these."""
 
 from __future__ import annotations
 
@@ -13,153 +13,158 @@ import onnx_ir as ir
 import torch
 
 from sardonyx.errors import EngineError, OptionError
-from sardonyx.native.carve import Part
-from sardonyx.native.report import Taken
+from sardonyx.native.partition import KernelGroup
+from sardonyx.native.report import KernelEntry
 from sardonyx.native.session import onnxruntime, open_session
 from sardonyx.telemetry.verify import close, difference
 from sardonyx.timing import in_turns
 
 Feeds: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
-Tell: TypeAlias = Callable[[str], object]
+Progress: TypeAlias = Callable[[str], object]
 
-_MADE_UP_SIZE = 16
-_LEAST_OF_WHOLE = 15
-_WORTH = 0.99
-"""The part of a model's time that is left with kernels: what gains less cannot be told from chance."""
-_ROUNDS, _ROUND_SECONDS, _MOST_SECONDS = 15, 2e-3, 1.0
-
-
-def made_up(graph: ir.Graph) -> Feeds:
-    """Inputs for a model, of which only their types and sizes are known; sizes with a name are 16."""
-    draw = np.random.default_rng(0)
-    return {str(x.name): _array(draw, x) for x in graph.inputs if not x.is_initializer()}
+_SYMBOLIC_SIZE = 16
+_MIN_ROUNDS = 15
+_MAX_RATIO = 0.99
+"""The largest ratio of the model's time with kernels: smaller gains are noise."""
+_ROUNDS, _ROUND_SECONDS, _MAX_SECONDS = 15, 2e-3, 1.0
 
 
-def _array(draw: np.random.Generator, value: ir.Value) -> np.ndarray[Any, Any]:
+def random_inputs(graph: ir.Graph) -> Feeds:
+    """Return random inputs for a model by their types and shapes; symbolic sizes are 16."""
+    rng = np.random.default_rng(0)
+    return {str(x.name): _array(rng, x) for x in graph.inputs if not x.is_initializer()}
+
+
+def _array(rng: np.random.Generator, value: ir.Value) -> np.ndarray[Any, Any]:
     if value.shape is None or value.dtype is None:
-        raise OptionError(f"the sizes of the input {value.name!r} are unknown", hint=_GIVE)
-    dims = [dim if isinstance(dim, int) else _MADE_UP_SIZE for dim in value.shape]
+        raise OptionError(f"the shape of the input {value.name!r} is unknown", hint=_PASS_INPUTS)
+    dims = [dim if isinstance(dim, int) else _SYMBOLIC_SIZE for dim in value.shape]
     kind = value.dtype.numpy()
     if kind.kind in "iub":
-        return draw.integers(0, 2, dims).astype(kind)
-    return draw.standard_normal(dims).astype(kind)
+        return rng.integers(0, 2, dims).astype(kind)
+    return rng.standard_normal(dims).astype(kind)
 
 
-_GIVE = "give inputs to measure with: measure={name: array}"
+_PASS_INPUTS = "pass inputs to measure with: measure={name: array}"
 
 
-class Trial:
-    """A model, the same with kernels, and inputs to run both with."""
+class Measurement:
+    """A model without and with kernels, and inputs to time both."""
 
     def __init__(self, before: ir.Model, after: ir.Model, library: Path, feeds: Feeds) -> None:
         self._before, self._after, self._library, self._feeds = before, after, library, feeds
 
-    def whole(self) -> tuple[float, float, bool]:
-        """The seconds that a call takes, without and with kernels, and whether these are worth a library.
+    def time_model(self) -> tuple[float, float, bool]:
+        """Return the seconds of a call without and with kernels, and whether the kernels are worth it.
 
-        They are if they gain something with all threads, and lose nothing with one. What others do on the machine moves
-        times by more than kernels do, and both of a round alike: what counts is the median of their ratios.
+        They are if they are faster with all threads, and not slower with one. Load on the machine changes times by more
+        than kernels do, but affects both calls of a round alike: the median of their ratios decides.
         """
-        alone, shared = (self._in_turns(threads) for threads in (1, 0))
-        before, after = _medians(shared)
-        return before, after, _ratio(alone) <= 1 and _ratio(shared) <= _WORTH
+        single_threaded, all_threads = (self._in_turns(threads) for threads in (1, 0))
+        before, after = _medians(all_threads)
+        return before, after, _ratio(single_threaded) <= 1 and _ratio(all_threads) <= _MAX_RATIO
 
     def _in_turns(self, threads: int) -> list[list[float]]:
         sessions = [
             _session(self._before, None, threads=threads),
             _session(self._after, self._library, threads=threads),
         ]
-        return _rounds([_call(session, self._feeds) for session in sessions], least=_LEAST_OF_WHOLE)
+        return _rounds([_call(session, self._feeds) for session in sessions], least=_MIN_ROUNDS)
 
-    def parts(self, parts: Sequence[Bounds], planned: Sequence[Taken], tell: Tell) -> list[Taken]:
-        """What was planned, with what each kernel and its nodes take; and why not, where the nodes are better."""
-        inner = self._inner(parts)
-        known: dict[tuple[Any, ...], Taken] = {}
-        tried = []
-        for i, (bounds, taken) in enumerate(zip(parts, planned, strict=True)):
-            if bounds.in_branch:  # judged with the whole model: what it reads is known only inside
-                tried.append(taken)
+    def time_parts(
+        self, time_parts: Sequence[GroupBounds], planned: Sequence[KernelEntry], report_progress: Progress
+    ) -> list[KernelEntry]:
+        """Return the planned kernels with their times, and the reason if the nodes are better."""
+        values = self._run_inputs(time_parts)
+        known: dict[tuple[Any, ...], KernelEntry] = {}
+        measured = []
+        for i, (bounds, entry) in enumerate(zip(time_parts, planned, strict=True)):
+            if bounds.in_branch:  # timed with the whole model: its inputs are known only inside
+                measured.append(entry)
                 continue
-            feeds = {name: inner[name] for name in bounds.reads}
-            key = (taken.kernel, *(x.shape for x in feeds.values()))
+            feeds = {name: values[name] for name in bounds.inputs}
+            key = (entry.kernel, *(x.shape for x in feeds.values()))
             if key not in known:
-                tell(f"measuring kernel {i + 1} of {len(parts)}")
-                known[key] = self._part(bounds, taken, feeds)
-            found = known[key]
-            times = {name: getattr(found, name) for name in ("seconds_before", "seconds_after", "why_not")}
-            tried.append(replace(taken, **times))
-        return tried
+                report_progress(f"measuring kernel {i + 1} of {len(time_parts)}")
+                known[key] = self._part(bounds, entry, feeds)
+            result = known[key]
+            times = {name: getattr(result, name) for name in ("seconds_before", "seconds_after", "why_not")}
+            measured.append(replace(entry, **times))
+        return measured
 
-    def _inner(self, parts: Sequence[Bounds]) -> Feeds:
-        """What the parts read, when the model runs with the inputs."""
+    def _run_inputs(self, time_parts: Sequence[GroupBounds]) -> Feeds:
+        """Return the inputs of the parts, by running the model."""
         model = self._before.clone()
         inputs = {str(x.name) for x in model.graph.inputs}
         values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
-        read = (name for bounds in parts if not bounds.in_branch for name in bounds.reads)
-        wanted = list(dict.fromkeys(name for name in read if name not in inputs))
-        model.graph.outputs[:] = [values[name] for name in wanted] or model.graph.outputs[:]
+        read = (name for bounds in time_parts if not bounds.in_branch for name in bounds.inputs)
+        names = list(dict.fromkeys(name for name in read if name not in inputs))
+        model.graph.outputs[:] = [values[name] for name in names] or model.graph.outputs[:]
         try:
-            results = _session(model, None, optimised=False).run(wanted, dict(self._feeds)) if wanted else []
+            results = _session(model, None, optimized=False).run(names, dict(self._feeds)) if names else []
         except Exception as error:
-            raise OptionError(f"onnxruntime cannot run the model to measure it: {error}", hint=_GIVE) from error
-        return {**self._feeds, **dict(zip(wanted, results, strict=True))}
+            raise OptionError(f"onnxruntime cannot run the model to measure it: {error}", hint=_PASS_INPUTS) from error
+        return {**self._feeds, **dict(zip(names, results, strict=True))}
 
-    def _part(self, bounds: Bounds, taken: Taken, feeds: Feeds) -> Taken:
-        cut = [_cut(self._before, bounds.reads, bounds.gives), _cut(self._after, bounds.kernel_reads, bounds.gives)]
+    def _part(self, bounds: GroupBounds, entry: KernelEntry, feeds: Feeds) -> KernelEntry:
+        models = [
+            _extract(self._before, bounds.inputs, bounds.outputs),
+            _extract(self._after, bounds.kernel_inputs, bounds.outputs),
+        ]
         try:
-            sessions = [_session(cut[0], None), _session(cut[1], self._library)]
+            sessions = [_session(models[0], None), _session(models[1], self._library)]
         except EngineError:
-            return taken  # a type that only the kernel computes with: there is nothing to compare it with
+            return entry  # ONNX Runtime does not support the type: nothing to compare with
         calls = [_call(session, feeds) for session in sessions]
-        expected, found = (call() for call in calls)
-        for name, x, y in zip(bounds.gives, found, expected, strict=True):
-            ours, theirs = torch.from_numpy(x), torch.from_numpy(y)
-            if not close(ours, theirs):
-                return replace(taken, why_not=f"{name} differs from onnxruntime's by {difference(ours, theirs):.1e}")
+        expected, results = (call() for call in calls)
+        for name, x, y in zip(bounds.outputs, results, expected, strict=True):
+            actual, reference = torch.from_numpy(x), torch.from_numpy(y)
+            if not close(actual, reference):
+                return replace(entry, why_not=f"{name} differs from onnxruntime by {difference(actual, reference):.1e}")
         before, after = _medians(_rounds(calls))
         return replace(
-            taken, seconds_before=before, seconds_after=after, why_not="slower than the nodes" if after > before else ""
+            entry, seconds_before=before, seconds_after=after, why_not="slower than the nodes" if after > before else ""
         )
 
 
-class Bounds:
-    """Where a part begins and ends, by the names of values, which are the same before and after."""
+class GroupBounds:
+    """The inputs and outputs of a group by name, the same before and after splicing."""
 
-    def __init__(self, part: Part, main: ir.Graph) -> None:
+    def __init__(self, part: KernelGroup, main: ir.Graph) -> None:
         self.in_branch = part.group[0].graph is not main
-        self.reads = [str(x.name) for x in part.reads]
-        kernels = {str(x.name) for x in part.kernel.region.inputs}
-        self.kernel_reads = [name for name in self.reads if name in kernels]
-        self.gives = [str(x.name) for x in part.gives]
+        self.inputs = [str(x.name) for x in part.inputs]
+        kernel_names = {str(x.name) for x in part.kernel.region.inputs}
+        self.kernel_inputs = [name for name in self.inputs if name in kernel_names]
+        self.outputs = [str(x.name) for x in part.outputs]
 
 
-def _cut(model: ir.Model, inputs: Collection[str], outputs: Collection[str]) -> ir.Model:
+def _extract(model: ir.Model, inputs: Collection[str], outputs: Collection[str]) -> ir.Model:
     graph = ir.convenience.extract(model.graph, list(inputs), list(outputs))
     return ir.Model(graph, ir_version=model.ir_version)
 
 
-def _session(model: ir.Model, library: Path | None, *, optimised: bool = True, threads: int = 0) -> Any:
+def _session(model: ir.Model, library: Path | None, *, optimized: bool = True, threads: int = 0) -> Any:
     ort = onnxruntime()
     options = ort.SessionOptions()
-    options.intra_op_num_threads = threads  # 0 for as many as there are cores
+    options.intra_op_num_threads = threads  # 0 for all cores
     options.log_severity_level = 4
-    options.add_session_config_entry("session.force_spinning_stop", "1")  # the other's turn is next
-    if not optimised:
+    options.add_session_config_entry("session.force_spinning_stop", "1")  # the other session runs next
+    if not optimized:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     return open_session(model, library, options)
 
 
 def _call(session: Any, feeds: Feeds) -> Callable[[], Any]:
-    given = {x.name: feeds[x.name] for x in session.get_inputs() if x.name in feeds}
-    return lambda: session.run(None, given)
+    inputs = {x.name: feeds[x.name] for x in session.get_inputs() if x.name in feeds}
+    return lambda: session.run(None, inputs)
 
 
 def _rounds(calls: Sequence[Callable[[], Any]], *, least: int = 3) -> list[list[float]]:
-    """What each call takes, by rounds in which they take turns."""
+    """Return the times of the calls by round, interleaved."""
     for call in calls:
         call()
-    taken = in_turns(calls, rounds=_ROUNDS, least=least, limit=_MOST_SECONDS, round_seconds=_ROUND_SECONDS)
-    return [list(row) for row in zip(*taken, strict=True)]
+    times = in_turns(calls, rounds=_ROUNDS, least=least, limit=_MAX_SECONDS, round_seconds=_ROUND_SECONDS)
+    return [list(row) for row in zip(*times, strict=True)]
 
 
 def _ratio(rounds: Sequence[Sequence[float]]) -> float:

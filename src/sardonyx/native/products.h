@@ -1,8 +1,8 @@
-// Products of matrices: out[b, m, n] = Σₖ left[b, m, k] · right[b, k, n], where b, m, n and k are each any number of axes,
+// Matrix products: out[b, m, n] = Σₖ left[b, m, k] · right[b, k, n], where b, m, n and k are each any number of axes,
 // of any strides. A convolution is one too: windows over an image are axes that share its memory.
 //
-// A block of the result is one unit of work. Its operands are copied into panels as the registers want them, so many k at
-// a time as the caches hold, and become what they are computed in.
+// A block of the result is one unit of work. Its operands are packed into panels in register order, with as many k at a
+// time as fit in the caches, converted to the type of the computation.
 #pragma once
 
 namespace {
@@ -13,10 +13,10 @@ constexpr int kRows = 12;
 constexpr int kRows = 6;
 #endif
 template <class T>
-constexpr int kColumns = 2 * Pack<T, kNative>::kLong;  // kRows × kColumns sums are as many as registers hold
+constexpr int kColumns = 2 * Pack<T, kNative>::kLong;  // kRows × kColumns sums fit in registers
 constexpr int64_t kBlockRows = 96, kBlockColumns = 256, kBlockDepth = 192;
 
-// Some axes as one, and how far a step along each goes in the operands and in the result.
+// Several axes, with their strides in the operands and in the result.
 struct Axes {
   struct Axis { int64_t size, left, right, out; };
   using Stride = int64_t Axis::*;
@@ -29,9 +29,9 @@ struct Axes {
     for (int i = 0; i < count; ++i) product *= axis[i].size;
     return product;
   }
-  // Where places from `first` on are.
+  // Offsets of the elements from `first` on.
   void offsets(int64_t first, int64_t many, Stride stride, int64_t* to) const {
-    if (!many) return;  // an axis may have no places
+    if (!many) return;  // an axis may be empty
     int64_t place[kMost], at = 0;
     for (int i = count - 1; i >= 0; --i) {
       place[i] = first % axis[i].size;
@@ -65,7 +65,7 @@ inline bool in_order(const int64_t* offsets, int64_t many) {
   return true;
 }
 
-// Lines of a matrix in panels of W, which have for each k the elements of W lines side by side; missing lines are zero.
+// Packs lines of a matrix into panels of W: for each k the elements of W lines, padded with zeros.
 template <int W, class T, class In>
 void pack(const In* from, const int64_t* lines, int64_t many, const int64_t* depth, int64_t deep, T* to) {
   const bool along = in_order(depth, deep);
@@ -91,7 +91,7 @@ void pack(const In* from, const int64_t* lines, int64_t many, const int64_t* dep
   }
 }
 
-// Adds the product of R rows of a panel and a panel of columns to sums in memory, whose rows are so far apart.
+// Adds the product of R rows of a panel and a panel of columns to sums in memory with a row stride.
 template <int R, class T>
 void multiply(const T* __restrict left, const T* __restrict right, int64_t deep, T* __restrict sums, int64_t step) {
   using Part = typename Pack<T, kNative>::Part;
@@ -102,7 +102,7 @@ void multiply(const T* __restrict left, const T* __restrict right, int64_t deep,
     std::memcpy(&low, right, sizeof low);
     std::memcpy(&high, right + lanes, sizeof high);
 #if defined(__x86_64__)
-    asm("" : "+v"(low), "+v"(high));  // compilers would read them from memory again for each row
+    asm("" : "+v"(low), "+v"(high));  // or compilers would reload them for each row
 #endif
 #pragma GCC unroll 12
     for (int i = 0; i < R; ++i) {
@@ -131,18 +131,18 @@ struct MatrixProduct {
 
   MatrixProduct(const In* l, const In* r, Out* o, Axes b, Axes m, Axes n, Axes k)
       : left(l), right(r), out(o), batch(b), rows(m), columns(n), depth(k) {
-    if (2 * columns.size() < kColumns<T> && rows.size() > columns.size()) {  // lanes go along what there is more of
+    if (2 * columns.size() < kColumns<T> && rows.size() > columns.size()) {  // lanes follow the longer side
       std::swap(left, right);
       std::swap(rows, columns);
       for (Axes* axes : {&batch, &rows, &columns, &depth}) axes->swap_operands();
     }
-    int64_t widest = kBlockColumns;  // less, for blocks enough that threads share the work
+    int64_t widest = kBlockColumns;  // smaller if there are too few blocks for the threads
     const int64_t others = batch.size() * parts(rows.size(), kBlockRows);
     while (widest > 64 && others * parts(columns.size(), widest) < 8) widest /= 2;
     row_block = even(rows.size(), kBlockRows, kRows);
     column_block = even(columns.size(), widest, kColumns<T>);
   }
-  // The size of blocks of about the same size, none larger than allowed, each a multiple of a tile.
+  // The size of equal blocks up to a maximum, each a multiple of a tile.
   static int64_t even(int64_t size, int64_t most, int64_t tile) {
     return parts(parts(size, parts(size, most)), tile) * tile;
   }

@@ -1,13 +1,13 @@
-"""A product of matrices as a call of `products.h`; of `vectors.h`, if one has a single row and the other is constant.
+"""Generate matrix products: with `products.h`, or `vectors.h` for a vector and constant weights.
 
-Its axes are sorted by which operand they move along.
+The axes are classified by the operands that they index.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from sardonyx.native.body import Writer, described, size_lines
+from sardonyx.native.body import Writer, describe, size_lines
 from sardonyx.native.nests import Nest
 from sardonyx.native.region import CannotLower
 from sardonyx.native.scalars import TYPES, code_of
@@ -15,12 +15,12 @@ from sardonyx.native.table import FLOATS
 from sardonyx.native.values import Apply, Buffer, View
 from sardonyx.sizes import Dim
 
-_MOST_AXES = 8
-"""So many axes of one kind `products.h` has room for."""
+_MAX_AXES = 8
+"""The maximum number of axes of one kind in `products.h`."""
 
 
 class ProductPrinter:
-    """Writes a nest that is a product. Lanes go along the axes of the right operand, the result's last among them."""
+    """Generates a matrix product. Lanes follow the axes of the right operand, which include the result's last."""
 
     def __init__(self, w: Writer, nest: Nest) -> None:
         self._w, self._nest = w, nest
@@ -31,15 +31,15 @@ class ProductPrinter:
         self._left, self._right = left, right
 
     def units(self, name: str) -> tuple[str, str]:
-        """How many blocks there are to compute, and what one costs, in elements."""
+        """Return the number of blocks to compute, and the cost of one in elements."""
         return f"{name}_product(call).units()", f"{name}_product(call).cost()"
 
     def write(self, name: str) -> None:
-        """The function that computes some blocks, and before it the one that says what of."""
+        """Generate the function that computes some blocks, and one that returns the product's description."""
         w, out = self._w, self._out
         places = " × ".join(code_of(dim) for dim in self._nest.dims)
         kind = f"MatrixProduct<{TYPES[self._left.dtype]}, {TYPES[out.dtype]}>"
-        w.comment(f"{places}: {out.buffer.name} = {described(self._left)} · {described(self._right)}")
+        w.comment(f"{places}: {out.buffer.name} = {describe(self._left)} · {describe(self._right)}")
         with w.block(f"static {kind} {name}_product(const Call& call)"):
             size_lines(w, self._nest)
             start = ", ".join(f"call.{v.buffer.name} + {code_of(v.offset)}" for v in (self._left, self._right, out))
@@ -48,8 +48,8 @@ class ProductPrinter:
             w.line(f"{name}_product(call).run(begin, end);")
 
     def _axes(self) -> Iterable[str]:
-        """The axes of a batch, of rows, of columns, and those that are summed over, as code."""
-        return (self._listed(axes) for axes in self._kinds())
+        """Return the batch, row, column and summed axes as code."""
+        return (self._axes_array(axes) for axes in self._kinds())
 
     def _kinds(self) -> tuple[list[int], ...]:
         kinds: tuple[list[int], ...] = ([], [], [], [])
@@ -59,9 +59,9 @@ class ProductPrinter:
             kinds[3 if summed else 0 if moves_left == moves_right else 1 if moves_left else 2].append(axis)
         return kinds
 
-    def _listed(self, axes: list[int]) -> str:
-        if len(axes) > _MOST_AXES:
-            raise CannotLower(f"a product over {len(axes)} axes that are no one")
+    def _axes_array(self, axes: list[int]) -> str:
+        if len(axes) > _MAX_AXES:
+            raise CannotLower(f"a product over {len(axes)} axes that cannot be merged")
         out = dict(zip(self._nest.outer, self._out.strides, strict=True))
         steps = (
             (self._nest.dims[axis], self._left.strides[axis], self._right.strides[axis], out.get(axis, 0))
@@ -71,11 +71,11 @@ class ProductPrinter:
 
 
 class VectorPrinter(ProductPrinter):
-    """Writes a product of one row and of weights that are constants, which the kernel holds as it reads them."""
+    """Generates a product of a vector and constant weights, which the kernel packs in the order it reads them."""
 
     @classmethod
     def suits(cls, nest: Nest, constants: Collection[Buffer]) -> bool:
-        """Whether a nest is such a product."""
+        """Return whether a nest is such a product."""
         if not nest.is_product:
             return False
         printer = cls(Writer(), nest)
@@ -85,27 +85,27 @@ class VectorPrinter(ProductPrinter):
 
     @property
     def weights(self) -> Buffer:
-        """What is held."""
+        """The packed buffer."""
         return self._right.buffer
 
     @property
     def held(self) -> str:
-        """Its type."""
+        """The type of the packed weights."""
         return f"Weights<{TYPES[self._right.dtype]}>"
 
     def hold(self, name: str, data: str) -> None:
-        """The line that takes the weights from a constant of the model, when no size of a call is known."""
+        """Generate the packing of weights from a constant of the model, before the sizes of a call are known."""
         dims, strides = self._nest.dims, self._right.strides
         columns, depth = (_axes_code((dims[a], 0, strides[a], 0) for a in axes) for axes in self._kinds()[2:])
         start = f"static_cast<const {TYPES[self._right.dtype]}*>({data}) + {code_of(self._right.offset)}"
         self._w.line(f"held.{name}.take({start}, {columns}, {depth});")
 
     def write(self, name: str) -> None:
-        """The function that computes some panels, and before it the one that says what of."""
+        """Generate the function that computes some panels, and one that returns the product's description."""
         w, out = self._w, self._out
         kind = f"VectorProduct<{TYPES[self._left.dtype]}, {TYPES[out.dtype]}>"
         *_, columns, depth = self._axes()
-        w.comment(f"{out.buffer.name} = {described(self._left)} · {described(self._right)}, which is constant")
+        w.comment(f"{out.buffer.name} = {describe(self._left)} · {describe(self._right)}(constant)")
         with w.block(f"static {kind} {name}_product(const Call& call)"):
             size_lines(w, self._nest)
             start = ", ".join(f"call.{v.buffer.name} + {code_of(v.offset)}" for v in (self._left, out))
@@ -115,7 +115,7 @@ class VectorPrinter(ProductPrinter):
 
 
 def _axes_code(axes: Iterable[tuple[Dim, Dim, Dim, Dim]]) -> str:
-    """Axes in C++: of each the size, and how far a step goes in the left operand, in the right one, in the result."""
+    """Return axes in C++: the size of each, and its strides in the left and right operands and in the result."""
     listed = ["{" + ", ".join(map(code_of, axis)) + "}" for axis in axes]
     return f"Axes{{{len(listed)}, {{{', '.join(listed)}}}}}"
 

@@ -1,4 +1,4 @@
-"""What became of a model's nodes: which are kernels, which are not and why, and what was measured."""
+"""Report native compilation: which nodes are in kernels, why others are not, and measured times."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Any
 
 import onnx_ir as ir
 
-from sardonyx.native.carve import Part, Plan
-from sardonyx.native.select import Choice, expected
+from sardonyx.native.partition import KernelGroup, KernelPlan
+from sardonyx.native.select import Choice, expected_savings
 
-_SHOWN = 12
+_MAX_LINES = 12
 """Lines of a list that are printed."""
 
 
 @dataclass(frozen=True)
-class Taken:
-    """Nodes that are one kernel, and the seconds that they and the kernel take, where it was measured."""
+class KernelEntry:
+    """The nodes of a kernel, with the measured seconds of both."""
 
     kernel: str
     node: str
-    """The node of the new model that calls the kernel. Both are empty for what was put back."""
+    """The node of the new model that calls the kernel; both are empty if it was put back."""
     nodes: Sequence[str]
     operators: Sequence[str]
     seconds_before: float | None = None
     seconds_after: float | None = None
     why_not: str = ""
-    """Why they are none after all."""
+    """Why the kernel is not used."""
     launches_saved: int = 0
     bytes_saved: int = 0
-    """What was expected: nodes less to launch, bytes less to write and read between them."""
+    """Expected savings: node launches, and bytes written and read between nodes."""
 
     @property
     def times(self) -> str:
@@ -42,8 +42,8 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Left:
-    """A node that stays as it is."""
+class LeftNode:
+    """A node that is not in a kernel."""
 
     node: str
     operator: str
@@ -52,56 +52,56 @@ class Left:
 
 @dataclass(frozen=True)
 class NativeReport:
-    """What native compilation did to a model. Printed, it is for people."""
+    """What native compilation did to a model; str() is a summary."""
 
     nodes_before: int
     nodes_after: int
-    kernels: Sequence[Taken]
-    put_back: Sequence[Taken] = ()
-    """Kernels that were built, measured, and not used."""
-    left: Sequence[Left] = ()
+    kernels: Sequence[KernelEntry]
+    put_back: Sequence[KernelEntry] = ()
+    """Kernels that were built and measured, but are not used."""
+    left: Sequence[LeftNode] = ()
     seconds_before: float | None = None
     seconds_after: float | None = None
-    """What a call of the whole model takes, where it was measured."""
+    """Measured time of a call of the whole model."""
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain data, for JSON."""
+        """Return it as plain data, for JSON."""
         return asdict(self)
 
     @classmethod
-    def of_dict(cls, told: Mapping[str, Any]) -> NativeReport:
-        """From what `as_dict` gave."""
-        listed = {"kernels": Taken, "put_back": Taken, "left": Left}
-        lists: dict[str, Any] = {name: [kind(**x) for x in told[name]] for name, kind in listed.items()}
-        return cls(**{**told, **lists})
+    def of_dict(cls, data: Mapping[str, Any]) -> NativeReport:
+        """Return the report of `as_dict`."""
+        entry_types = {"kernels": KernelEntry, "put_back": KernelEntry, "left": LeftNode}
+        lists: dict[str, Any] = {name: [kind(**x) for x in data[name]] for name, kind in entry_types.items()}
+        return cls(**{**data, **lists})
 
     def __str__(self) -> str:
-        count = sum(len(taken.nodes) for taken in self.kernels)
+        count = sum(len(entry.nodes) for entry in self.kernels)
         lines = [
-            f"{self.nodes_before} nodes → {self.nodes_after}: {_counted(len(self.kernels), 'kernel')} "
-            f"in the place of {_counted(count, 'node')}"
+            f"{self.nodes_before} nodes → {self.nodes_after}: {_plural(len(self.kernels), 'kernel')} "
+            f"in the place of {_plural(count, 'node')}"
         ]
         if self.seconds_before is not None and self.seconds_after is not None:
             lines.append(f"whole model: {_times(self.seconds_before, self.seconds_after)}")
-        for title, listed in (("kernels", self.kernels), ("put back", self.put_back)):
-            lines += [title] * bool(listed) + _shortened([_line(same) for same in _alike(listed)])
+        for title, entries in (("kernels", self.kernels), ("put back", self.put_back)):
+            lines += [title] * bool(entries) + _truncate([_format_group(group) for group in _group_equal(entries)])
         reasons = Counter((left.operator, left.why) for left in self.left)
         lines += ["left to onnxruntime"] * bool(reasons)
-        return "\n".join(lines + _shortened([f"{n:>4} × {op}: {why}" for (op, why), n in reasons.most_common()]))
+        return "\n".join(lines + _truncate([f"{n:>4} × {op}: {why}" for (op, why), n in reasons.most_common()]))
 
 
-def _alike(listed: Sequence[Taken]) -> list[list[Taken]]:
-    groups: dict[tuple[str, ...], list[Taken]] = {}
-    for taken in listed:
-        groups.setdefault((taken.kernel, *taken.operators, taken.times, taken.why_not), []).append(taken)
+def _group_equal(entries: Sequence[KernelEntry]) -> list[list[KernelEntry]]:
+    groups: dict[tuple[str, ...], list[KernelEntry]] = {}
+    for entry in entries:
+        groups.setdefault((entry.kernel, *entry.operators, entry.times, entry.why_not), []).append(entry)
     return list(groups.values())
 
 
-def _line(same: Sequence[Taken]) -> str:
-    first = same[0]
-    told = [" ".join(first.operators), first.times, first.why_not]
+def _format_group(group: Sequence[KernelEntry]) -> str:
+    first = group[0]
+    fields = [" ".join(first.operators), first.times, first.why_not]
     name = f"{first.kernel}: " if first.kernel else ""
-    return f"{len(same):>4} × {name}" + "; ".join(part for part in told if part)
+    return f"{len(group):>4} × {name}" + "; ".join(part for part in fields if part)
 
 
 def _times(before: float, after: float) -> str:
@@ -112,49 +112,53 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _shortened(lines: list[str]) -> list[str]:
-    more = len(lines) - _SHOWN
-    return lines if more <= 0 else [*lines[:_SHOWN], f"     and {more} more"]
+def _truncate(lines: list[str]) -> list[str]:
+    more = len(lines) - _MAX_LINES
+    return lines if more <= 0 else [*lines[:_MAX_LINES], f"     and {more} more"]
 
 
-def working(model: ir.Model) -> int:
-    """The nodes of a model that do something at each call, in branches and loops too."""
+def count_nodes(model: ir.Model) -> int:
+    """Return the number of nodes that run at each call, in subgraphs too."""
     return sum(node.op_type != "Constant" for node in model.graph.all_nodes())
 
 
-def report_of(plan: Plan, choice: Choice = "auto") -> NativeReport:
-    """What a plan is going to do, before it is done."""
+def report_of(plan: KernelPlan, choice: Choice = "auto") -> NativeReport:
+    """Return the report of a plan."""
     nodes = [node for node in plan.model.graph.all_nodes() if node.op_type != "Constant"]
-    taken = {node for part in plan.parts for node in part.group}
-    before = working(plan.model)
-    otherwise = "nothing around it to share a kernel with" if choice == "auto" else "not selected"
+    in_kernels = {node for part in plan.parts for node in part.group}
+    before = count_nodes(plan.model)
+    default_reason = "nothing around it to share a kernel with" if choice == "auto" else "not selected"
     return NativeReport(
         nodes_before=before,
-        nodes_after=before - len(taken) + len(plan.parts),
-        kernels=[_taken(part) for part in plan.parts],
+        nodes_after=before - len(in_kernels) + len(plan.parts),
+        kernels=[_kernel_entry(part) for part in plan.parts],
         left=[
-            Left(str(node.name), node.op_type, plan.refused.get(node, otherwise)) for node in nodes if node not in taken
+            LeftNode(str(node.name), node.op_type, plan.rejected.get(node, default_reason))
+            for node in nodes
+            if node not in in_kernels
         ],
     )
 
 
-def _taken(part: Part) -> Taken:
+def _kernel_entry(part: KernelGroup) -> KernelEntry:
     names, operators = [str(node.name) for node in part.group], [node.op_type for node in part.group]
-    save = expected(part.group)
-    return Taken(part.name, part.node_name, names, operators, launches_saved=save.launches, bytes_saved=save.bytes)
+    save = expected_savings(part.group)
+    return KernelEntry(
+        part.name, part.node_name, names, operators, launches_saved=save.launches, bytes_saved=save.bytes
+    )
 
 
-def after_measuring(planned: NativeReport, tried: Sequence[Taken], kept: Collection[int]) -> NativeReport:
-    """A report of a smaller plan, with what was measured of the larger one."""
+def with_measurements(planned: NativeReport, measured: Sequence[KernelEntry], kept: Collection[int]) -> NativeReport:
+    """Return the report of a smaller plan with the measurements of the larger one."""
     kernels = [
-        replace(taken, seconds_before=tried[i].seconds_before, seconds_after=tried[i].seconds_after)
-        for taken, i in zip(planned.kernels, sorted(kept), strict=True)
+        replace(entry, seconds_before=measured[i].seconds_before, seconds_after=measured[i].seconds_after)
+        for entry, i in zip(planned.kernels, sorted(kept), strict=True)
     ]
-    put_back = [replace(taken, kernel="", node="") for i, taken in enumerate(tried) if i not in kept]
-    names = {name for taken in put_back for name in taken.nodes}
+    put_back = [replace(entry, kernel="", node="") for i, entry in enumerate(measured) if i not in kept]
+    names = {name for entry in put_back for name in entry.nodes}
     left = [left for left in planned.left if left.node not in names]
     return replace(planned, kernels=kernels, put_back=put_back, left=left)

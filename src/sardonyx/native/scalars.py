@@ -1,4 +1,4 @@
-"""C++ of what stands in a line: types, numbers, sizes."""
+"""C++ expressions: types, numbers, sizes."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ TYPES: Mapping[ir.DataType, str] = {
     ir.DataType.BOOL: "boolean",
     **{ir.DataType[f"{sign}INT{bits}"]: f"{sign.lower()}int{bits}_t" for sign in ("", "U") for bits in (8, 16, 32, 64)},
 }
-"""What holds an element in memory."""
+"""Element types in memory."""
 _COMPUTED = {"half": "float", "bfloat": "float", "boolean": "int32_t"}
 
 
 def computed_type(dtype: ir.DataType) -> str:
-    """What an element is computed in."""
+    """Return the type that an element is computed in."""
     return _COMPUTED.get(TYPES[dtype], TYPES[dtype])
 
 
 def number_code(number: Number) -> str:
-    """A number in the type it is computed in."""
+    """Return a number in the type it is computed in."""
     kind, value = computed_type(number.dtype), number.value
     if isinstance(value, sympy.Expr):
         return f"static_cast<{kind}>({code_of(value)})"
@@ -51,7 +51,7 @@ def number_code(number: Number) -> str:
 
 
 def cast_code(code: str, before: ir.DataType, after: ir.DataType) -> str:
-    """An expression in another type."""
+    """Return an expression cast to another type."""
     if before == ir.DataType.BOOL:
         return f"from_mask<{computed_type(after)}>({code})"
     if after == ir.DataType.BOOL:
@@ -62,7 +62,7 @@ def cast_code(code: str, before: ir.DataType, after: ir.DataType) -> str:
 
 
 def code_of(dim: Dim) -> str:
-    """A size in C++."""
+    """Return a size in C++."""
     if isinstance(dim, (int, sympy.Integer)):
         return f"{int(dim)}"
     if isinstance(dim, sympy.Symbol):
@@ -72,13 +72,13 @@ def code_of(dim: Dim) -> str:
         return "(" + sign.join(code_of(arg) for arg in dim.args) + ")"
     if isinstance(dim, sympy.Pow) and dim.exp.is_Integer and 0 < int(dim.exp) < 16:
         return "(" + " * ".join([code_of(dim.base)] * int(dim.exp)) + ")"
-    for kind, function in _SIZES.items():
+    for kind, function in _SIZE_FUNCTIONS.items():
         if isinstance(dim, kind):
-            return _folded(function, [code_of(arg) for arg in dim.args])
+            return _nest_calls(function, [code_of(arg) for arg in dim.args])
     raise CannotLower(f"the size {dim} has no form in C++")
 
 
-_SIZES: Mapping[Any, str] = {
+_SIZE_FUNCTIONS: Mapping[Any, str] = {
     sympy.Max: "std::max<int64_t>",
     sympy.Min: "std::min<int64_t>",
     torch_sympy.Max: "std::max<int64_t>",
@@ -90,7 +90,7 @@ _SIZES: Mapping[Any, str] = {
 }
 
 
-def _folded(function: str, args: Sequence[str]) -> str:
+def _nest_calls(function: str, args: Sequence[str]) -> str:
     result = args[0]
     for arg in args[1:]:
         result = f"{function}({result}, {arg})"
@@ -98,5 +98,5 @@ def _folded(function: str, args: Sequence[str]) -> str:
 
 
 def symbol_name(symbol: sympy.Basic) -> str:
-    """What a symbol is called in C++; no two are called the same."""
+    """Return the unique C++ name of a symbol."""
     return identifier(str(symbol))

@@ -1,4 +1,4 @@
-"""Which nodes of a graph become one kernel: connected, and with nothing of the graph between them."""
+"""Select groups of nodes that become kernels: connected and convex."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from typing import Literal, TypeAlias
 import onnx_ir as ir
 
 from sardonyx.errors import OptionError
-from sardonyx.native.cost import Saved, saved
+from sardonyx.native.cost import Savings, estimate_savings
 from sardonyx.native.lower import lower
 from sardonyx.native.nests import count
-from sardonyx.native.region import CannotLower, Lowering, dims_of, is_fixed
+from sardonyx.native.region import CannotLower, Lowering, dims_of, is_constant
 from sardonyx.native.table import FLOATS, int_of
 
 
 @dataclass(frozen=True)
-class Between:
-    """The nodes that compute some values from others, both given by name."""
+class BoundedRegion:
+    """The nodes that compute some values from others, both by name."""
 
     inputs: Sequence[str]
     outputs: Sequence[str]
 
 
-Choice: TypeAlias = "Literal['auto', 'all'] | Collection[str] | Callable[[ir.Node], bool] | Between"
-"""Which nodes are wanted: those that win, every one that can be, those with these names, those a function says, or
-those between some values. What is given by name has to be possible, or is an error."""
+Choice: TypeAlias = "Literal['auto', 'all'] | Collection[str] | Callable[[ir.Node], bool] | BoundedRegion"
+"""The selected nodes: those expected to be faster, all that can be lowered, those with these names, those that satisfy
+a predicate, or those between some values. A node selected by name that cannot be lowered is an error."""
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 def scope(module: str) -> Callable[[ir.Node], bool]:
-    """Chooses the nodes of a module of the exported model, by its name, as `encoder.layer.0`.
+    """Select the nodes of a module of the exported model by name, such as `encoder.layer.0`.
 
-    Exports write into each node which modules it is from: those of this package, and those of `torch.onnx`.
+    Exports of this package and of `torch.onnx` record the modules of each node.
     """
 
     def belongs(node: ir.Node) -> bool:
@@ -46,22 +46,22 @@ def scope(module: str) -> Callable[[ir.Node], bool]:
     return belongs
 
 
-FREE = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
-"""Layout that costs an engine nothing, and a kernel a copy where it begins or ends with it."""
+FREE_LAYOUT = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
+"""Layout operators that are free in an engine, and cost a kernel a copy at its start or end."""
 PRODUCTS = frozenset(
     {"MatMul", "FusedMatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attention", "MultiHeadAttention"}
 )
-"""What ONNX Runtime computes faster than a kernel of ours."""
-_OF_ROWS = frozenset({"MatMul", "FusedMatMul", "Gemm"})
-_MOST_HELD = 2**31
-"""Bytes of weights that "auto" lets kernels hold."""
-TURNED = "a Transpose that moves the last axis"
-_TURNS = True
-"""Whether "auto" takes such, which are computed in tiles; products of ONNX Runtime read transposed by themselves."""
+"""Operators that ONNX Runtime computes faster than our kernels."""
+_MATRIX_PRODUCTS = frozenset({"MatMul", "FusedMatMul", "Gemm"})
+_MAX_WEIGHT_BYTES = 2**31
+"""Bytes of weights that kernels may hold with "auto"."""
+MOVES_LAST_AXIS = "a Transpose that moves the last axis"
+_TAKE_TRANSPOSES = True
+"""Whether "auto" takes such transposes, computed in tiles; ONNX Runtime's products read transposed inputs."""
 
 
-def refusal(node: ir.Node) -> str | None:
-    """Why a node cannot be in a kernel; None if it can."""
+def why_not_lowerable(node: ir.Node) -> str | None:
+    """Return why a node cannot be lowered, or None."""
     try:
         lower(Lowering(), node)
     except CannotLower as error:
@@ -69,116 +69,121 @@ def refusal(node: ir.Node) -> str | None:
     return None
 
 
-def _unwise(node: ir.Node) -> str | None:
-    """Why a node that could be in a kernel had better not be; None if it may."""
-    if all(_is_about_sizes(output) for output in node.outputs):
-        return "a few integers, as sizes are"
-    if node.op_type in PRODUCTS and not is_of_one_row(node):
+def _why_not_worthwhile(node: ir.Node) -> str | None:
+    if all(_is_size_arithmetic(output) for output in node.outputs):
+        return "computes sizes only"
+    if node.op_type in PRODUCTS and not is_vector_product(node):
         return "faster in onnxruntime"
-    if turns(node) and not (_TURNS and all(use.node.op_type not in PRODUCTS for use in node.outputs[0].uses())):
-        return TURNED
+    if moves_last_axis(node) and not (
+        _TAKE_TRANSPOSES and all(use.node.op_type not in PRODUCTS for use in node.outputs[0].uses())
+    ):
+        return MOVES_LAST_AXIS
     return None
 
 
-def is_of_one_row(node: ir.Node) -> bool:
-    """Whether a node is a product of one row and of constant weights, which a kernel reads faster than others do."""
-    if node.op_type not in _OF_ROWS or refusal(node) is not None or int_of(node, "transA", 0):
+def is_vector_product(node: ir.Node) -> bool:
+    """Return whether a node is a product of one row and constant weights, which kernels compute faster."""
+    if node.op_type not in _MATRIX_PRODUCTS or why_not_lowerable(node) is not None or int_of(node, "transA", 0):
         return False
     row, weights = node.inputs[:2]
     assert row is not None
     assert weights is not None
-    held = is_fixed(weights) and len(dims_of(weights)) == 2 and weights.dtype in FLOATS
-    return held and len(dims_of(row)) > 1 and count(dims_of(row)[:-1]) == 1
+    constant_weights = is_constant(weights) and len(dims_of(weights)) == 2 and weights.dtype in FLOATS
+    return constant_weights and len(dims_of(row)) > 1 and count(dims_of(row)[:-1]) == 1
 
 
-def _held_twice(nodes: Sequence[ir.Node]) -> dict[ir.Node, str]:
-    """Products of one row, if their weights are too large for being held by kernels and by onnxruntime too."""
-    found = [node for node in nodes if is_of_one_row(node)]
-    weights = {node.inputs[1] for node in found}
-    held = (ir.convenience.get_const_tensor(x) for x in weights if x is not None)
-    size = sum(tensor.nbytes for tensor in held if tensor is not None)
-    return dict.fromkeys(found, f"{size / 1e9:.1f} GB of weights would be held twice") if size > _MOST_HELD else {}
+def _weights_too_large(nodes: Sequence[ir.Node]) -> dict[ir.Node, str]:
+    """Return products of one row, if their weights are too large to be held by kernels and onnxruntime both."""
+    products = [node for node in nodes if is_vector_product(node)]
+    weights = {node.inputs[1] for node in products}
+    tensors = (ir.convenience.get_const_tensor(x) for x in weights if x is not None)
+    size = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    return (
+        dict.fromkeys(products, f"{size / 1e9:.1f} GB of weights would be held twice")
+        if size > _MAX_WEIGHT_BYTES
+        else {}
+    )
 
 
-def turns(node: ir.Node) -> bool:
-    """Whether a node is a Transpose that moves the last axis."""
+def moves_last_axis(node: ir.Node) -> bool:
+    """Return whether a node is a Transpose that moves the last axis."""
     if node.op_type != "Transpose":
         return False
-    order = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else []
-    return not order or order[-1] != len(order) - 1
+    permutation = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else []
+    return not permutation or permutation[-1] != len(permutation) - 1
 
 
-def _is_about_sizes(value: ir.Value) -> bool:
+def _is_size_arithmetic(value: ir.Value) -> bool:
     size = count(dims_of(value))
     return value.dtype == ir.DataType.INT64 and isinstance(size, int) and size < 16
 
 
-class _Order:
-    """Who depends on whom, as sets of bits."""
+class _Reachability:
+    """Transitive dependencies of nodes, as bit sets."""
 
     def __init__(self, nodes: Sequence[ir.Node]) -> None:
-        self.place = {node: i for i, node in enumerate(nodes)}
+        self.index = {node: i for i, node in enumerate(nodes)}
         self.before = [0] * len(nodes)
         self.after = [0] * len(nodes)
         for i, node in enumerate(nodes):
             for source in _sources(node):
-                if source in self.place:
-                    j = self.place[source]
+                if source in self.index:
+                    j = self.index[source]
                     self.before[i] |= self.before[j] | 1 << j
         for i in reversed(range(len(nodes))):
             for source in _sources(nodes[i]):
-                if source in self.place:
-                    self.after[self.place[source]] |= self.after[i] | 1 << i
+                if source in self.index:
+                    self.after[self.index[source]] |= self.after[i] | 1 << i
 
     def between(self, nodes: Iterable[ir.Node]) -> list[int]:
-        """The places of what depends on some of these nodes, and others of them on it."""
-        own = before = after = 0
+        """Return the indices of nodes on paths between these nodes."""
+        members = before = after = 0
         for node in nodes:
-            i = self.place[node]
-            own, before, after = own | 1 << i, before | self.before[i], after | self.after[i]
-        return list(_bits(before & after & ~own))
+            i = self.index[node]
+            members, before, after = members | 1 << i, before | self.before[i], after | self.after[i]
+        return list(_bits(before & after & ~members))
 
-    def joins(self, nodes: Iterable[ir.Node]) -> bool:
-        """Make nodes one, if no path leaves them and comes back; whether it was done.
+    def merge(self, nodes: Iterable[ir.Node]) -> bool:
+        """Merge nodes into one if no path leaves them and comes back; return whether it was done.
 
-        From then on what depends on one of them depends on all, so that no two groups wait for each other.
+        Afterwards, what depends on one of them depends on all, so that groups never depend on each other in a cycle.
         """
-        own = before = after = 0
-        places = [self.place[node] for node in nodes]
-        for i in places:
-            own |= 1 << i
+        members = before = after = 0
+        indices = [self.index[node] for node in nodes]
+        for i in indices:
+            members |= 1 << i
             before |= self.before[i]
             after |= self.after[i]
-        before, after = before & ~own, after & ~own
+        before, after = before & ~members, after & ~members
         if before & after:
             return False
-        for i in places:
-            self.before[i], self.after[i] = before | own & ~(1 << i), after | own & ~(1 << i)
+        for i in indices:
+            self.before[i], self.after[i] = before | members & ~(1 << i), after | members & ~(1 << i)
         for i in _bits(after):
-            self.before[i] |= before | own
+            self.before[i] |= before | members
         for i in _bits(before):
-            self.after[i] |= after | own
+            self.after[i] |= after | members
         return True
 
 
-def _bits(places: int) -> Iterator[int]:
-    while places:
-        low = places & -places
+def _bits(mask: int) -> Iterator[int]:
+    while mask:
+        low = mask & -mask
         yield low.bit_length() - 1
-        places ^= low
+        mask ^= low
 
 
 def _sources(node: ir.Node) -> list[ir.Node]:
-    """The nodes that a node reads from, also inside its branches and loops."""
-    found = [x.producer() for x in node.inputs if x is not None]
+    """Return the nodes that a node reads from, also in its subgraphs."""
+    producers = [x.producer() for x in node.inputs if x is not None]
     for attribute in node.attributes.values():
-        for body in _bodies(attribute):
+        for body in _subgraphs(attribute):
             for inner in body.all_nodes():
-                found += [x.producer() for x in inner.inputs if x is not None]
-    return [source for source in found if source is not None]
+                producers += [x.producer() for x in inner.inputs if x is not None]
+    return [source for source in producers if source is not None]
 
 
-def _bodies(attribute: ir.Attr) -> list[ir.Graph]:
+def _subgraphs(attribute: ir.Attr) -> list[ir.Graph]:
     if attribute.type == ir.AttributeType.GRAPH:
         return [attribute.as_graph()]
     return list(attribute.as_graphs()) if attribute.type == ir.AttributeType.GRAPHS else []
@@ -186,129 +191,130 @@ def _bodies(attribute: ir.Attr) -> list[ir.Graph]:
 
 @dataclass(frozen=True)
 class Selection:
-    """Groups of nodes, in the order of the graph, each of which may become a kernel."""
+    """Groups of nodes, in graph order, each of which may become a kernel."""
 
     groups: Sequence[Sequence[ir.Node]]
-    refused: dict[ir.Node, str] = field(default_factory=dict)
-    """Why other nodes that were wanted stay as they are."""
+    rejected: dict[ir.Node, str] = field(default_factory=dict)
+    """Why other selected nodes are not in a group."""
 
 
-def select(graph: ir.Graph, choice: Choice = "auto", apart: Mapping[ir.Node, str] | None = None) -> Selection:
-    """Gather the wanted nodes of a graph into groups. With "auto", such groups as are worth a kernel.
+def select(graph: ir.Graph, choice: Choice = "auto", excluded: Mapping[ir.Node, str] | None = None) -> Selection:
+    """Group the selected nodes of a graph; with "auto", only groups expected to be faster.
 
-    Nodes that are to stay apart are given with a reason.
+    `excluded` has nodes to leave out, with reasons.
     """
     nodes = list(graph)
-    order = _Order(nodes)
+    reachability = _Reachability(nodes)
     group_of: dict[ir.Node, list[ir.Node]] = {}
-    refused: dict[ir.Node, str] = {}
-    apart = {**(_held_twice(nodes) if choice == "auto" else {}), **(apart or {})}
-    for node in _wanted(nodes, choice):
-        why = apart.get(node) or refusal(node) or (_unwise(node) if choice == "auto" else None)
-        if why is not None:
+    rejected: dict[ir.Node, str] = {}
+    excluded = {**(_weights_too_large(nodes) if choice == "auto" else {}), **(excluded or {})}
+    for node in _selected_nodes(nodes, choice):
+        reason = (
+            excluded.get(node) or why_not_lowerable(node) or (_why_not_worthwhile(node) if choice == "auto" else None)
+        )
+        if reason is not None:
             if is_by_name(choice):
-                raise cannot_be(node, why)
-            refused[node] = why
+                raise not_lowerable_error(node, reason)
+            rejected[node] = reason
             continue
         group = group_of[node] = [node]
         for source in dict.fromkeys(_sources(node)):
             other = group_of.get(source)
             if other is None or other is group:
                 continue
-            if order.joins([*other, *group]):
+            if reachability.merge([*other, *group]):
                 group[:0] = other
                 for member in other:
                     group_of[member] = group
             elif is_by_name(choice):
-                _need_nothing_between(nodes, source, node, [*other, *group])
+                _check_convex(nodes, source, node, [*other, *group])
     unique = {id(group): group for group in group_of.values()}
-    groups = [sorted(group, key=order.place.__getitem__) for group in unique.values()]
+    groups = [sorted(group, key=reachability.index.__getitem__) for group in unique.values()]
     if choice == "auto":
-        groups = [group for group in map(_peeled, groups) if expected(group).seconds > 0]
-    return Selection(groups, refused)
+        groups = [group for group in map(_strip_free_layout, groups) if expected_savings(group).seconds > 0]
+    return Selection(groups, rejected)
 
 
 def is_by_name(choice: Choice) -> bool:
-    """Whether a choice says exactly what it wants."""
+    """Return whether a choice names nodes or values exactly."""
     return not isinstance(choice, str) and not callable(choice)
 
 
-def cannot_be(node: ir.Node, why: str) -> OptionError:
-    """The error about a node that was asked for and cannot be in a kernel."""
+def not_lowerable_error(node: ir.Node, reason: str) -> OptionError:
+    """Return the error for a selected node that cannot be in a kernel."""
     return OptionError(
-        f"{node.op_type} {node.name!r} cannot be in a kernel: {why}",
-        hint="leave it out of what is selected; ONNX Runtime goes on computing it",
+        f"{node.op_type} {node.name!r} cannot be in a kernel: {reason}",
+        hint="do not select it; ONNX Runtime computes it then",
     )
 
 
-def _need_nothing_between(nodes: Sequence[ir.Node], source: ir.Node, node: ir.Node, members: Sequence[ir.Node]) -> None:
-    """Refuse to make one kernel of nodes that something else waits for and is waited for by."""
-    places = _Order(nodes).between(members)
-    if places:
-        between = nodes[places[0]]
+def _check_convex(nodes: Sequence[ir.Node], source: ir.Node, node: ir.Node, members: Sequence[ir.Node]) -> None:
+    """Raise an error if nodes outside depend on some of the members while others depend on them."""
+    indices = _Reachability(nodes).between(members)
+    if indices:
+        between = nodes[indices[0]]
         raise OptionError(
-            f"{source.name!r} and {node.name!r} cannot be in one kernel: {between.op_type} {between.name!r} is in the "
-            "way, which needs results of the one and gives to the other",
+            f"{source.name!r} and {node.name!r} cannot be in one kernel: {between.op_type} {between.name!r} is "
+            "between them",
             hint=f"select {between.name!r} too, or only one of the two",
         )
 
 
-def _wanted(nodes: Sequence[ir.Node], choice: Choice) -> list[ir.Node]:
-    if isinstance(choice, Between):
-        return _bounded(nodes, choice)
+def _selected_nodes(nodes: Sequence[ir.Node], choice: Choice) -> list[ir.Node]:
+    if isinstance(choice, BoundedRegion):
+        return _nodes_between(nodes, choice)
     if callable(choice):
         return [node for node in nodes if choice(node)]
     if isinstance(choice, str):
         if choice not in ("auto", "all"):
-            raise OptionError(f"select is {choice!r}", hint="use 'auto', 'all', or a list, also for a single name")
+            raise OptionError(f"select is {choice!r}", hint="use 'auto', 'all', or a list of names")
         return list(nodes)
     missing = {*choice} - {node.name for node in nodes}
     if missing:
-        raise OptionError(f"the graph has no node {min(missing)!r}", hint=_near(min(missing), nodes))
+        raise OptionError(f"the graph has no node {min(missing)!r}", hint=_suggestion(min(missing), nodes))
     return [node for node in nodes if node.name in choice]
 
 
-def _near(name: str, nodes: Sequence[ir.Node]) -> str:
-    near = difflib.get_close_matches(name, [str(node.name) for node in nodes], n=1)
-    return f"did you mean {near[0]!r}?" if near else "a region between values is given by inputs= and outputs="
+def _suggestion(name: str, nodes: Sequence[ir.Node]) -> str:
+    matches = difflib.get_close_matches(name, [str(node.name) for node in nodes], n=1)
+    return f"did you mean {matches[0]!r}?" if matches else "use inputs= and outputs= for a region between values"
 
 
-def _bounded(nodes: Sequence[ir.Node], choice: Between) -> list[ir.Node]:
-    """What computes the outputs from the inputs, and from nothing else that changes."""
+def _nodes_between(nodes: Sequence[ir.Node], choice: BoundedRegion) -> list[ir.Node]:
+    """Return the nodes that compute the outputs from the inputs and constants only."""
     values = {x.name: x for node in nodes for x in (*node.inputs, *node.outputs) if x is not None}
     for name in (*choice.inputs, *choice.outputs):
         if name not in values:
-            raise OptionError(f"the graph has no value {name!r}", hint="name inputs and outputs of its nodes")
-    found: set[ir.Node] = set()
-    open_ends = [values[name] for name in choice.outputs]
-    while open_ends:
-        value = open_ends.pop()
+            raise OptionError(f"the graph has no value {name!r}", hint="use names of inputs and outputs of its nodes")
+    reached: set[ir.Node] = set()
+    pending = [values[name] for name in choice.outputs]
+    while pending:
+        value = pending.pop()
         source = value.producer()
-        if value.name in choice.inputs or source in found or value.is_initializer():
+        if value.name in choice.inputs or source in reached or value.is_initializer():
             continue
         if source is None or source.graph is not nodes[0].graph:
-            raise OptionError(f"what is selected also reads {value.name!r}", hint="name it in inputs= too")
+            raise OptionError(f"the region also reads {value.name!r}", hint="add it to inputs=")
         if source.op_type != "Constant":
-            found.add(source)
-            open_ends += [x for x in source.inputs if x is not None]
-    bounded = [node for node in nodes if node in found]
-    if not bounded:
+            reached.add(source)
+            pending += [x for x in source.inputs if x is not None]
+    nodes_between = [node for node in nodes if node in reached]
+    if not nodes_between:
         raise OptionError(
-            "nothing lies between the inputs and the outputs that bound a region",
-            hint="outputs= names what nodes give that depend on inputs=",
+            "no node is between inputs= and outputs=",
+            hint="outputs= must be results of nodes that depend on inputs=",
         )
-    _need_nothing_between(nodes, bounded[0], bounded[-1], bounded)
-    return bounded
+    _check_convex(nodes, nodes_between[0], nodes_between[-1], nodes_between)
+    return nodes_between
 
 
-def _peeled(group: list[ir.Node]) -> list[ir.Node]:
-    """Without layout at its ends that costs nothing outside."""
+def _strip_free_layout(group: list[ir.Node]) -> list[ir.Node]:
     kept = set(group)
     changed = True
     while changed:
         changed = False
         for node in group:
-            if node not in kept or node.op_type not in FREE:
+            if node not in kept or node.op_type not in FREE_LAYOUT:
                 continue
             source = node.inputs[0]
             enters = source is None or source.producer() not in kept
@@ -319,6 +325,8 @@ def _peeled(group: list[ir.Node]) -> list[ir.Node]:
     return [node for node in group if node in kept]
 
 
-def expected(group: Sequence[ir.Node]) -> Saved:
-    """What a kernel in the place of a group is expected to save."""
-    return saved(group, [x for node in group if is_of_one_row(node) and (x := node.inputs[1]) is not None])
+def expected_savings(group: Sequence[ir.Node]) -> Savings:
+    """Return the expected savings of a kernel for a group."""
+    return estimate_savings(
+        group, [x for node in group if is_vector_product(node) and (x := node.inputs[1]) is not None]
+    )

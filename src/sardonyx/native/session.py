@@ -1,4 +1,4 @@
-"""Sessions of ONNX Runtime for models that may have kernels, and weights in other files."""
+"""ONNX Runtime sessions for models with kernels and external weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sardonyx.model_files import LARGEST_PROTOBUF, weight_bytes
 
 @cache
 def onnxruntime() -> Any:
-    """The package."""
+    """Return the package, or raise an error that says how to install it."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -31,52 +31,52 @@ def onnxruntime() -> Any:
     return onnxruntime
 
 
-def available(providers: list[str]) -> list[str]:
-    """These providers, all of which the package has."""
+def check_providers(providers: list[str]) -> list[str]:
+    """Return the providers, or raise an error if the package lacks one."""
     for name in providers:
         if name not in onnxruntime().get_available_providers():
             raise MissingDependency(
-                f"the kernels are for onnxruntime's {name}, which this onnxruntime lacks",
+                f"the kernels are for onnxruntime's {name}, which the installed onnxruntime lacks",
                 hint='pip uninstall onnxruntime; pip install "sardonyx[gpu]"',
             )
     return providers
 
 
 def register(options: Any, library: Path) -> None:
-    """Let sessions with these options have the operators of a library."""
+    """Register the operators of a library with session options."""
     try:
         options.register_custom_ops_library(str(library))
     except Exception as error:
         raise EngineError(
             f"onnxruntime cannot load the kernels in {library}: {error}",
-            hint="they need onnxruntime 1.18 or later, and a folder whose mount allows executables",
+            hint="they need onnxruntime 1.18 or later, and a folder on a mount without noexec",
         ) from error
 
 
 def open_session(model: ir.Model, library: Path | None, options: Any = None, **kwargs: Any) -> Any:
-    """An `onnxruntime.InferenceSession` of a model, with the library registered that its kernels are in."""
+    """Return an `onnxruntime.InferenceSession` of a model, with the library of its kernels registered."""
     ort = onnxruntime()
     options = ort.SessionOptions() if options is None else options
     kwargs.setdefault("providers", ["CPUExecutionProvider"])
     if library is not None:
         register(options, library)
     try:
-        if not has_weights_apart(model):
+        if not has_external_weights(model):
             return ort.InferenceSession(ir.to_proto(model).SerializeToString(), options, **kwargs)
         with tempfile.TemporaryDirectory() as folder:
-            write(model, Path(folder, "model.onnx"))
+            write_model(model, Path(folder, "model.onnx"))
             return ort.InferenceSession(str(Path(folder, "model.onnx")), options, **kwargs)
     except Exception as error:
-        raise EngineError(f"onnxruntime refused the model: {error}") from error
+        raise EngineError(f"onnxruntime rejected the model: {error}") from error
 
 
-def write(model: ir.Model, path: Path) -> None:
-    """Write a model; one whose weights are in other files, or too large for its own, with a file for them beside it."""
-    apart = f"{path.name}.data" if has_weights_apart(model) else None
-    ir.save(model.clone(), path, external_data=apart)  # saving lets a model refer to the new file
+def write_model(model: ir.Model, path: Path) -> None:
+    """Write a model, with external weights in a file next to it if there are any or they are too large."""
+    external = f"{path.name}.data" if has_external_weights(model) else None
+    ir.save(model.clone(), path, external_data=external)  # saving makes the model refer to the new file
 
 
-def has_weights_apart(model: ir.Model) -> bool:
-    """Whether weights of a model are, or have to be, in other files: ONNX Runtime finds these only beside the model."""
-    apart = any(isinstance(x.const_value, ir.ExternalTensor) for x in model.graph.initializers.values())
-    return apart or weight_bytes(model) > LARGEST_PROTOBUF
+def has_external_weights(model: ir.Model) -> bool:
+    """Return whether weights are, or must be, external: ONNX Runtime finds those only next to the model."""
+    external = any(isinstance(x.const_value, ir.ExternalTensor) for x in model.graph.initializers.values())
+    return external or weight_bytes(model) > LARGEST_PROTOBUF

@@ -1,4 +1,4 @@
-"""The table of lowerings, one entry an operator, and what they are written with."""
+"""The table of lowerings by operator, and helpers to write them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sardonyx.sizes import Dim
 
 Lower: TypeAlias = Callable[[Lowering, ir.Node], None]
 TABLE: dict[tuple[str, str], Lower] = {}
-"""How an operator of a domain is lowered."""
+"""Lowerings by domain and operator."""
 
 BOOL, FLOAT, INT64 = ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT64
 NARROW = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
@@ -30,7 +30,7 @@ _UNSIGNED = frozenset({ir.DataType.UINT32, ir.DataType.UINT64})
 
 
 def lowers(*names: str, domain: str = "") -> Callable[[Lower], Lower]:
-    """Enter a lowering into the table."""
+    """Register a lowering."""
 
     def enter(function: Lower) -> Lower:
         for name in names:
@@ -40,52 +40,52 @@ def lowers(*names: str, domain: str = "") -> Callable[[Lower], Lower]:
     return enter
 
 
-# What a node says
+# Operands and attributes
 
 
 def opset_of(node: ir.Node) -> int:
-    """The version of ONNX's operators that a node is of."""
+    """Return the opset version of a node."""
     if node.version is not None:
         return node.version
     graph = node.graph
     return graph.opset_imports.get("", 0) if graph is not None else 0
 
 
-def given(r: Lowering, node: ir.Node, index: int) -> Value:
-    """An operand."""
+def operand(r: Lowering, node: ir.Node, index: int) -> Value:
+    """Return an operand."""
     value = node.inputs[index]
     assert value is not None
     return r.value(value)
 
 
 def optional(r: Lowering, node: ir.Node, index: int) -> Value | None:
-    """An operand that may be left out."""
+    """Return an operand, or None if it is absent."""
     value = node.inputs[index] if index < len(node.inputs) else None
     return None if value is None else r.value(value)
 
 
 def float_of(node: ir.Node, name: str, default: float) -> float:
-    """An attribute that is a number, in single precision, as ONNX has them and their defaults, whatever x is in."""
+    """Return a float attribute or default, rounded to float32 as in ONNX."""
     return float(np.float32(node.attributes[name].as_float() if name in node.attributes else default))
 
 
 def int_of(node: ir.Node, name: str, default: int) -> int:
-    """An attribute that is an integer."""
+    """Return an integer attribute."""
     return node.attributes[name].as_int() if name in node.attributes else default
 
 
 def ints_of(node: ir.Node, name: str, default: list[int]) -> list[int]:
-    """An attribute that is several integers."""
+    """Return an integer list attribute."""
     return list(node.attributes[name].as_ints()) if name in node.attributes else default
 
 
 def text_of(node: ir.Node, name: str, default: str) -> str:
-    """An attribute that is a word."""
+    """Return a string attribute."""
     return node.attributes[name].as_string() if name in node.attributes else default
 
 
 def constants(node: ir.Node, index: int, attribute: str = "") -> list[int] | None:
-    """Integers that an input or an attribute holds; None if not given."""
+    """Return the integers of a constant input or an attribute; None if absent."""
     if attribute in node.attributes:
         return list(node.attributes[attribute].as_ints())
     value = node.inputs[index] if index < len(node.inputs) else None
@@ -93,44 +93,44 @@ def constants(node: ir.Node, index: int, attribute: str = "") -> list[int] | Non
         return None
     array = constant_of(value)
     if array is None:
-        raise CannotLower(f"input {index} of {node.op_type} is no constant")
+        raise CannotLower(f"input {index} of {node.op_type} is not a constant")
     return [int(x) for x in array.reshape(-1)]
 
 
 def need_floats(value: Value, node: ir.Node) -> None:
-    """Refuse what is no floating-point number."""
+    """Raise `CannotLower` for a value that is not floating-point."""
     if value.dtype not in FLOATS:
         raise CannotLower(f"{node.op_type} of {value.dtype}")
 
 
-def is_asked_for(node: ir.Node, index: int) -> bool:
-    """Whether anybody wants a result."""
+def is_used(node: ir.Node, index: int) -> bool:
+    """Return whether a result is used."""
     if index >= len(node.outputs):
         return False
     output = node.outputs[index]
     return bool(output.uses()) or output.is_graph_output()
 
 
-def give_optional(r: Lowering, node: ir.Node, index: int, value: Value | None) -> None:
-    """A further result, where anybody asks for it."""
-    if is_asked_for(node, index):
+def define_optional(r: Lowering, node: ir.Node, index: int, value: Value | None) -> None:
+    """Define a further result if it is used."""
+    if is_used(node, index):
         if value is None:
             raise CannotLower(f"{node.op_type} with {len(node.outputs)} results")
-        r.give(node.outputs[index], value)
+        r.define(node.outputs[index], value)
 
 
-# Small expressions
+# Expressions
 
 
 def to_type(r: Lowering, x: Value, dtype: ir.DataType) -> Value:
-    """The same numbers in another type."""
+    """Return a value cast to a type."""
     if x.dtype in FLOATS and dtype in _UNSIGNED:
-        raise CannotLower(f"what {x.dtype} is as {dtype} depends on the processor's instruction")
+        raise CannotLower(f"the cast from {x.dtype} to {dtype} depends on the processor")
     return x if x.dtype == dtype else r.apply("cast", x, dtype=dtype)
 
 
 def widened(r: Lowering, x: Value) -> Value:
-    """In at least single precision, for sums that half of it could not hold."""
+    """Return a value in at least single precision, for sums."""
     return to_type(r, x, FLOAT) if x.dtype in NARROW else x
 
 
@@ -145,7 +145,7 @@ def plus(r: Lowering, x: Value, term: float) -> Value:
 
 
 def where(r: Lowering, condition: Value, yes: Value, no: Value) -> Value:
-    """One or the other."""
+    """Return `yes` where the condition holds, else `no`."""
     return r.apply("select", condition, yes, no, dtype=yes.dtype)
 
 
@@ -159,6 +159,6 @@ def negative(r: Lowering, x: Value) -> Value:
     return less(r, x, r.number(0, x))
 
 
-def places_along(r: Lowering, size: Dim, rank: int, axis: int) -> Value:
-    """0, 1, 2, … along one of several axes."""
-    return r.unsqueeze(r.places((size,)), [a for a in range(rank) if a != axis])
+def indices_along(r: Lowering, size: Dim, rank: int, axis: int) -> Value:
+    """Return 0, 1, 2, … along one of several axes."""
+    return r.unsqueeze(r.indices((size,)), [a for a in range(rank) if a != axis])

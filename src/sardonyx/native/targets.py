@@ -1,4 +1,4 @@
-"""What kernels can be made for: how their source is written, and who of ONNX Runtime calls them."""
+"""The targets of kernels: how their source is generated and built, and which execution provider runs them."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ class Target:
 
     name: str
     kernel: type[Kernel]
-    """Writes a region."""
+    """Generates the code of a region."""
     headers: Sequence[tuple[str, str]]
-    """What its sources begin with: packages, and files in them."""
+    """Headers at the start of its sources, as packages and file names."""
     provider: str
-    """The execution provider of ONNX Runtime whose operators the kernels are."""
+    """The execution provider of the kernels."""
     source: str
-    """What the source is called in a folder."""
+    """The file name of the source in a saved folder."""
     processor: Callable[[str | None], Processor]
-    """What a library is built for, by the name that users have for it; None for what this machine has."""
+    """Returns the processor of a name; of None, this machine's."""
     compiler_version: Callable[[], str]
-    """Of the compiler that builds it; an error if there is none."""
+    """Returns the compiler's version; an error if there is none."""
     build: Callable[[str, Options, Processor], Path]
-    """Makes the library of a source."""
+    """Builds the library of a source."""
 
     @property
     def providers(self) -> list[str]:
-        """Those that a session has: what is no kernel and has none here runs on the CPU."""
+        """The providers of a session: nodes without a kernel here run on the CPU."""
         return list(dict.fromkeys([self.provider, "CPUExecutionProvider"]))
 
 
@@ -61,7 +61,7 @@ TARGETS: Mapping[str, Target] = {
             "kernels.cpp",
             processor,
             lambda: compiler.find().version,
-            lambda source, options, built_for: compiler.built(source, options, flags=built_for.flags),
+            lambda source, options, built_for: compiler.build_library(source, options, flags=built_for.flags),
         ),
         Target(
             "cuda",
@@ -71,14 +71,14 @@ TARGETS: Mapping[str, Target] = {
             "kernels.cu",
             gpu,
             lambda: compiler.nvcc().version,
-            lambda source, options, built_for: compiler.built_for_gpu(source, options, architecture=built_for.name),
+            lambda source, options, gpu: compiler.build_cuda_library(source, options, architecture=gpu.name),
         ),
     )
 }
 
 
 def target_of(name: str) -> Target:
-    """The target of a name."""
+    """Return the target of a name."""
     if name not in TARGETS:
         raise OptionError(f"target is {name!r}", hint=f"use {' or '.join(map(repr, TARGETS))}")
     return TARGETS[name]

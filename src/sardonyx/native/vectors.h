@@ -1,13 +1,13 @@
-// One row times constant weights, as a model that writes text does for each word. Nothing is computed twice with a
-// weight, so reading them is what takes the time: they are copied once, when the kernel is made, so that they are read
-// in order and in as few pages as may be. Memory of large pages is read up to twice as fast.
+// Vector-matrix products with constant weights, as in autoregressive decoding. Each weight is used once, so reading them
+// takes the time: they are packed once, when the kernel is created, to be read sequentially and in few pages. Memory in
+// huge pages is read up to twice as fast.
 #pragma once
 
 #include <sys/mman.h>
 
 namespace {
 
-// Memory that several weights share, given back when the last of them is.
+// Memory shared by several weights, freed with the last of them.
 class Pages {
  public:
   explicit Pages(size_t bytes) : size_((bytes + kLarge - 1) / kLarge * kLarge) {
@@ -17,14 +17,14 @@ class Pages {
     free_ = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(p) + kLarge - 1) / kLarge * kLarge);
     end_ = free_ + size_;
 #if defined(MADV_HUGEPAGE)
-    madvise(free_, size_, MADV_HUGEPAGE);  // a wish: without it all is the same, and slower
+    madvise(free_, size_, MADV_HUGEPAGE);  // optional: only affects speed
 #endif
   }
   ~Pages() { munmap(start_, size_ + kLarge); }
   Pages(const Pages&) = delete;
   Pages& operator=(const Pages&) = delete;
 
-  // Some of it, in the pages that others have begun where there is room.
+  // Allocates, in partly used pages if there is room.
   static std::shared_ptr<char> take(size_t bytes) {
     static std::mutex taking;
     static std::weak_ptr<Pages> last;
@@ -46,7 +46,7 @@ class Pages {
   char *free_, *end_;
 };
 
-// Weights in panels of W columns, which have for each k the W weights side by side; missing columns are zero.
+// Weights in panels of W columns: for each k the W weights, padded with zeros.
 template <class In>
 struct Weights {
   static constexpr int W = 4 * kNative;
@@ -106,13 +106,13 @@ struct VectorProduct {
     }
   }
 
-  // The row where it lies, if it is in order there and of the type that is computed with.
+  // The row in place, if it is contiguous and of the type of the computation.
   const T* as_it_is() const {
     if constexpr (!std::is_same_v<In, T>) return nullptr;
     else return depth.count == 1 && depth.axis[0].left == 1 ? left : nullptr;
   }
 
-  // Two sums side by side, which do not wait for each other.
+  // Two independent sums, to hide latency.
   static Pack<T, W> dot(const In* __restrict weights, const T* __restrict x, int64_t deep) {
     Pack<T, W> even = all<Pack<T, W>>(T{}), odd = even;
     constexpr int kAhead = 8192 / sizeof(In);

@@ -1,7 +1,6 @@
-"""ONNX's operators as torch's: `torch.ops.ort.<operator>`, made from the schemas that ONNX Runtime has.
+"""ONNX operators in torch: `torch.ops.ort.<operator>`, generated from ONNX Runtime's schemas.
 
-They stand apart from the eager device because they need none: they take tensors of the CPU as well, and compiled and
-exported graphs have them as the nodes they are.
+They do not need the eager device: they take CPU tensors too, and compiled and exported graphs contain them as nodes.
 """
 
 from sardonyx.onnx_ops.registration import register

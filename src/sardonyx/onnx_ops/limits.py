@@ -1,4 +1,4 @@
-"""Calls that are refused because ONNX Runtime would crash, or compute something else than ONNX says."""
+"""Reject calls that would crash ONNX Runtime, or for which it deviates from the ONNX specification."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from sardonyx.onnx_ops.nodes import Call, refused
+from sardonyx.onnx_ops.nodes import NodeSpec, call_error
 from sardonyx.onnx_ops.schemas import Operator
 
 _NOT_EMPTY = {
     *("Conv", "ConvInteger", "ConvTranspose", "DeformConv", "QLinearConv", "InstanceNormalization"),
     *("DFT", "STFT", "GRU", "LSTM", "RNN", "QuantizeLinear", "Unique"),
 }
-"""Operators whose kernels divide by the number of elements, or read the first, without looking."""
+"""Operators whose kernels divide by the number of elements, or read the first, without a check."""
 _MAY_BE_EMPTY = {"BiasGelu", "FastGelu", "FusedMatMul", "Gelu", "QuickGelu", "TransposeMatMul"}
-"""Operators of Microsoft's that are known to do without elements: others are not tried."""
+"""com.microsoft operators known to handle empty tensors; all others are rejected."""
 _WITH_PAST = {"GroupQueryAttention", "MultiHeadAttention"}
 _POSITIVE = {
     "num_heads",
@@ -29,50 +29,52 @@ _POSITIVE = {
 }
 
 
-def check_call(call: Call) -> None:
-    """Refuse a call for its attributes and outputs."""
-    for name, value in call.attributes:
+def check_call(spec: NodeSpec) -> None:
+    """Raise an error for attributes or outputs that are not supported."""
+    for name, value in spec.attributes:
         if name in _POSITIVE and value < 1:
-            raise refused(call.operator, f"its {name} is {value}")
-    limit = _LIMITS.get((call.operator.domain, call.operator.op_type))
-    why = limit(call) if limit is not None else None
-    if why is not None:
-        raise refused(call.operator, why)
+            raise call_error(spec.operator, f"{name} is {value}, and must be positive")
+    limit = _LIMITS.get((spec.operator.domain, spec.operator.op_type))
+    reason = limit(spec) if limit is not None else None
+    if reason is not None:
+        raise call_error(spec.operator, reason)
 
 
 def check_tensors(operator: Operator, tensors: Sequence[torch.Tensor]) -> None:
-    """Refuse a call for the sizes of its tensors, or for their values."""
+    """Raise an error for unsupported shapes or values of tensors."""
     empty = [x for x in tensors if not x.numel()]
     if empty and not _may_be_empty(operator, empty):
-        raise refused(operator, "a tensor has no elements, for which ONNX Runtime's kernel is not made")
+        raise call_error(operator, "a tensor is empty, which ONNX Runtime's kernel does not support")
     if operator.op_type == "Inverse" and (tensors[0].dim() < 2 or tensors[0].shape[-1] != tensors[0].shape[-2]):
-        raise refused(operator, f"its matrices are not square: {tuple(tensors[0].shape)}")
+        raise call_error(operator, f"the matrices are not square: {tuple(tensors[0].shape)}")
     if operator.op_type == "STFT" and any(x.item() < 1 for x in tensors if not x.dim()):
-        raise refused(operator, "its step or its frames are not positive")
+        raise call_error(operator, "the frame step or frame length is not positive")
 
 
 def _may_be_empty(operator: Operator, empty: Sequence[torch.Tensor]) -> bool:
     if not operator.domain:
         return operator.op_type not in _NOT_EMPTY
     if operator.op_type in _WITH_PAST:
-        return all(x.dim() == 4 and x.shape[2] == 0 for x in empty)  # there is no past
+        return all(x.dim() == 4 and x.shape[2] == 0 for x in empty)  # an empty past
     return operator.op_type in _MAY_BE_EMPTY
 
 
-def _max_unpool(call: Call) -> str | None:
+def _max_unpool(spec: NodeSpec) -> str | None:
     return (
-        "with an output_shape, onnxruntime puts the values elsewhere than ONNX says" if len(call.inputs) > 2 else None
+        "with an output_shape, onnxruntime puts values in positions that differ from the ONNX specification"
+        if len(spec.inputs) > 2
+        else None
     )
 
 
-def _attention(call: Call) -> str | None:
-    given = dict(call.attributes)
-    masked = 3 in call.outputs and given.get("qk_matmul_output_mode") == 2 and given.get("is_causal")
-    return "onnxruntime gives the masked scores without the causal part of the mask" if masked else None
+def _attention(spec: NodeSpec) -> str | None:
+    attributes = dict(spec.attributes)
+    masked = 3 in spec.outputs and attributes.get("qk_matmul_output_mode") == 2 and attributes.get("is_causal")
+    return "onnxruntime returns masked scores without the causal part of the mask" if masked else None
 
 
-_LIMITS: dict[tuple[str, str], Callable[[Call], str | None]] = {
+_LIMITS: dict[tuple[str, str], Callable[[NodeSpec], str | None]] = {
     ("", "MaxUnpool"): _max_unpool,
     ("", "Attention"): _attention,
 }
-"""What ONNX's own tests found: by operator, why a call is refused."""
+"""Found by ONNX's own backend tests: by operator, a function that returns why a call is rejected."""

@@ -1,4 +1,4 @@
-"""One call as one node: what it is given and what it wants, and the ONNX model of it alone."""
+"""One call as one node: its spec, and the ONNX model of that node alone."""
 
 from __future__ import annotations
 
@@ -17,137 +17,139 @@ from sardonyx.onnx_ops.schemas import MICROSOFT, NAMESPACE, OUTPUTS, Operator, o
 from sardonyx.opsets import IR_VERSION
 
 Dim: TypeAlias = "int | str | None"
-_FEW = 8
-"""As many dimensions as tensors have."""
+_MAX_RANK = 8
+"""The largest rank of a tensor, and so the longest list of sizes or axes."""
 
 
 @dataclass(frozen=True)
-class Described:
-    """A tensor as a model describes an input: sizes are numbers, names, or not said."""
+class TensorSpec:
+    """Dtype and dims of an input; a dim is a number, a name, or unknown."""
 
     dtype: int
     dims: tuple[Dim, ...]
 
 
 @dataclass(frozen=True)
-class Call:
-    """What a model is made for: it says of tensors what they are like, and of the rest what it is."""
+class NodeSpec:
+    """What a model is built for: the specs of its tensors, and its attributes."""
 
     operator: Operator
-    inputs: tuple[Described | None, ...]
+    inputs: tuple[TensorSpec | None, ...]
     attributes: tuple[tuple[str, Any], ...]
     outputs: tuple[int, ...]
-    """Which outputs are wanted, by their indices."""
+    """Indices of the requested outputs."""
 
 
-def refused(operator: Operator, why: str) -> EngineError:
-    """The error of a call that cannot be."""
-    return EngineError(f"{NAMESPACE}::{operator.name}: {why}", hint=f"it is called as {operator.schema()}")
+def call_error(operator: Operator, reason: str) -> EngineError:
+    """Return the error for an invalid call of an operator."""
+    return EngineError(f"{NAMESPACE}::{operator.name}: {reason}", hint=f"the signature is {operator.schema()}")
 
 
 # Arguments
 
 
-def bound(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by their names; those that the call leaves out are not there."""
+def bind_arguments(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments by name, without those the call omits."""
     return dict(zip((t.name for t in operator.inputs), args, strict=False)) | dict(kwargs)
 
 
-def inputs_of(operator: Operator, given: Mapping[str, Any]) -> list[Any]:
-    """What is given for a node's inputs, in their order, None for those that are absent between others."""
-    found: list[Any] = []
+def inputs_of(operator: Operator, arguments: Mapping[str, Any]) -> list[Any]:
+    """Return a node's inputs in order, with None for absent ones before the last."""
+    inputs: list[Any] = []
     for tensor in operator.inputs:
-        found += given[tensor.name] if tensor.kind == "variadic" else [given.get(tensor.name)]
-    while found and found[-1] is None:
-        found.pop()
-    return found
+        inputs += arguments[tensor.name] if tensor.kind == "variadic" else [arguments.get(tensor.name)]
+    while inputs and inputs[-1] is None:
+        inputs.pop()
+    return inputs
 
 
-def attributes_of(operator: Operator, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes that a node has: what is not said, or is the default, needs none."""
-    found = {}
+def attributes_of(operator: Operator, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a node, without those that are None or equal their default."""
+    attributes = {}
     for attribute in operator.attributes:
-        value = given.get(attribute.name)
+        value = arguments.get(attribute.name)
         if value is None or value == attribute.default:
             continue
-        several = isinstance(value, (list, tuple))
-        numbers = value if several else [value]
+        is_list = isinstance(value, (list, tuple))
+        numbers = value if is_list else [value]
         if attribute.type.startswith("float") and not all(map(fits_attribute, numbers)):
-            raise refused(operator, f"{attribute.name} is {value}, more than an attribute, a float32, can hold")
-        found[attribute.name] = tuple(value) if several else value
-    return found
+            raise call_error(operator, f"{attribute.name} is {value}, which overflows a float32 attribute")
+        attributes[attribute.name] = tuple(value) if is_list else value
+    return attributes
 
 
-def outputs_of(operator: Operator, given: Mapping[str, Any]) -> tuple[int, ...]:
-    """The outputs that a call wants."""
-    wanted = given.get(OUTPUTS, operator.usual)
-    chosen = tuple(range(wanted)) if isinstance(wanted, int) else tuple(wanted)
-    most = len(operator.outputs) if operator.outputs[-1].kind != "variadic" else math.inf
-    if not chosen or len(set(chosen)) != len(chosen) or not all(0 <= i < most for i in chosen):
+def requested_outputs(operator: Operator, arguments: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the indices of the outputs that a call requests."""
+    requested = arguments.get(OUTPUTS, operator.default_outputs)
+    indices = tuple(range(requested)) if isinstance(requested, int) else tuple(requested)
+    count = len(operator.outputs) if operator.outputs[-1].kind != "variadic" else math.inf
+    if not indices or len(set(indices)) != len(indices) or not all(0 <= i < count for i in indices):
         names = ", ".join(f"{i}: {t.name}" for i, t in enumerate(operator.outputs))
-        raise refused(operator, f"its outputs are wanted as {wanted}, and are {names}")
-    return chosen
+        raise call_error(operator, f"outputs is {requested}, and must be indices of {names}")
+    return indices
 
 
-def computed(operator: Operator, wanted: Sequence[int]) -> list[bool]:
-    """Which of its outputs a node has for some to be wanted: those, and such as every node has."""
+def computed_outputs(operator: Operator, requested: Sequence[int]) -> list[bool]:
+    """Return for each output whether the node has it: the requested ones, and the required ones."""
     required = [i for i, t in enumerate(operator.outputs) if t.kind == "required"]
-    return [i in wanted or i in required for i in range(max(*wanted, *required, 0) + 1)]
+    return [i in requested or i in required for i in range(max(*requested, *required, 0) + 1)]
 
 
-def described(operator: Operator, given: Mapping[str, Any], dims: Callable[[torch.Tensor], tuple[Dim, ...]]) -> Call:
-    """A call of tensors whose sizes are told so."""
-    inputs = [x if x is None else Described(_onnx_type(operator, x), dims(x)) for x in inputs_of(operator, given)]
+def node_spec(
+    operator: Operator, arguments: Mapping[str, Any], dims: Callable[[torch.Tensor], tuple[Dim, ...]]
+) -> NodeSpec:
+    """Return the spec of a call; `dims` returns the dims of a tensor."""
+    inputs = [x if x is None else TensorSpec(_onnx_type(operator, x), dims(x)) for x in inputs_of(operator, arguments)]
     if not any(inputs):
-        raise refused(operator, "it is given no tensor")
-    attributes = tuple(attributes_of(operator, given).items())
-    return Call(operator, tuple(inputs), attributes, outputs_of(operator, given))
+        raise call_error(operator, "it has no tensor arguments")
+    attributes = tuple(attributes_of(operator, arguments).items())
+    return NodeSpec(operator, tuple(inputs), attributes, requested_outputs(operator, arguments))
 
 
 def may_be_sizes(tensor: torch.Tensor) -> bool:
-    """Whether it is a few integers in a row, sizes or axes: inference asks how many they are."""
+    """Return whether a tensor is a short 1-D int64 tensor, as of sizes or axes: inference needs its length."""
     if tensor.dim() != 1 or tensor.dtype != torch.int64:
         return False
     count = tensor.shape[0]
     if isinstance(count, torch.SymInt) and not count.node.has_hint():
         return False
-    return bool(count <= _FEW)
+    return bool(count <= _MAX_RANK)
 
 
 def _onnx_type(operator: Operator, tensor: torch.Tensor) -> int:
     if tensor.dtype.is_complex:
-        raise refused(operator, f"ONNX has no tensors of dtype {tensor.dtype}")
+        raise call_error(operator, f"ONNX has no tensors of dtype {tensor.dtype}")
     try:
         return int(dtypes.to_onnx(tensor.dtype))
     except Unsupported as error:
-        raise refused(operator, str(error)) from error
+        raise call_error(operator, str(error)) from error
 
 
 # The model
 
 
-def input_names(call: Call) -> tuple[str, ...]:
-    """The names of the inputs that are there."""
-    return tuple(f"x{i}" for i, x in enumerate(call.inputs) if x is not None)
+def input_names(spec: NodeSpec) -> tuple[str, ...]:
+    """Return the names of the inputs that are present."""
+    return tuple(f"x{i}" for i, x in enumerate(spec.inputs) if x is not None)
 
 
-def output_names(call: Call) -> tuple[str, ...]:
-    """The names of the outputs that are wanted."""
-    return tuple(f"y{i}" for i in call.outputs)
+def output_names(spec: NodeSpec) -> tuple[str, ...]:
+    """Return the names of the requested outputs."""
+    return tuple(f"y{i}" for i in spec.outputs)
 
 
-def node_of(call: Call) -> onnx.NodeProto:
-    """The node."""
-    inputs = [f"x{i}" if x is not None else "" for i, x in enumerate(call.inputs)]
-    operator = call.operator
-    outputs = [f"y{i}" if has else "" for i, has in enumerate(computed(operator, call.outputs))]
+def make_node(spec: NodeSpec) -> onnx.NodeProto:
+    """Return the node."""
+    inputs = [f"x{i}" if x is not None else "" for i, x in enumerate(spec.inputs)]
+    operator = spec.operator
+    outputs = [f"y{i}" if has else "" for i, has in enumerate(computed_outputs(operator, spec.outputs))]
     node = onnx.helper.make_node(operator.op_type, inputs, outputs, name=operator.op_type, domain=operator.domain)
-    node.attribute.extend(protos(operator, call.attributes))
+    node.attribute.extend(attribute_protos(operator, spec.attributes))
     return node
 
 
-def protos(operator: Operator, attributes: Iterable[tuple[str, Any]]) -> list[onnx.AttributeProto]:
-    """Attributes as ONNX writes them, in the types that the schema says."""
+def attribute_protos(operator: Operator, attributes: Iterable[tuple[str, Any]]) -> list[onnx.AttributeProto]:
+    """Return attributes as protos, with the types of the schema."""
     types = {a.name: _TYPES[a.type] for a in operator.attributes}
     return [onnx.helper.make_attribute(name, value, attr_type=types[name]) for name, value in attributes]
 
@@ -162,17 +164,17 @@ _TYPES = {
 }
 
 
-def model_of(call: Call, more: Sequence[onnx.NodeProto] = ()) -> bytes:
-    """The model: the node, and nodes that look at its outputs."""
+def make_model(spec: NodeSpec, extra_nodes: Sequence[onnx.NodeProto] = ()) -> bytes:
+    """Return the serialized model of the node, and of extra nodes that read its outputs."""
     inputs = [
         onnx.helper.make_tensor_value_info(f"x{i}", x.dtype, list(x.dims))
-        for i, x in enumerate(call.inputs)
+        for i, x in enumerate(spec.inputs)
         if x is not None
     ]
-    names = [*output_names(call), *(name for node in more for name in node.output)]
+    names = [*output_names(spec), *(name for node in extra_nodes for name in node.output)]
     graph = onnx.helper.make_graph(
-        [node_of(call), *more], call.operator.name, inputs, [onnx.ValueInfoProto(name=name) for name in names]
+        [make_node(spec), *extra_nodes], spec.operator.name, inputs, [onnx.ValueInfoProto(name=name) for name in names]
     )
     opsets = [onnx.helper.make_opsetid("", opset()), onnx.helper.make_opsetid(MICROSOFT, 1)]
-    made = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
-    return bytes(made.SerializeToString())
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
+    return bytes(model.SerializeToString())

@@ -1,4 +1,4 @@
-"""The page of operators in the documentation: `python -m sardonyx.onnx_ops.page docs/onnx-operators.md`."""
+"""Update the table of operators in the documentation: `python -m sardonyx.onnx_ops.page docs/onnx-operators.md`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from sardonyx.onnx_ops.schemas import MICROSOFT, Operator, operators, opset
 _TABLE = re.compile(r"(?<=<!-- operators -->\n).*?(?=\n<!-- /operators -->)", re.DOTALL)
 
 
-def made_with() -> str:
-    """What the table depends on."""
+def versions_used() -> str:
+    """Return the versions that the table depends on."""
     version = ".".join(str(find("onnxruntime").probe().version).split(".")[:2])
     return f"onnxruntime {version}, opset {opset()}"
 
 
-def updated(text: str) -> str:
-    """The page, with the table as it should be."""
+def update_page(text: str) -> str:
+    """Return the page with its table regenerated."""
     return _TABLE.sub(lambda _: "\n".join(_lines()), text)
 
 
 def _lines() -> Iterator[str]:
-    yield f"{len(operators())} operators, as {made_with()} has them."
+    yield f"{len(operators())} operators, as {versions_used()} has them."
     for domain, title in (("", "ONNX's own"), (MICROSOFT, f"Those of `{MICROSOFT}`")):
         yield f"\n### {title}\n"
         yield "| ONNX | since | `torch.ops.ort.` | with `outputs=` |"
@@ -40,4 +40,4 @@ def _row(x: Operator) -> str:
 
 if __name__ == "__main__":
     path = Path(sys.argv[1])
-    path.write_text(updated(path.read_text(encoding="utf-8")), encoding="utf-8")
+    path.write_text(update_page(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Every operator in torch's dispatcher, under `torch.ops.ort`, and in the table of translations."""
+"""Register every operator in torch's dispatcher, as `torch.ops.ort.<operator>`, and in the translation table."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from sardonyx.errors import AutogradError
-from sardonyx.onnx_ops.fake import fake
-from sardonyx.onnx_ops.nodes import refused
-from sardonyx.onnx_ops.running import run
+from sardonyx.onnx_ops.execution import run
+from sardonyx.onnx_ops.fake import fake_results
+from sardonyx.onnx_ops.nodes import call_error
 from sardonyx.onnx_ops.schemas import NAMESPACE, Operator, operators
 from sardonyx.onnx_ops.translation import translation
 from sardonyx.run.cpu_backed import DEVICES
@@ -22,13 +22,13 @@ from sardonyx.translate import table
 _registered: list[Any] = []
 _lock = threading.Lock()
 _HERE = os.path.normcase(os.path.abspath(__file__))
-"""torch asks inspect from where a fake kernel is registered, which looks through every module unless it knows."""
+"""torch calls inspect to locate a fake kernel, which scans every module unless the file is in its cache."""
 
 
 def register() -> None:
-    """Make ONNX's operators `torch.ops.ort.<operator>`, for tensors of the CPU and of the device `ort`.
+    """Make ONNX operators available as `torch.ops.ort.<operator>`, for CPU tensors and the device `ort`.
 
-    `sardonyx.eager.enable()` does it too; doing it again does nothing.
+    `sardonyx.eager.enable()` calls it; repeated calls do nothing.
 
     >>> register()
     >>> a, b = torch.ones(2, 3), torch.ones(4, 3)
@@ -46,20 +46,18 @@ def register() -> None:
         for operator in operators():
             for overload in operator.overloads():
                 _Overload(operator, overload).register(library)
-        _as_before(library)
+        _register_legacy(library)
         _registered.append(library)
 
 
 class _Overload:
-    """One of torch's operators for an operator of ONNX's."""
-
     def __init__(self, operator: Operator, overload: str) -> None:
         self._operator, self._overload = operator, overload
         self._name = f"{operator.name}.{overload}" if overload else operator.name
-        self._listed = bool(overload) or operator.outputs[-1].kind == "variadic"
+        self._returns_list = bool(overload) or operator.outputs[-1].kind == "variadic"
 
     def register(self, library: Any) -> None:
-        """Declare it: kernels, what it does with fake tensors, that it has no gradient, its translation."""
+        """Register the schema, kernels, fake kernel, an autograd error, and the translation."""
         tags = [torch.Tag.pt2_compliant_tag]
         if self._operator.is_random:
             tags.append(torch.Tag.nondeterministic_seeded)
@@ -69,50 +67,50 @@ class _Overload:
         qualified = f"{NAMESPACE}::{self._name}"
         torch.library.register_fake(qualified, self._fake, lib=library)
         torch.library.register_autograd(qualified, self._backward, lib=library)
-        table.register(qualified, translation(self._operator, listed=self._listed))
+        table.register(qualified, translation(self._operator, as_list=self._returns_list))
 
     def _on_cpu(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self._returned(run(self._operator, args, kwargs))
+        return self._format_results(run(self._operator, args, kwargs))
 
     def _on_device(self, /, *args: Any, **kwargs: Any) -> Any:
-        places = set()
+        devices = set()
 
         def host(x: Any) -> Any:
             if isinstance(x, torch.Tensor):
-                places.add(x.device)
+                devices.add(x.device)
                 return DEVICES[x.device.type].on_host(x) if x.device.type in DEVICES else x
             return [host(y) for y in x] if isinstance(x, (list, tuple)) else x
 
         args, kwargs = tuple(host(x) for x in args), {name: host(x) for name, x in kwargs.items()}
-        if len(places) > 1:
-            raise refused(self._operator, f"its tensors are on {' and '.join(sorted(map(str, places)))}")
-        device = places.pop()
+        if len(devices) > 1:
+            raise call_error(self._operator, f"tensors are on {' and '.join(sorted(map(str, devices)))}")
+        device = devices.pop()
         hosted = DEVICES[device.type]
-        return self._returned([hosted.on_device(x, device.index) for x in run(self._operator, args, kwargs)])
+        return self._format_results([hosted.on_device(x, device.index) for x in run(self._operator, args, kwargs)])
 
     def _fake(self, /, *args: Any, **kwargs: Any) -> Any:
         packet = getattr(getattr(torch.ops, NAMESPACE), self._operator.name)
         overload = getattr(packet, self._overload or "default")
-        return self._returned(fake(self._operator, overload, args, kwargs))
+        return self._format_results(fake_results(self._operator, overload, args, kwargs))
 
-    def _returned(self, results: Sequence[torch.Tensor]) -> Any:
-        if self._listed:
+    def _format_results(self, results: Sequence[torch.Tensor]) -> Any:
+        if self._returns_list:
             return list(results)
         return results[0] if len(results) == 1 else tuple(results)
 
     def _backward(self, ctx: Any, *grads: Any) -> Any:
         raise AutogradError(
-            f"{NAMESPACE}::{self._operator.name} has no gradient: ONNX has none of its operators",
-            hint="compute it under torch.no_grad(), or write the part to be trained in torch's own operators",
+            f"{NAMESPACE}::{self._operator.name} has no gradient: ONNX operators have none",
+            hint="call it under torch.no_grad(), or use torch operators in the part to be trained",
         )
 
 
-# The operators that ONNX Runtime's eager mode had
+# Operators of ONNX Runtime's former eager mode
 
 
-def _as_before(library: Any) -> None:
-    """Torch composes them of the others, and so traces and compiles them as those."""
-    for schema, function in _BEFORE.items():
+def _register_legacy(library: Any) -> None:
+    """Register them as compositions of the other operators, which torch traces and compiles as such."""
+    for schema, function in _LEGACY.items():
         library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         library.impl(schema.partition("(")[0], function, "CompositeImplicitAutograd")
 
@@ -135,7 +133,7 @@ def _my_cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
     return torch.ops.ort.concat(tensors, axis=dim)
 
 
-_BEFORE: dict[str, Callable[..., Any]] = {
+_LEGACY: dict[str, Callable[..., Any]] = {
     "gemm.positional(Tensor A, Tensor B, Tensor C, float alpha, float beta, int transA, int transB) -> Tensor": _gemm,
     "batchnorm_inplace(Tensor(a!) X, Tensor scale, Tensor b, Tensor(b!) input_mean, Tensor(c!) input_var, "
     "float epsilon, float momentum) -> (Tensor(a!), Tensor(b!), Tensor(c!))": _batchnorm_inplace,

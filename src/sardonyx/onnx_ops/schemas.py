@@ -1,4 +1,4 @@
-"""Which operators there are, and how each is called from torch: read off ONNX Runtime's schemas and kernels."""
+"""The supported operators and their torch schemas, derived from ONNX Runtime's schemas and kernels."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from sardonyx.errors import MissingDependency
 NAMESPACE = "ort"
 MICROSOFT = "com.microsoft"
 OUTPUTS = "outputs"
-"""The argument that says which outputs are wanted, and the overload that has it."""
+"""The argument that selects outputs, and the overload that has it."""
 
-Kind: TypeAlias = Literal["required", "optional", "variadic"]
+Arity: TypeAlias = Literal["required", "optional", "variadic"]
 
 _ATTRIBUTES = {
     "INT": "int",
@@ -33,13 +33,13 @@ _ATTRIBUTES = {
     "FLOATS": "float[]",
     "STRINGS": "str[]",
 }
-_KINDS: dict[str, Kind] = {"Single": "required", "Optional": "optional", "Variadic": "variadic"}
+_ARITIES: dict[str, Arity] = {"Single": "required", "Optional": "optional", "Variadic": "variadic"}
 _RANDOM = frozenset({"Dropout", "Multinomial", "RandomNormalLike", "RandomUniformLike"})
-_LEFT_OUT = frozenset({"OptionalHasElement", "OptionalGetElement", "SampleOp", "Bernoulli", "AttnLSTM"})
-"""About values that may be absent, which tensors are not; an example for programmers of ONNX Runtime; one that ONNX
-makes of an operator that has no kernel; and one that crashes where its operands do not fit."""
-_NO_END = 2**31
-"""Where the versions of a kernel end that was the newest when it was written. It runs the version it begins with."""
+_EXCLUDED = frozenset({"OptionalHasElement", "OptionalGetElement", "SampleOp", "Bernoulli", "AttnLSTM"})
+"""Operators on optional values, which are not tensors; an ONNX Runtime example; one that ONNX expands to an operator
+without a kernel; and one that crashes on mismatched operands."""
+_OPEN_ENDED = 2**31
+"""End of the version range of a kernel that was the newest when written. It runs its first version only."""
 
 
 @dataclass(frozen=True)
@@ -47,20 +47,20 @@ class Tensor:
     """An input or output of an operator."""
 
     name: str
-    kind: Kind
+    kind: Arity
 
 
 @dataclass(frozen=True)
 class Attribute:
-    """An attribute of an operator. One that is not required and has no default is None, and then the node has none."""
+    """An attribute of an operator. An optional one without a default is None, and then absent from the node."""
 
     name: str
     type: str
     required: bool
     default: Any
 
-    def declared(self) -> str:
-        """As an argument of torch's schema."""
+    def schema(self) -> str:
+        """Return it as an argument of a torch schema."""
         if self.required:
             return f"{self.type} {self.name}"
         if self.default is None:
@@ -72,9 +72,9 @@ class Attribute:
         )
 
 
-@dataclass(frozen=True, eq=False)  # there is one of each, and every call asks for its hash
+@dataclass(frozen=True, eq=False)  # singletons, hashed on every call
 class Operator:
-    """One operator of ONNX's, in its newest version that the engine runs."""
+    """An ONNX operator, in the newest version that the engine runs."""
 
     domain: str
     op_type: str
@@ -85,41 +85,41 @@ class Operator:
 
     @cached_property
     def name(self) -> str:
-        """What torch calls it; one of Microsoft's that ONNX has another of is told apart."""
+        """The torch name; a com.microsoft operator whose name ONNX has too gets a prefix."""
         name = snake_case(self.op_type)
-        return f"microsoft_{name}" if self.domain and self.op_type in _plain() else name
+        return f"microsoft_{name}" if self.domain and self.op_type in _onnx_names() else name
 
     @property
-    def usual(self) -> int:
-        """How many results a call gives that does not say: those that every node has."""
+    def default_outputs(self) -> int:
+        """Number of results of a call without `outputs`: the required outputs."""
         return max(1, sum(t.kind == "required" for t in self.outputs))
 
     @property
     def is_random(self) -> bool:
-        """Whether calls alike may differ in their results."""
+        """Whether equal calls may give different results."""
         return self.op_type in _RANDOM
 
     def overloads(self) -> list[str]:
-        """The names of torch's overloads: the default one, and that which is told the outputs."""
+        """Return the names of the torch overloads: the default, and the one with `outputs`."""
         if self.outputs[-1].kind == "variadic":
             return [""]
-        return ["", OUTPUTS] if len(self.outputs) > self.usual else [""]
+        return ["", OUTPUTS] if len(self.outputs) > self.default_outputs else [""]
 
     def schema(self, overload: str = "") -> str:
-        """An overload as torch declares it, without the namespace.
+        """Return the torch schema of an overload, without the namespace.
 
-        >>> named("hard_sigmoid").schema()
+        >>> find_operator("hard_sigmoid").schema()
         'hard_sigmoid(Tensor X, *, float alpha=0.2, float beta=0.5) -> Tensor'
         """
-        given, result = list(self._named()), self._returned()
+        keywords, result = list(self._keyword_arguments()), self._return_type()
         if self.outputs[-1].kind == "variadic":
-            given, result = [f"int {OUTPUTS}", *given], "Tensor[]"
+            keywords, result = [f"int {OUTPUTS}", *keywords], "Tensor[]"
         elif overload:
-            given, result = [f"int[] {OUTPUTS}", *given], "Tensor[]"
-        arguments = ", ".join([*self._positional(), *(["*", *given] if given else [])])
+            keywords, result = [f"int[] {OUTPUTS}", *keywords], "Tensor[]"
+        arguments = ", ".join([*self._positional_arguments(), *(["*", *keywords] if keywords else [])])
         return f"{self.name}{'.' if overload else ''}{overload}({arguments}) -> {result}"
 
-    def _positional(self) -> Iterator[str]:
+    def _positional_arguments(self) -> Iterator[str]:
         for i, tensor in enumerate(self.inputs):
             if tensor.kind == "variadic":
                 yield f"Tensor[] {tensor.name}"
@@ -129,38 +129,38 @@ class Operator:
                 last = all(later.kind == "optional" for later in self.inputs[i:])
                 yield f"Tensor? {tensor.name}{'=None' if last else ''}"
 
-    def _named(self) -> Iterator[str]:
-        return (attribute.declared() for attribute in self.attributes)
+    def _keyword_arguments(self) -> Iterator[str]:
+        return (attribute.schema() for attribute in self.attributes)
 
-    def _returned(self) -> str:
-        return "Tensor" if self.usual == 1 else f"({', '.join(['Tensor'] * self.usual)})"
+    def _return_type(self) -> str:
+        return "Tensor" if self.default_outputs == 1 else f"({', '.join(['Tensor'] * self.default_outputs)})"
 
 
-_SPELLED = {"MatMul": "Matmul", "NBits": "Nbits", "NaN": "Nan", "MoE": "Moe", "PRelu": "Prelu", "Col2Im": "Col2im"}
-_SPELLED |= {"CDist": "Cdist", "NGram": "Ngram", "SiLU": "Silu"}
+_RESPELLED = {"MatMul": "Matmul", "NBits": "Nbits", "NaN": "Nan", "MoE": "Moe", "PRelu": "Prelu", "Col2Im": "Col2im"}
+_RESPELLED |= {"CDist": "Cdist", "NGram": "Ngram", "SiLU": "Silu"}
 _LOGIC = {"And", "Or", "Not", "Xor"}
 
 
 def snake_case(op_type: str) -> str:
-    """An operator's name as torch writes names; three of ONNX's are words that Python keeps for itself.
+    """Return an operator's name in snake case; three ONNX names are Python keywords and get a prefix.
 
     >>> [snake_case(x) for x in ("LayerNormalization", "QLinearMatMul", "MatMulNBits", "LSTM", "IsNaN", "Not")]
     ['layer_normalization', 'qlinear_matmul', 'matmul_nbits', 'lstm', 'is_nan', 'logical_not']
     """
     if op_type in _LOGIC:
         return f"logical_{op_type.lower()}"
-    for old, new in _SPELLED.items():
+    for old, new in _RESPELLED.items():
         op_type = op_type.replace(old, new)
-    op_type = re.sub(r"^Q([A-Z])", lambda found: f"Q{found[1].lower()}", op_type)
+    op_type = re.sub(r"^Q([A-Z])", lambda match: f"Q{match[1].lower()}", op_type)
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", op_type).lower()
 
 
-# What ONNX Runtime has
+# Operators of ONNX Runtime
 
 
 @cache
 def operators() -> tuple[Operator, ...]:
-    """Every operator whose inputs and outputs are tensors, and which ONNX Runtime runs on the CPU.
+    """Return every operator that ONNX Runtime runs on the CPU and whose inputs and outputs are tensors.
 
     >>> len(operators()) > 200, [x.name for x in operators() if x.op_type == "Gelu"]
     (True, ['gelu', 'microsoft_gelu'])
@@ -169,30 +169,30 @@ def operators() -> tuple[Operator, ...]:
 
 
 @cache
-def named(name: str) -> Operator:
-    """The operator that torch calls so."""
+def find_operator(name: str) -> Operator:
+    """Return the operator with this torch name."""
     return next(x for x in operators() if x.name == name)
 
 
 @cache
 def opset() -> int:
-    """The version of ONNX that nodes are of."""
+    """Return the opset version of the nodes."""
     return find("onnxruntime").opset(torch.device("cpu"), frozenset())
 
 
 @cache
-def _plain() -> frozenset[str]:
+def _onnx_names() -> frozenset[str]:
     return frozenset(schema.name for schema in _schemas() if not schema.domain)
 
 
 @cache
 def _schemas() -> tuple[Any, ...]:
-    """The newest schema of each operator that runs, ONNX's own before Microsoft's, by name."""
+    """Return the newest schema of each operator that runs, by name, ONNX's before com.microsoft's."""
     engine = find("onnxruntime")
-    found = engine.probe()
-    if not found.installed:
+    probe = engine.probe()
+    if not probe.installed:
         raise MissingDependency(
-            f"ONNX's operators need onnxruntime: {found.reason}", hint='pip install "sardonyx[cpu]"'
+            f"ONNX's operators need onnxruntime: {probe.reason}", hint='pip install "sardonyx[cpu]"'
         )
     newest: dict[tuple[str, str], Any] = {}
     for schema in _all_schemas():
@@ -213,12 +213,12 @@ def _all_schemas() -> Sequence[Any]:
 
 
 def _runs(schema: Any, kernels: Any) -> bool:
-    """Whether there is a kernel of this version, or ONNX says of which other operators it is made."""
-    if schema.deprecated or schema.name in _LEFT_OUT or not (schema.domain or onnx.defs.has(schema.name)):
-        return False  # ONNX Runtime has operators in ONNX's domain that ONNX does not know
+    """Return whether ONNX Runtime has a kernel of this version, or ONNX defines the operator as a function."""
+    if schema.deprecated or schema.name in _EXCLUDED or not (schema.domain or onnx.defs.has(schema.name)):
+        return False  # ONNX Runtime has operators in the ONNX domain that onnx does not define
     version = schema.since_version
     ranges = [versions for versions, _ in kernels.get((schema.domain, schema.name), ())]
-    if any(version == x.start or (x.stop != _NO_END and version in x) for x in ranges):
+    if any(version == x.start or (x.stop != _OPEN_ENDED and version in x) for x in ranges):
         return True
     if schema.domain:
         return False
@@ -227,31 +227,30 @@ def _runs(schema: Any, kernels: Any) -> bool:
 
 
 def _is_expressible(schema: Any) -> bool:
-    """Whether torch can call it: with tensors, and attributes that are numbers and words."""
+    """Return whether torch can call it: tensors, and attributes that are numbers and strings."""
     values = (*schema.inputs, *schema.outputs)
     attributes = schema.attributes.values()
     return bool(schema.inputs) and all(map(_is_tensor, values)) and all(a.type.name in _ATTRIBUTES for a in attributes)
 
 
 def _is_tensor(value: Any) -> bool:
-    return any(kind in _known_types() for kind in value.types)
+    return any(kind in _torch_dtypes() for kind in value.types)
 
 
 @cache
-def _known_types() -> dict[str, torch.dtype]:
-    """How ONNX Runtime spells the dtypes that torch's are."""
-    spelled = {}
+def _torch_dtypes() -> dict[str, torch.dtype]:
+    by_name = {}
     for dtype in ir.DataType:
         try:
-            spelled[f"tensor({dtype.name.lower()})"] = dtypes.to_torch(dtype)
+            by_name[f"tensor({dtype.name.lower()})"] = dtypes.to_torch(dtype)
         except KeyError:
             continue
-    return spelled
+    return by_name
 
 
-def dtype_of(spelled: str) -> torch.dtype | None:
-    """A dtype as ONNX Runtime spells it: `"tensor(float)"`; None for one that torch does not share with ONNX."""
-    return _known_types().get(spelled)
+def dtype_of(type_name: str) -> torch.dtype | None:
+    """Return the dtype for an ONNX Runtime type name such as `"tensor(float)"`, or None if torch has none."""
+    return _torch_dtypes().get(type_name)
 
 
 def _operator(schema: Any) -> Operator:
@@ -268,7 +267,7 @@ def _operator(schema: Any) -> Operator:
 
 def _tensor(value: Any) -> Tensor:
     name = f"{value.name}_" if keyword.iskeyword(value.name) else value.name
-    return Tensor(name, _KINDS[value.option.name])
+    return Tensor(name, _ARITIES[value.option.name])
 
 
 def _attribute(attribute: Any) -> Attribute:

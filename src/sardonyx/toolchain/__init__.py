@@ -1,1 +1,1 @@
-"""Compilers: found, called, and what they built kept."""
+"""Find and call C++ and CUDA compilers, and cache what they build."""

@@ -1,4 +1,4 @@
-"""The C++ compiler: which there is, how it is called, and a cache of what it built."""
+"""Find the C++ and CUDA compilers, call them, and cache the libraries they build."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from sardonyx.options import Options
 log = logging.getLogger(__name__)
 
 FLAGS = ("-std=c++17", "-O3", "-fwrapv", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-fPIC")
-"""No -ffast-math: a library built with it changes how the thread that loads it rounds denormals."""
+"""No -ffast-math: loading a library built with it turns on flush-to-zero for denormals in the loading thread."""
 
 
 class CompilerError(SardonyxError, RuntimeError):
-    """The C++ compiler refused a source; the error carries what it said."""
+    """The compiler failed; the error carries its output."""
 
-    def __init__(self, what: str, log: str, *, hint: str | None = None) -> None:
+    def __init__(self, message: str, log: str, *, hint: str | None = None) -> None:
         self.log = log
-        super().__init__(f"{what}:\n{log[:_LONGEST_LOG]}", hint=hint)
+        super().__init__(f"{message}:\n{log[:_MAX_LOG]}", hint=hint)
 
 
-_LONGEST_LOG = 4000
+_MAX_LOG = 4000
 
 
 @dataclass(frozen=True)
@@ -49,70 +49,69 @@ class Compiler:
     path: str
     version: str
     arguments: tuple[str, ...] = ()
-    """What CXX says after the name of the program."""
+    """Arguments that CXX has after the program's name."""
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What every call begins with."""
+        """Return the program and its fixed arguments."""
         return (self.path, *self.arguments)
 
-    def compile(self, source: str, made: Path, *, flags: tuple[str, ...] = ()) -> Path:
-        """Compile a source to an object; the source stays beside it."""
-        text = made.with_suffix(".cpp")
-        text.write_text(source, encoding="utf-8")
-        _call(*self.command, *FLAGS, *flags, "-c", str(text), "-o", str(made))
-        return made
+    def compile(self, source: str, object_file: Path, *, flags: tuple[str, ...] = ()) -> Path:
+        """Compile a source to an object file; the source file is left next to it."""
+        source_file = object_file.with_suffix(".cpp")
+        source_file.write_text(source, encoding="utf-8")
+        _run_command(*self.command, *FLAGS, *flags, "-c", str(source_file), "-o", str(object_file))
+        return object_file
 
     def link(self, objects: Sequence[Path], library: Path, *links: str) -> None:
-        """Make a shared library of objects, and of others that `links` name."""
-        _call(*self.command, "-shared", *map(str, objects), "-o", str(library), *links)
+        """Link objects into a shared library; `links` are further linker arguments."""
+        _run_command(*self.command, "-shared", *map(str, objects), "-o", str(library), *links)
 
 
-def _call(program: str, *arguments: str) -> None:
+def _run_command(program: str, *arguments: str) -> None:
     try:
-        done = subprocess.run([program, *arguments], capture_output=True, text=True, errors="replace", check=False)
+        process = subprocess.run([program, *arguments], capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:
         raise CompilerError(f"{program} cannot be run", str(error)) from error
-    if done.returncode:
-        raise CompilerError(f"{program} failed with status {done.returncode}", done.stderr or done.stdout)
+    if process.returncode:
+        raise CompilerError(f"{program} failed with status {process.returncode}", process.stderr or process.stdout)
 
 
 @cache
 def find() -> Compiler:
-    """The compiler that CXX names, with arguments as in "ccache g++", else g++ or clang++."""
+    """Return the compiler named by CXX, which may have arguments ("ccache g++"), else g++ or clang++."""
     wanted = os.environ.get("CXX", "").strip()
-    for command in [_command(wanted)] if wanted else [["g++"], ["clang++"], ["c++"]]:
+    for command in [_split_command(wanted)] if wanted else [["g++"], ["clang++"], ["c++"]]:
         path = shutil.which(command[0]) if command else None
         if path:
             return Compiler(path, _version(path, *command[1:]), tuple(command[1:]))
     raise MissingDependency(
-        f"there is no C++ compiler{f' {wanted!r}, which CXX names' if wanted else ''}",
-        hint="install g++ or clang++, or let CXX name one",
+        f"no C++ compiler found{f': CXX is {wanted!r}' if wanted else ''}",
+        hint="install g++ or clang++, or set CXX",
     )
 
 
-def _command(text: str) -> list[str]:
-    """A program and its arguments, as a shell splits them; a path with spaces in it may be a program too."""
+def _split_command(text: str) -> list[str]:
+    """Split a command as a shell does; a path with spaces may be a program itself."""
     if shutil.which(text):
         return [text]
     try:
         return shlex.split(text)
-    except ValueError:  # a quote without its end
+    except ValueError:  # an unclosed quote
         return []
 
 
 def _version(path: str, *arguments: str) -> str:
-    """The first line of what a program says of its version."""
     try:
-        done = subprocess.run([path, *arguments, "--version"], capture_output=True, errors="replace", check=False)
+        process = subprocess.run([path, *arguments, "--version"], capture_output=True, errors="replace", check=False)
     except OSError:
         return ""
-    return next(iter(done.stdout.splitlines()), "")
+    return next(iter(process.stdout.splitlines()), "")
 
 
 @dataclass(frozen=True)
 class Nvcc:
-    """NVIDIA's compiler, for GPUs of an architecture and, by way of PTX, for later ones."""
+    """nvcc for one GPU architecture; the PTX in its output runs on later ones."""
 
     path: str
     version: str
@@ -120,81 +119,81 @@ class Nvcc:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What every call begins with."""
+        """Return the program and its fixed arguments."""
         return (self.path,)
 
-    def compile(self, source: str, made: Path, *, flags: tuple[str, ...] = ()) -> Path:
-        """Compile CUDA C++ to an object; the source stays beside it."""
-        text = made.with_suffix(".cu")
-        text.write_text(source, encoding="utf-8")
-        architecture = f"-arch={self.architecture}"
-        _call(self.path, "-std=c++17", "-O3", architecture, *_TO_HOST, *flags, "-c", str(text), "-o", str(made))
-        return made
+    def compile(self, source: str, object_file: Path, *, flags: tuple[str, ...] = ()) -> Path:
+        """Compile CUDA C++ to an object file; the source file is left next to it."""
+        source_file = object_file.with_suffix(".cu")
+        source_file.write_text(source, encoding="utf-8")
+        arguments = ("-std=c++17", "-O3", f"-arch={self.architecture}", *_HOST_FLAGS, *flags)
+        _run_command(self.path, *arguments, "-c", str(source_file), "-o", str(object_file))
+        return object_file
 
     def link(self, objects: Sequence[Path], library: Path, *links: str) -> None:
-        """Make a shared library of objects, with CUDA's runtime inside."""
-        _call(self.path, "-shared", *map(str, objects), "-o", str(library), *links)
+        """Link objects into a shared library, with CUDA's runtime linked statically."""
+        _run_command(self.path, "-shared", *map(str, objects), "-o", str(library), *links)
 
 
-_TO_HOST = ("-Xcompiler", "-fPIC,-fvisibility=hidden")
+_HOST_FLAGS = ("-Xcompiler", "-fPIC,-fvisibility=hidden")
 
 
 def find_nvcc() -> str | None:
-    """The path of nvcc; None where there is no CUDA toolkit."""
+    """Return the path of nvcc, or None without a CUDA toolkit."""
     home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
     return shutil.which("nvcc") or shutil.which("nvcc", path=f"{home}/bin")
 
 
 @cache
 def nvcc(architecture: str | None = None) -> Nvcc:
-    """The compiler that CUDA's toolkit has, for an architecture: by default that of the GPU here, if there is one."""
+    """Return nvcc for an architecture: by default that of the local GPU, else `_DEFAULT_ARCHITECTURE`."""
     path = find_nvcc()
     if path is None:
         raise MissingDependency(
-            "kernels for the GPU need nvcc", hint="install CUDA's toolkit, or let CUDA_HOME name it"
+            "nvcc was not found, and GPU kernels need it", hint="install the CUDA toolkit, or set CUDA_HOME"
         )
-    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
-    version = next((line for line in said if "release" in line), "")
-    return Nvcc(path, version, architecture or gpu_here() or _OLDEST_GPU)
+    lines = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
+    version = next((line for line in lines if "release" in line), "")
+    return Nvcc(path, version, architecture or gpu_architecture() or _DEFAULT_ARCHITECTURE)
 
 
-_OLDEST_GPU = "sm_80"
-"""What is built for where no GPU is: PTX of it runs on all later ones."""
+_DEFAULT_ARCHITECTURE = "sm_80"
+"""Used without a local GPU: its PTX runs on all later ones."""
 
 
-def gpu_here() -> str | None:
-    """The architecture of the GPU that torch sees; None if there is none."""
+def gpu_architecture() -> str | None:
+    """Return the architecture of the GPU that torch sees, or None."""
     if not torch.cuda.is_available():
         return None
     major, minor = torch.cuda.get_device_capability()
     return f"sm_{major}{minor}"
 
 
-def built_for_gpu(source: str, options: Options, *, architecture: str) -> Path:
-    """The library of a source in CUDA C++: built before, or now. Its folder has the source too."""
+def build_cuda_library(source: str, options: Options, *, architecture: str) -> Path:
+    """Return the library built from CUDA C++, from the cache or built now; the source is next to it."""
     gpu = nvcc(architecture)
-    flags = ("--expt-relaxed-constexpr", "-diag-suppress=177")  # not every source uses every function of its headers
+    flags = ("--expt-relaxed-constexpr", "-diag-suppress=177")  # unused functions of headers
 
     def make(folder: Path) -> None:
-        made = gpu.compile(source, folder / "kernels.o", flags=flags)
-        gpu.link([made], folder / _LIBRARY)
-        made.unlink()
+        kernels = gpu.compile(source, folder / "kernels.o", flags=flags)
+        gpu.link([kernels], folder / _LIBRARY)
+        kernels.unlink()
         _check_loads(folder / _LIBRARY)
 
-    return _kept(gpu, options, make, {"what": "kernels"}, (architecture, *flags), source) / _LIBRARY
+    return _cached_build(gpu, options, make, {"what": "kernels"}, (architecture, *flags), source) / _LIBRARY
 
 
 def check_cuda(source: str, options: Options) -> None:
-    """Compile CUDA C++ where no GPU could run it, for the errors; a source that did compile is not compiled again."""
+    """Compile CUDA C++ to find errors, without a GPU to run it; a successful result is cached."""
     gpu = nvcc()
 
     def make(folder: Path) -> None:
         gpu.compile(source, folder / "gpu.o").unlink()
 
-    _kept(gpu, options, make, {"what": "source for the GPU"}, (gpu.architecture,), source)
+    _cached_build(gpu, options, make, {"what": "source for the GPU"}, (gpu.architecture,), source)
 
 
-def built(
+def build_library(
     source: str,
     options: Options,
     *,
@@ -203,10 +202,10 @@ def built(
     common: str = "",
     cuda: str = "",
 ) -> Path:
-    """The library of a source, for this processor: built before, or now. Its folder has the source too.
+    """Return the library built from a source for this processor, from the cache or built now; the source is next to it.
 
-    `common` is the source of what many libraries have in common: it is compiled once, at the same time as the first.
-    `cuda` is CUDA C++ that belongs to it. `links` name other libraries that it needs.
+    `common` is source shared by many libraries: it is compiled once, in parallel with the first of them.
+    `cuda` is CUDA C++ linked into the library. `links` are linker arguments for other libraries.
     """
     compiler = find()
     flags = ("-march=native", *flags)
@@ -214,94 +213,96 @@ def built(
 
     def make(folder: Path) -> None:
         with ThreadPoolExecutor(2) as pool:
-            beside = [pool.submit(_object, compiler, common, options)] if common else []
-            beside += [pool.submit(gpu.compile, cuda, folder / "gpu.o")] if gpu else []
-            own = compiler.compile(source, folder / "kernels.o", flags=flags)
-            (gpu or compiler).link([own, *(made.result() for made in beside)], folder / _LIBRARY, *links)
-        for made in folder.glob("*.o"):
-            made.unlink()
-        if not links:  # what it needs besides is known only to the process that has loaded it
+            other_objects = [pool.submit(_common_object, compiler, common, options)] if common else []
+            other_objects += [pool.submit(gpu.compile, cuda, folder / "gpu.o")] if gpu else []
+            kernels = compiler.compile(source, folder / "kernels.o", flags=flags)
+            objects = [kernels, *(future.result() for future in other_objects)]
+            (gpu or compiler).link(objects, folder / _LIBRARY, *links)
+        for object_file in folder.glob("*.o"):
+            object_file.unlink()
+        if not links:  # linked libraries may be loaded in this process only
             _check_loads(folder / _LIBRARY)
 
-    told = (*flags, *links)
-    return _kept(compiler, options, make, {"what": "kernels"}, told, source, common, cuda, repr(gpu)) / _LIBRARY
+    arguments = (*flags, *links)
+    folder = _cached_build(compiler, options, make, {"what": "kernels"}, arguments, source, common, cuda, repr(gpu))
+    return folder / _LIBRARY
 
 
 _LIBRARY = "kernels.so"
 
 
-def _object(compiler: Compiler, source: str, options: Options) -> Path:
-    flags = ("-O1",)  # a second sooner, and calls cost the same
+def _common_object(compiler: Compiler, source: str, options: Options) -> Path:
+    flags = ("-O1",)  # compiles a second faster than -O3, and calls cost the same
 
     def make(folder: Path) -> None:
-        made = compiler.compile(source, folder / _OBJECT, flags=flags)
-        compiler.link([made], folder / _LIBRARY)
+        compiled = compiler.compile(source, folder / _OBJECT, flags=flags)
+        compiler.link([compiled], folder / _LIBRARY)
         (folder / _LIBRARY).unlink()
 
-    return _kept(compiler, options, make, {"what": "object"}, flags, source) / _OBJECT
+    return _cached_build(compiler, options, make, {"what": "object"}, flags, source) / _OBJECT
 
 
 _OBJECT = "common.o"
 
-_LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
+_LOAD_SCRIPT = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
 
 
 def _check_loads(library: Path) -> None:
-    """Load a library in another process before it is kept: one that cannot be, or that crashes, is an error here."""
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", _LOAD, str(library)], capture_output=True, check=False)
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines() or [f"status {done.returncode}"]
-        why = said[-1].replace(str(library), library.name)
-        raise CompilerError("the library that was built cannot be loaded", why, hint=_CHECK_COMPILER)
+    """Load a library in another process before caching it, so that one that fails or crashes is an error here."""
+    command = [sys.executable, "-I", "-S", "-c", _LOAD_SCRIPT, str(library)]
+    process = subprocess.run(command, capture_output=True, check=False)
+    if process.returncode:
+        lines = process.stderr.decode(errors="replace").strip().splitlines() or [f"status {process.returncode}"]
+        reason = lines[-1].replace(str(library), library.name)
+        raise CompilerError("the built library cannot be loaded", reason, hint=_CHECK_COMPILER)
 
 
 _CHECK_COMPILER = (
-    "see whether CXX names a compiler for this machine, and whether cache_dir and TMPDIR allow executables"
+    "check that CXX is a compiler for this machine, and that cache_dir and TMPDIR are not on noexec mounts"
 )
 
 
 def _is_noexec(folder: Path) -> bool:
-    """Whether a folder, which need not exist yet, is on a mount from which no library can be loaded."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     return hasattr(os, "ST_NOEXEC") and bool(os.statvfs(existing).f_flag & os.ST_NOEXEC)
 
 
 def _library_cache(options: Options) -> DiskCache | None:
-    """The disk cache, unless no library can be loaded from it."""
+    """Return the disk cache, or None where it is on a noexec mount."""
     cache = default_cache(options)
     if cache is None or not _is_noexec(cache.root):
         return cache
-    if cache.root not in _NOEXEC:
-        _NOEXEC.add(cache.root)
-        log.warning("the cache in %s is on a noexec mount: libraries are built anew in each process", cache.root)
+    if cache.root not in _WARNED_NOEXEC:
+        _WARNED_NOEXEC.add(cache.root)
+        log.warning("the cache in %s is on a noexec mount: libraries are rebuilt in each process", cache.root)
     return None
 
 
-_NOEXEC: set[Path] = set()
+_WARNED_NOEXEC: set[Path] = set()
 
 
 def _temporary_folder() -> Path:
-    """A folder that lasts as long as the process."""
+    """Create a folder that is removed when the process exits."""
     folder = Path(tempfile.mkdtemp(prefix="sardonyx-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     if _is_noexec(folder):
         raise CompilerError(
-            "no library can be loaded from where it would be built",
+            "libraries cannot be loaded from the temporary folder",
             f"{folder.parent} is on a noexec mount",
-            hint='let TMPDIR, or options={"cache_dir": ...}, name a folder on another',
+            hint='set TMPDIR or options={"cache_dir": ...} to a folder on another mount',
         )
     return folder
 
 
-def _kept(
+def _cached_build(
     compiler: Compiler | Nvcc,
     options: Options,
     make: Callable[[Path], None],
-    about: Mapping[str, str],
+    metadata: Mapping[str, str],
     flags: tuple[str, ...],
     *sources: str,
 ) -> Path:
-    """A folder with what `make` makes: kept on disk, or for as long as the process runs."""
+    """Return a folder filled by `make`, from the disk cache or, without one, kept for the life of the process."""
     key = key_of_source(
         compiler=repr(compiler.command),
         version=compiler.version,
@@ -310,14 +311,14 @@ def _kept(
     )
     cache = _library_cache(options)
     if cache is not None:
-        return cache.get_or_make(key, make, {**about, "compiler": compiler.version})
+        return cache.get_or_make(key, make, {**metadata, "compiler": compiler.version})
     with _LOCKS[key]:
-        if key not in _MADE:
+        if key not in _BUILT:
             folder = _temporary_folder()
             make(folder)
-            _MADE[key] = folder
-        return _MADE[key]
+            _BUILT[key] = folder
+        return _BUILT[key]
 
 
-_MADE: dict[str, Path] = {}
+_BUILT: dict[str, Path] = {}
 _LOCKS: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)

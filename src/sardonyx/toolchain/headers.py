@@ -1,10 +1,10 @@
-"""The C++ headers that lie in this package, as generated sources take them in: whole, so that a source stands alone."""
+"""Read the C++ headers of this package, which generated sources include as text to be self-contained."""
 
 from __future__ import annotations
 
 from importlib import resources
 
 
-def header(package: str, name: str) -> str:
-    """The text of a header, by the package it lies in."""
+def read_header(package: str, name: str) -> str:
+    """Return the text of a header of a package, without `#pragma once`."""
     return resources.files(package).joinpath(name).read_text(encoding="utf-8").replace("#pragma once\n", "")

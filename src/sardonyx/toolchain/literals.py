@@ -1,15 +1,15 @@
-"""Text that others choose, as it may stand in generated C++: names of sizes, domains, paths of files."""
+"""Escape text for generated C++: dimension names, domains, file paths."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 
-_LONGEST_NAME = 64
+_MAX_NAME = 64
 
 
 def quoted(text: str) -> str:
-    """A string literal. Whatever could end it, or be read as an escape or a trigraph, is an octal escape.
+    """Return a string literal, with octal escapes for what could end it or be read as an escape or trigraph.
 
     >>> print(quoted('a"b??/'))
     "a\\042b\\077\\077/"
@@ -19,7 +19,7 @@ def quoted(text: str) -> str:
 
 
 def comment(text: str) -> str:
-    r"""A comment of one line. Line breaks and backslashes, which could end or extend it, become spaces.
+    r"""Return a one-line comment; line breaks and backslashes, which could end or extend it, become spaces.
 
     >>> comment("a\nb\\")
     '// a b '
@@ -28,13 +28,13 @@ def comment(text: str) -> str:
 
 
 def identifier(text: str) -> str:
-    """An identifier for a name; different names have different ones.
+    """Return an identifier for a name; different names get different identifiers.
 
     >>> identifier("n"), identifier("a b"), len(identifier("n" * 1000))
     ('n_n', 'n_a_20_b', 80)
     """
     plain = "n_" + "".join(c if c.isascii() and c.isalnum() else f"_{ord(c):x}_" for c in text)
-    if len(plain) <= _LONGEST_NAME:
+    if len(plain) <= _MAX_NAME:
         return plain
     digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
-    return f"{plain[: _LONGEST_NAME - 2]}_h{digest[:16]}"
+    return f"{plain[: _MAX_NAME - 2]}_h{digest[:16]}"

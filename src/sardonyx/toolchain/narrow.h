@@ -1,4 +1,4 @@
-// Half precision and bfloat16, which are stored narrow and computed in float.
+// Half precision and bfloat16 storage, computed in float.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ NARROW_INLINE uint16_t half_of_float(float x) {
   uint32_t magnitude = u & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
   if (magnitude >= 0x47800000u) return static_cast<uint16_t>(sign | 0x7c00u);
-  if (magnitude < 0x38800000u) {  // a denormal: let the float adder round to its last place
+  if (magnitude < 0x38800000u) {  // a denormal: rounded by a float addition
     const float sum = same_bits<float>(magnitude) + 0.5f;
     return static_cast<uint16_t>(sign | (same_bits<uint32_t>(sum) - 0x3f000000u));
   }

@@ -1,4 +1,4 @@
-"""Custom operators that are declared in this process, and the libraries that a model with them needs."""
+"""Custom operators declared in this process, and the libraries that a model using them needs."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ import onnx
 
 
 class DeclaredOperator(Protocol):
-    """An operator of ONNX that has kernels in a library, or is a composition of other operators."""
+    """An ONNX operator with kernels in a library, or composed of other operators."""
 
     @property
     def has_kernels(self) -> bool:
-        """Whether models with it need a library."""
+        """Whether models with this operator need a library."""
 
     @property
     def library(self) -> Path:
-        """The library that has its kernels."""
+        """The library with this operator's kernels."""
 
     def library_with(self, others: Sequence[Any]) -> Path:
-        """One library with its kernels and those of other operators."""
+        """Return one library with the kernels of this and other operators."""
 
 
 DECLARED: dict[tuple[str, str], DeclaredOperator] = {}
-"""By domain and name in ONNX."""
+"""By ONNX domain and name."""
 
 
 def is_declared(domain: str, name: str) -> bool:
-    """Whether this is an operator of ONNX that was declared here, and has kernels."""
+    """Return whether an ONNX operator was declared here and has kernels."""
     return (domain, name) in DECLARED and DECLARED[domain, name].has_kernels
 
 
 def libraries_of(model: bytes) -> list[Path]:
-    """The libraries that a serialised model needs: one for each domain, as ONNX Runtime takes no two for one."""
+    """Return the libraries a serialized model needs: one per domain, since ONNX Runtime accepts only one."""
     if not DECLARED:
         return []
-    read = onnx.load_from_string(model)
-    nodes = [*read.graph.node, *(node for function in read.functions for node in function.node)]
+    proto = onnx.load_from_string(model)
+    nodes = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
     used = sorted({key for key in _operators(nodes) if is_declared(*key)})
     domains = dict.fromkeys(domain for domain, _ in used)
     return [joint_library([DECLARED[key] for key in used if key[0] == domain]) for domain in domains]
 
 
 def joint_library(operators: Sequence[DeclaredOperator]) -> Path:
-    """One library with all of these operators."""
+    """Return one library with all of these operators."""
     first, *others = operators
     return first.library_with(others) if others else first.library
 

@@ -1,7 +1,7 @@
-// ONNX Runtime's C interface for custom operators, from facts: which function is at which place of its table.
+// ONNX Runtime's C API for custom operators, as indices into its function table.
 //
-// The table only grows from version to version, so a library that asks for version 18 runs in every later onnxruntime.
-// Nothing is linked: the library is handed the table when it is loaded.
+// The table only grows, so a library for version 18 runs in every later onnxruntime. Nothing is linked: the library gets
+// the table when it is loaded.
 #pragma once
 
 #include <cstddef>
@@ -69,7 +69,7 @@ Signature* call(Slot slot) {
   return reinterpret_cast<Signature*>(const_cast<void*>(g_api[slot]));
 }
 
-// An operator as ONNX Runtime sees it: a version, then functions in this order.
+// OrtCustomOp: a version, then functions in this order.
 struct CustomOp {
   uint32_t version = kVersion;
   void* (*create_kernel)(const CustomOp*, const void* const* api, const Info*) = nullptr;
@@ -117,7 +117,7 @@ inline Status* add_domain(SessionOptions* options, Domain* domain) {
   return call<Status*(SessionOptions*, Domain*)>(kAddCustomOpDomain)(options, domain);
 }
 
-// One tensor of a call: its memory and its sizes.
+// A tensor of a call: its memory and sizes.
 struct Tensor {
   static constexpr int kMostDims = 16;
   void* data = nullptr;
@@ -140,7 +140,7 @@ inline Status* read(const Value* value, Tensor& tensor) {
   return call<Status*(Value*, void**)>(kGetTensorMutableData)(const_cast<Value*>(value), &tensor.data);
 }
 
-// An optional input that is absent leaves the tensor as it is.
+// An absent optional input leaves the tensor unchanged.
 inline Status* input(const Context* context, size_t index, Tensor& tensor, bool* absent = nullptr) {
   const Value* value = nullptr;
   if (auto s = call<Status*(const Context*, size_t, const Value**)>(kKernelContextGetInput)(context, index, &value)) return s;
@@ -148,13 +148,13 @@ inline Status* input(const Context* context, size_t index, Tensor& tensor, bool*
   return read(value, tensor);
 }
 
-// An input that is a constant of the model, as a kernel that is being made sees it.
+// Reads a constant input while a kernel is created.
 inline Status* constant(const Info* info, size_t index, Tensor& tensor) {
   int is_constant = 0;
   const Value* value = nullptr;
   auto get = call<Status*(const Info*, size_t, int*, const Value**)>(kInfoConstantInput);
   if (auto s = get(info, index, &is_constant, &value)) return s;
-  return is_constant && value ? read(value, tensor) : failure("weights of a native kernel are no constants of the model");
+  return is_constant && value ? read(value, tensor) : failure("weights of a native kernel are not constants of the model");
 }
 
 inline Status* output(Context* context, size_t index, const int64_t* dims, size_t rank, void** data) {
@@ -164,7 +164,7 @@ inline Status* output(Context* context, size_t index, const int64_t* dims, size_
   return call<Status*(Value*, void**)>(kGetTensorMutableData)(value, data);
 }
 
-// The stream of a GPU that a call belongs to.
+// Returns the GPU stream of a call.
 inline Status* stream(const Context* context, void** found) {
   return call<Status*(const Context*, void**)>(kKernelContextGetStream)(context, found);
 }

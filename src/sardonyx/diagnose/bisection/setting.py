@@ -19,7 +19,7 @@ from sardonyx.diagnose.comparison.subject import Feeds, Subject
 from sardonyx.diagnose.comparison.trace import rewritten, run, runner, with_session
 from sardonyx.diagnose.comparison.way import level
 from sardonyx.engines.registry import find as find_engine
-from sardonyx.native.carve import Part, Plan, plan
+from sardonyx.native.partition import KernelGroup, KernelPlan, plan_kernels
 from sardonyx.optimize.selection import select_rules
 from sardonyx.options import Options
 from sardonyx.toolchain import compiler
@@ -47,7 +47,7 @@ class Settings:
 
     subject: Subject
     options: Options
-    _kernels: dict[frozenset[Item], tuple[Plan, Path]] = field(default_factory=dict)
+    _kernels: dict[frozenset[Item], tuple[KernelPlan, Path]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._cpu = torch.device("cpu")
@@ -66,7 +66,7 @@ class Settings:
     def _kernel_names(self, context: Sequence[Item]) -> list[str]:
         if self.options.native is not True or not find_engine(self.options.engine).takes_kernels(self._cpu):
             return []
-        return [_name(part) for part in plan(self._rewritten(context)).parts]
+        return [_name(part) for part in plan_kernels(self._rewritten(context)).parts]
 
     def _level_names(self, context: Sequence[Item]) -> list[str]:
         off = not find_engine(self.options.engine).takes_session_options or self._level == level("none")
@@ -105,13 +105,13 @@ class Settings:
 
     def _splice(self, model: ir.Model, items: Sequence[Item], names: Sequence[str]) -> Path:
         """Put kernels into a model; the library that has them, which is built once for all that could be there."""
-        found = plan(model)
+        found = plan_kernels(model)
         key = frozenset(item for item in items if item.kind == "rule")
         if key not in self._kernels:
-            self._kernels[key] = (found, compiler.built(found.source, self.options))
+            self._kernels[key] = (found, compiler.build_library(found.source, self.options))
         library = self._kernels[key][1]
         parts = [part for part in found.parts if _name(part) in names]
-        Plan(model, parts, found.library, found.refused).splice()
+        KernelPlan(model, parts, found.library, found.rejected).splice()
         return library
 
     def _chosen(self, names: Mapping[Kind, Sequence[str]]) -> Options:
@@ -157,10 +157,10 @@ _NAMES: Mapping[Kind, Callable[[Settings, Sequence[Item]], list[str]]] = {
 }
 
 
-def _name(part: Part) -> str:
+def _name(part: KernelGroup) -> str:
     """A kernel by what it computes and the operators that are in it."""
     operators = " ".join(node.op_type for node in part.group)
-    return f"{part.gives[0].name} ({operators})"
+    return f"{part.outputs[0].name} ({operators})"
 
 
 def _flags(options: Options) -> dict[str, tuple[str, str, Any]]:

@@ -120,9 +120,9 @@ def _feeds(inputs: Sequence[str], base: ir.Model, args: Sequence[Any], kwargs: M
     if len(args) == 1 and isinstance(args[0], Mapping):
         kwargs, args = {**args[0], **kwargs}, ()
     if not args and not kwargs and inputs:
-        from sardonyx.native.measure import made_up
+        from sardonyx.native.measure import random_inputs
 
-        kwargs = made_up(base.graph)
+        kwargs = random_inputs(base.graph)
     given = {**dict(zip(inputs, args, strict=False)), **kwargs}
     if len(args) > len(inputs) or set(given) != set(inputs):
         raise OptionError(

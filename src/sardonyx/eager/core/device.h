@@ -1,4 +1,4 @@
-// What torch wants to know of a device: memory, which one is current, and events, of which there are none.
+// The device interface of torch: allocator, hooks and guard; streams and events do nothing.
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -16,17 +16,17 @@ namespace eager {
 
 constexpr auto kType = c10::DeviceType::PrivateUse1;
 
-// torch's autograd starts a thread for each device it is told of, once, and no other can be added later.
-constexpr int kMostDevices = 8;
+// torch's autograd starts a thread per device once; devices cannot be added later.
+constexpr int kMaxDevices = 8;
 
 inline std::atomic<int> g_devices{1};
 inline thread_local c10::DeviceIndex t_current = 0;
 
-// Blocks of memory that a thread freed last, for results of the same size, which are likely to come next.
-class Freed {
+// Blocks that a thread freed last, reused for allocations of the same size.
+class FreeList {
  public:
-  static Freed& mine() {
-    thread_local Freed freed;
+  static FreeList& mine() {
+    thread_local FreeList freed;
     return freed;
   }
 
@@ -43,25 +43,25 @@ class Freed {
     block = {data, bytes};
   }
 
-  ~Freed() {
+  ~FreeList() {
     closed_ = true;
     for (auto& block : blocks_) {
       if (block.data) c10::free_cpu(std::exchange(block.data, nullptr));
     }
   }
 
-  bool takes(size_t bytes) const { return kKeeps && bytes <= kLargest && !closed_; }
+  bool takes(size_t bytes) const { return kEnabled && bytes <= kMaxBytes && !closed_; }
 
  private:
   struct Block {
     void* data = nullptr;
     size_t bytes = 0;
   };
-  static constexpr size_t kBlocks = 8, kLargest = size_t(1) << 18;
+  static constexpr size_t kBlocks = 8, kMaxBytes = size_t(1) << 18;
 #ifdef __SANITIZE_ADDRESS__
-  static constexpr bool kKeeps = false;  // or it would not see what is used after it was freed
+  static constexpr bool kEnabled = false;  // AddressSanitizer would miss uses after free
 #else
-  static constexpr bool kKeeps = true;
+  static constexpr bool kEnabled = true;
 #endif
 
   Block blocks_[kBlocks];
@@ -69,20 +69,20 @@ class Freed {
   bool closed_ = false;
 };
 
-// The CPU's memory, under the device's name. What stands before a block says how large it is.
+// Host memory with the device's type. A header before each block stores its size.
 struct Allocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     const c10::Device device(kType, t_current);
     if (!bytes) return {nullptr, nullptr, &ignore, device};
-    void* block = Freed::mine().take(bytes);
+    void* block = FreeList::mine().take(bytes);
     if (!block) {
-      TORCH_CHECK(bytes <= SIZE_MAX - kHead, "the device ort has no memory of ", bytes, " bytes");
+      TORCH_CHECK(bytes <= SIZE_MAX - kHead, "the device ort cannot allocate ", bytes, " bytes");
       block = c10::alloc_cpu(bytes + kHead);
       std::memcpy(block, &bytes, sizeof bytes);
     }
     return {static_cast<char*>(block) + kHead, block, &free, device};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }  // data and its block are not the same
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }  // data starts after the block's header
   void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
 
   static Allocator* the() {
@@ -97,7 +97,7 @@ struct Allocator final : c10::Allocator {
   static void free(void* block) {
     size_t bytes;
     std::memcpy(&bytes, block, sizeof bytes);
-    auto& freed = Freed::mine();
+    auto& freed = FreeList::mine();
     freed.takes(bytes) ? freed.put(block, bytes) : c10::free_cpu(block);
   }
 };
@@ -118,14 +118,14 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   }
   at::Generator getNewGenerator(c10::DeviceIndex) const override { return at::detail::createCPUGenerator(); }
   at::Device getDeviceFromPtr(void*) const override { return {kType, t_current}; }
-  // Memory of the host is as near as any can be: what torch calls pinned is a copy there.
+  // The device uses host memory, so pinning is a plain host allocation.
   c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
   bool isPinnedPtr(const void*) const override { return false; }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
     c10::DeviceGuard guard(storage.device());
-    auto made = Allocator::the()->allocate(bytes);
-    if (const auto kept = std::min(bytes, storage.nbytes())) std::memcpy(made.get(), storage.data(), kept);
-    storage.set_data_ptr_noswap(std::move(made));
+    auto memory = Allocator::the()->allocate(bytes);
+    if (const auto used = std::min(bytes, storage.nbytes())) std::memcpy(memory.get(), storage.data(), used);
+    storage.set_data_ptr_noswap(std::move(memory));
     storage.set_nbytes(bytes);
   }
 };
@@ -145,9 +145,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     t_current = device.index();
   }
   void uncheckedSetDevice(c10::Device device) const noexcept override { t_current = device.index(); }
-  c10::DeviceIndex deviceCount() const noexcept override { return kMostDevices; }
+  c10::DeviceIndex deviceCount() const noexcept override { return kMaxDevices; }
 
-  // Calls are done when they return, so there is one stream, and its events have always happened.
+  // Calls are synchronous, so there is one stream and all its events are complete.
   c10::Stream getStream(c10::Device device) const override { return c10::Stream(c10::Stream::DEFAULT, device); }
   c10::Stream getDefaultStream(c10::Device device) const override { return getStream(device); }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override { return getStream(device); }
@@ -163,15 +163,15 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void destroyEvent(void*, c10::DeviceIndex) const noexcept override {}
 };
 
-// While it lives, torch's operators run on this thread alone. Its other threads spin for milliseconds after they have
-// worked, against ONNX Runtime's: BERT-base took 210 ms instead of 152 on two cores.
-class Alone {
+// While it lives, torch's operators run single-threaded. OpenMP threads spin for milliseconds after their work and
+// compete with ONNX Runtime's: BERT-base took 210 ms instead of 152 on two cores.
+class SingleThreaded {
  public:
-  Alone() : before_(get() ? get()() : 0) {
+  SingleThreaded() : before_(get() ? get()() : 0) {
     if (set() && before_ > 1) set()(1);
   }
-  Alone(const Alone&) = delete;
-  ~Alone() {
+  SingleThreaded(const SingleThreaded&) = delete;
+  ~SingleThreaded() {
     if (set() && before_ > 1) set()(before_);
   }
 
@@ -193,36 +193,36 @@ inline at::Tensor empty(at::IntArrayRef sizes, at::ScalarType type) {
                                               type, std::nullopt));
 }
 
-inline bool is_ours(const at::Tensor& tensor) { return tensor.device().type() == kType; }
+inline bool is_on_device(const at::Tensor& tensor) { return tensor.device().type() == kType; }
 
-inline c10::Device ours() { return {kType, 0}; }
+inline c10::Device first_device() { return {kType, 0}; }
 
-inline at::Tensor over(c10::DataPtr memory, size_t bytes, c10::Device device, at::ScalarType type, at::IntArrayRef sizes) {
+inline at::Tensor tensor_over(c10::DataPtr memory, size_t bytes, c10::Device device, at::ScalarType type, at::IntArrayRef sizes) {
   const bool is_here = device.type() == kType;
   auto* allocator = is_here ? static_cast<c10::Allocator*>(Allocator::the()) : c10::GetCPUAllocator();
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(memory),
                                                        allocator, /*resizable=*/true);
   auto key = is_here ? c10::DispatchKey::PrivateUse1 : c10::DispatchKey::CPU;
-  auto made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)), c10::DispatchKeySet(key),
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)), c10::DispatchKeySet(key),
                                                        c10::scalarTypeToTypeMeta(type));
-  made.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
-  return made;
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  return tensor;
 }
 
-// The same memory under another device's name; it stays for as long as either is used.
-inline at::Tensor elsewhere(const at::Tensor& tensor, c10::Device device) {
+// Returns a view of the same memory on another device; either keeps the storage alive.
+inline at::Tensor on_other_device(const at::Tensor& tensor, c10::Device device) {
   auto* held = new c10::Storage(tensor.storage());
-  c10::DataPtr memory(held->mutable_data(), held, [](void* kept) { delete static_cast<c10::Storage*>(kept); }, device);
-  auto made = over(std::move(memory), held->nbytes(), device, tensor.scalar_type(), {0});
-  auto* impl = made.unsafeGetTensorImpl();
+  c10::DataPtr memory(held->mutable_data(), held, [](void* owner) { delete static_cast<c10::Storage*>(owner); }, device);
+  auto view = tensor_over(std::move(memory), held->nbytes(), device, tensor.scalar_type(), {0});
+  auto* impl = view.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
   if (tensor.is_conj()) impl->_set_conj(true);
   if (tensor.is_neg()) impl->_set_neg(true);
-  return made;
+  return view;
 }
 
 inline at::Tensor on_host(const at::Tensor& tensor) {
-  return is_ours(tensor) ? elsewhere(tensor, c10::kCPU) : tensor;
+  return is_on_device(tensor) ? on_other_device(tensor, c10::kCPU) : tensor;
 }
 
 }  // namespace eager

@@ -1,4 +1,4 @@
-"""The core as a library: building it, loading it, and what Python says to it."""
+"""Build and load the native core, and its Python interface."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from sardonyx.options import Options
 from sardonyx.run.region import BareSession
 from sardonyx.telemetry.progress import showing
 from sardonyx.toolchain import compiler
-from sardonyx.toolchain.headers import header
+from sardonyx.toolchain.headers import read_header
 from sardonyx.toolchain.operator_libraries import libraries_of
 
-_PARTS = ("session.h", "device.h", "look.h", "kernel.h", "core.cpp")
-MOST_DEVICES = 8
-KINDS = {"functional": 0, "in place": 1, "out": 2, "view": 3}
+_PARTS = ("session.h", "device.h", "call_key.h", "kernel.h", "core.cpp")
+MAX_DEVICES = 8
+OPERATOR_KINDS = {"functional": 0, "in place": 1, "out": 2, "view": 3}
 
-_AS_GIVEN, _SIZED, _RESHAPED = 0, 1, 2
-_NOT_ASKED_FOR = -1
+_AS_RETURNED, _STATIC_SHAPE, _RESHAPED = 0, 1, 2
+_NOT_REQUESTED = -1
 
 _ELEMENTWISE = frozenset(
     {
@@ -40,86 +40,86 @@ _ELEMENTWISE = frozenset(
         *("Softplus", "Sqrt", "Sub", "Tanh", "Xor"),
     }
 )
-"""Operators whose kernels read an element before they write the one in its place, and no other after."""
+"""Operators whose kernels may write their output over an input: each element is read before it is written."""
 
 
 def load(threads: int) -> Core:
-    """The core, built before or now, and started."""
-    runtime = _runtime()  # before the core is there: torch cannot be rid of it
-    core = Core(_built())
+    """Build the core if it is not cached, load it and start it."""
+    runtime = _runtime_library()  # first, since torch cannot unload the core
+    core = Core(_build())
     core.start(runtime, threads)
     return core
 
 
-def _runtime() -> Path:
-    """ONNX Runtime's library for C, which its wheel brings beside the binding for Python."""
+def _runtime_library() -> Path:
+    """Return the path of ONNX Runtime's C library, which is part of its wheel."""
     import onnxruntime
 
-    found = sorted(Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.so*"))
-    if not found:
-        raise MissingDependency("this onnxruntime brings no library for C", hint='executor="python" needs none')
-    return found[0]
+    paths = sorted(Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.so*"))
+    if not paths:
+        raise MissingDependency("the installed onnxruntime has no C library", hint='use executor="python"')
+    return paths[0]
 
 
 def source() -> str:
-    """All of it, in one."""
-    parts = (header("sardonyx.toolchain", "ort.h"), *(header("sardonyx.eager.core", name) for name in _PARTS))
+    """Return the whole source."""
+    parts = (read_header("sardonyx.toolchain", "ort.h"), *(read_header("sardonyx.eager.core", name) for name in _PARTS))
     return "\n".join(parts)
 
 
-def _built() -> Path:
+def _build() -> Path:
     root = Path(torch.__file__).parent
     include = (root / "include", root / "include/torch/csrc/api/include")
     flags = ("-std=c++20", "-O2", f'-DTORCH="{torch.__version__}"', *(f"-isystem{folder}" for folder in include))
     links = (f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10")
-    more = tuple(shlex.split(os.environ.get("SARDONYX_CORE_FLAGS", "")))  # as sanitizers take
+    extra = tuple(shlex.split(os.environ.get("SARDONYX_CORE_FLAGS", "")))  # sanitizers, for instance
     with showing("building the core of the device ort, once for this torch"):
-        return compiler.built(source(), Options(), flags=(*flags, *more), links=(*links, *more))
+        return compiler.build_library(source(), Options(), flags=(*flags, *extra), links=(*links, *extra))
 
 
 class Core:
-    """The core, as Python speaks to it."""
+    """The Python interface of the core."""
 
     def __init__(self, library: Path) -> None:
         self._library: Any = ctypes.CDLL(str(library))
         for name in ("sx_start", "sx_register", "sx_calls", "sx_current", "sx_session", "sx_offer"):
             getattr(self._library, name).restype = ctypes.c_int64
-        self._library.sx_failure.restype = ctypes.c_char_p
+        self._library.sx_error.restype = ctypes.c_char_p
         self._kernels: dict[str, int] = {}
 
     def start(self, runtime: Path, threads: int) -> None:
-        """Open ONNX Runtime, and be torch's device."""
-        self._checked(self._library.sx_start(str(runtime).encode(), threads))
+        """Load ONNX Runtime and register as torch's device."""
+        self._check(self._library.sx_start(str(runtime).encode(), threads))
 
-    def have(self, devices: int) -> None:
-        """Say how many devices there are, and that they may be set otherwise than before."""
-        self._library.sx_devices(devices)
+    def set_device_count(self, count: int) -> None:
+        """Set the number of devices, and clear the core's cache of calls."""
+        self._library.sx_set_device_count(count)
         self._library.sx_clear()
 
     @property
     def current(self) -> int:
-        """The device that is meant where none is said, on this thread."""
+        """The current device of this thread."""
         return int(self._library.sx_current())
 
     @current.setter
     def current(self, index: int) -> None:
-        self._library.sx_choose(index)
+        self._library.sx_set_current(index)
 
     def register(self, operator: Any, kind: str) -> None:
-        """Let the core have the calls of an operator."""
+        """Let the core handle the calls of an operator."""
         name = operator._schema.name.encode(), operator._schema.overload_name.encode()
-        self._kernels[operator.name()] = self._checked(self._library.sx_register(*name, KINDS[kind]))
+        self._kernels[operator.name()] = self._check(self._library.sx_register(*name, OPERATOR_KINDS[kind]))
 
     def calls(self) -> dict[str, int]:
-        """How often each operator was called."""
+        """Return the number of calls per operator."""
         counts = {name: self._library.sx_calls(ctypes.c_int64(kernel)) for name, kernel in self._kernels.items()}
         return {name: count for name, count in counts.items() if count}
 
     def session(self, job: Job) -> int:
-        """A session for a model, by its number."""
+        """Create a session for a model, and return its number."""
         libraries = [str(library) for library in (*job.libraries, *libraries_of(job.model))]
         types = [int(dtypes.to_onnx(dtype)) for dtype in job.output_types]
-        return self._checked(
+        return self._check(
             self._library.sx_session(
                 job.model,
                 ctypes.c_int64(len(job.model)),
@@ -132,44 +132,44 @@ class Core:
             )
         )
 
-    def forget(self, session: int) -> None:
-        """Free a session, once no kept call uses it."""
-        self._library.sx_forget(ctypes.c_int64(session))
+    def release(self, session: int) -> None:
+        """Free a session once no cached call uses it."""
+        self._library.sx_release(ctypes.c_int64(session))
 
     def offer(
-        self, operator: Any, plain: BareSession, leaves: Sequence[Layout], tensors: int, numbers: int, *, sized: bool
+        self, operator: Any, plain: BareSession, leaves: Sequence[Layout], tensors: int, scalars: int, *, static: bool
     ) -> bool:
-        """Say how calls like the one that was handed to Python are to run from now on.
+        """Tell the core how to run calls with the key of the last one passed to Python; return whether it accepted.
 
-        The session takes `tensors` of the call's, then so many of its `numbers`.
+        The session takes the first `tensors` tensors of the call, then `scalars` of its numbers.
         """
         runner = plain.runner
         if not isinstance(runner, CoreRunner):
             return False
         inputs = [i if i < tensors else tensors - 1 - i for i in plain.inputs]
-        results = [_NOT_ASKED_FOR if i is None else i for i in plain.results]
-        how = [_RESHAPED if i in plain.reshaped else _SIZED if sized else _AS_GIVEN for i in plain.results]
-        orders, repeated = zip(*(layout.numbers() for layout in leaves), strict=True) if leaves else ((), ())
-        taken = self._library.sx_offer(
+        results = [_NOT_REQUESTED if i is None else i for i in plain.results]
+        modes = [_RESHAPED if i in plain.reshaped else _STATIC_SHAPE if static else _AS_RETURNED for i in plain.results]
+        permutations, expanded = zip(*(layout.encode() for layout in leaves), strict=True) if leaves else ((), ())
+        accepted = self._library.sx_offer(
             operator._schema.name.encode(),
             operator._schema.overload_name.encode(),
             ctypes.c_int64(runner.session),
             _integers(inputs),
             len(inputs),
             _integers(results),
-            _integers(how),
+            _integers(modes),
             len(results),
-            _integers(orders),
-            _integers(repeated),
+            _integers(permutations),
+            _integers(expanded),
             len(leaves),
-            numbers,
+            scalars,
             int(runner.elementwise),
         )
-        return bool(self._checked(taken))
+        return bool(self._check(accepted))
 
-    def _checked(self, returned: int) -> int:
+    def _check(self, returned: int) -> int:
         if returned < 0:
-            raise EngineError(f"the core of the device ort: {self._library.sx_failure().decode()}")
+            raise EngineError(f"the core of the device ort: {self._library.sx_error().decode()}")
         return returned
 
 
@@ -182,7 +182,7 @@ def _integers(values: Sequence[int]) -> Any:
 
 
 class CoreRunner(Runner):
-    """A session of the core's."""
+    """A session of the core."""
 
     def __init__(self, core: Core, job: Job) -> None:
         self._core, self._job = core, job
@@ -196,32 +196,32 @@ class CoreRunner(Runner):
 
     @property
     def session(self) -> int:
-        """Its number; in a child process that of another session, for the core's threads are not there."""
+        """Its number; a forked child creates a new session, since the core's threads are not there."""
         if self._session is None:
             self._session = self._core.session(self._job)
         return self._session
 
     def forked(self) -> None:
-        """In a child process: have another session from the next call on."""
+        """In a forked child: create a new session on the next call."""
         self._session = None
 
     def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:
         """Run once."""
-        given = [x if isinstance(x, torch.Tensor) else torch.tensor(x) for x in inputs]
+        tensors = [x if isinstance(x, torch.Tensor) else torch.tensor(x) for x in inputs]
         try:
-            results: list[torch.Tensor] = torch.ops.sardonyx_eager.run(self.session, given)
+            results: list[torch.Tensor] = torch.ops.sardonyx_eager.run(self.session, tensors)
         except RuntimeError as error:
             raise EngineError(str(error)) from error
         return results
 
     def close(self) -> None:
-        """Let the core free it."""
+        """Let the core free the session."""
         if self._session is not None:
-            self._core.forget(self._session)
+            self._core.release(self._session)
 
 
 class CoreEngine(OnnxRuntime):
-    """ONNX Runtime, through the core."""
+    """ONNX Runtime through the core."""
 
     name = "onnxruntime, by the device's core"
 
@@ -229,6 +229,6 @@ class CoreEngine(OnnxRuntime):
         self._core = core
 
     def load(self, job: Job, artifact: Path | None) -> CoreRunner | OnnxRuntimeRunner:  # type: ignore[override]
-        """Create a session; where the core has no way to, the binding's."""
+        """Create a session in the core, or an onnxruntime session for weights or other providers."""
         plain = not job.weights and job.options.providers is None
         return CoreRunner(self._core, job) if plain else OnnxRuntimeRunner(job)

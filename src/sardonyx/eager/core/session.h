@@ -1,4 +1,4 @@
-// Sessions of ONNX Runtime's, over memory that torch owns, on threads that all of them share.
+// ONNX Runtime sessions over torch's memory, with one thread pool for all sessions.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -51,11 +51,10 @@ inline void check(ort::Status* status) {
 }
 
 
-// Whether this process was forked from one that had the threads which sessions share: it has none of them, so that its own
-// sessions run on the thread that calls them.
+// Whether this process is a forked child: the thread pool does not exist here, so sessions run on the calling thread.
 inline bool g_forked = false;
 
-// One for the process: the library allows no other.
+// A singleton: ONNX Runtime allows one environment per process.
 struct Runtime {
   ort::Env* env = nullptr;
   ort::SessionOptions* options = nullptr;
@@ -69,7 +68,7 @@ struct Runtime {
 
   void start(const char* library, int threads) {
     void* opened = dlopen(library, RTLD_NOW | RTLD_LOCAL);
-    TORCH_CHECK(opened, "onnxruntime's library cannot be opened: ", dlerror());
+    TORCH_CHECK(opened, "cannot open onnxruntime's library: ", dlerror());
     auto base = reinterpret_cast<const ort::ApiBase* (*)()>(dlsym(opened, "OrtGetApiBase"));
     TORCH_CHECK(base, "onnxruntime's library lacks OrtGetApiBase");
     ort::g_api = base()->get_api(ort::kVersion);
@@ -114,11 +113,11 @@ inline at::ScalarType scalar_type(int element) {
   for (int i = 0; i < int(at::ScalarType::NumOptions); ++i) {
     if (element_type(at::ScalarType(i)) == element) return at::ScalarType(i);
   }
-  TORCH_CHECK(false, "torch has no dtype for ONNX's ", element);
+  TORCH_CHECK(false, "torch has no dtype for the ONNX type ", element);
 }
 
-// What ONNX Runtime is given for a tensor.
-struct Piece {
+// A tensor's memory, sizes and type.
+struct TensorView {
   void* data;
   const int64_t* sizes;
   size_t rank;
@@ -127,76 +126,76 @@ struct Piece {
 
 inline void release(ort::Value* value) { ort::call<void(ort::Value*)>(ort::kReleaseValue)(value); }
 
-inline ort::Value* value_over(const Piece& piece) {
+inline ort::Value* make_value(const TensorView& view) {
   size_t count = 1;
-  for (size_t axis = 0; axis < piece.rank; ++axis) count *= piece.sizes[axis];
-  TORCH_CHECK(!count || piece.data, "a tensor has no memory: its storage was resized to nothing");
-  static char nothing;
-  ort::Value* made = nullptr;
+  for (size_t axis = 0; axis < view.rank; ++axis) count *= view.sizes[axis];
+  TORCH_CHECK(!count || view.data, "a tensor has no memory: its storage was resized to 0 bytes");
+  static char empty;
+  ort::Value* value = nullptr;
   using Make = ort::Status*(const ort::MemoryInfo*, void*, size_t, const int64_t*, size_t, int, ort::Value**);
-  check(ort::call<Make>(ort::kCreateTensorWithData)(Runtime::the().memory, count ? piece.data : &nothing,
-                                                    count * at::elementSize(piece.type), piece.sizes, piece.rank,
-                                                    element_type(piece.type), &made));
-  return made;
+  check(ort::call<Make>(ort::kCreateTensorWithData)(Runtime::the().memory, count ? view.data : &empty,
+                                                    count * at::elementSize(view.type), view.sizes, view.rank,
+                                                    element_type(view.type), &value));
+  return value;
 }
 
-// What a session is given, then what it gives. A value owns no memory, and is used again where a tensor has the same: for
-// calls in which sizes and types are the same every time.
+// The inputs of a session, then its outputs. Values own no memory and are reused if the address is the same, for calls
+// whose sizes and types are always the same.
 class Values {
  public:
-  explicit Values(size_t count) : held_(count, nullptr), over_(count, nullptr) {}
+  explicit Values(size_t count) : values_(count, nullptr), addresses_(count, nullptr) {}
   Values(const Values&) = delete;
   ~Values() {
-    for (auto* value : held_) {
+    for (auto* value : values_) {
       if (value) release(value);
     }
   }
 
-  ort::Value** data() { return held_.data(); }
+  ort::Value** data() { return values_.data(); }
 
   void drop(size_t i) {
     if (auto* old = take(i)) release(old);
   }
 
-  void put(size_t i, const Piece& piece) {
-    if (held_[i] && over_[i] == piece.data) return;
+  void put(size_t i, const TensorView& view) {
+    if (values_[i] && addresses_[i] == view.data) return;
     drop(i);
-    held_[i] = value_over(piece);
-    over_[i] = piece.data;
+    values_[i] = make_value(view);
+    addresses_[i] = view.data;
   }
 
-  // What is null when a session runs, ONNX Runtime allocates, and it is to be taken.
-  ort::Value* take(size_t i) { return std::exchange(held_[i], nullptr); }
+  // Outputs that are null when a session runs are allocated by ONNX Runtime, and must be taken.
+  ort::Value* take(size_t i) { return std::exchange(values_[i], nullptr); }
 
  private:
-  c10::SmallVector<ort::Value*, 4> held_;
-  c10::SmallVector<void*, 4> over_;
+  c10::SmallVector<ort::Value*, 4> values_;
+  c10::SmallVector<void*, 4> addresses_;
 };
 
-// Those of the last call, for one call at a time; another that comes meanwhile has its own.
-class Spare {
+// Caches the values of the last call, for one call at a time; concurrent calls create their own.
+class ValuesCache {
  public:
-  explicit Spare(size_t count) : count_(count) {}
-  Spare(const Spare&) = delete;
-  ~Spare() { delete kept_.load(); }
+  explicit ValuesCache(size_t count) : count_(count) {}
+  ValuesCache(const ValuesCache&) = delete;
+  ~ValuesCache() { delete cached_.load(); }
 
-  class Lent {
+  class Lease {
    public:
-    explicit Lent(const Spare& spare) : spare_(spare), values_(spare.kept_.exchange(nullptr)) {
-      if (!values_) values_ = new Values(spare.count_);
+    explicit Lease(const ValuesCache& cache) : cache_(cache), values_(cache.cached_.exchange(nullptr)) {
+      if (!values_) values_ = new Values(cache.count_);
     }
-    Lent(const Lent&) = delete;
-    ~Lent() { delete spare_.kept_.exchange(values_); }
+    Lease(const Lease&) = delete;
+    ~Lease() { delete cache_.cached_.exchange(values_); }
     Values& operator*() { return *values_; }
 
    private:
-    const Spare& spare_;
+    const ValuesCache& cache_;
     Values* values_;
   };
 
  private:
   const size_t count_;
-  mutable std::atomic<Values*> kept_{nullptr};
+  mutable std::atomic<Values*> cached_{nullptr};
 };
 
 class Session {

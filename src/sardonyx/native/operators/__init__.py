@@ -1,4 +1,4 @@
-"""ONNX operators as loops, a family a module. Importing it fills the table."""
+"""Lowerings of ONNX operators, one module per family. Importing it fills the table."""
 
 from sardonyx.native.operators import (
     activations,

@@ -1,4 +1,4 @@
-"""Attention: products of queries and keys, what masks leave of them, softmax, and the values weighted by it."""
+"""Attention: products of queries and keys, masks, softmax, and the weighted values."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from sardonyx.native.region import CannotLower, Lowering
 from sardonyx.native.table import (
     BOOL,
     INT64,
+    define_optional,
     float_of,
-    give_optional,
-    given,
+    indices_along,
     int_of,
     ints_of,
-    is_asked_for,
+    is_used,
     less,
     lowers,
     need_floats,
+    operand,
     optional,
-    places_along,
     scaled,
     to_type,
     where,
@@ -33,214 +33,210 @@ from sardonyx.native.values import Number, Value, dim_of
 from sardonyx.sizes import Dim
 
 _QUERIES, _KEYS = 2, 3
-"""The axes of scores: a batch, heads, queries, keys."""
+"""Axes of scores, which are (batch, heads, queries, keys)."""
 
 
 @dataclass(frozen=True)
-class _Attended:
-    """What attention computes, step by step; sizes are those of a batch, heads, queries and keys or values."""
-
+class _AttentionSteps:
     scores: Value
     capped: Value
     masked: Value
-    shares: Value
+    weights: Value
     result: Value
 
 
-def _heads(r: Lowering, x: Value, count: int) -> Value:
-    """(batch, places, hidden) as (batch, heads, places, size of a head)."""
-    batch, places, hidden = x.dims
+def _split_heads(r: Lowering, x: Value, count: int) -> Value:
+    """Reshape (batch, length, hidden) to (batch, heads, length, head size)."""
+    batch, length, hidden = x.dims
     if not isinstance(hidden, int) or not count or hidden % count:
-        raise CannotLower(f"{hidden} numbers in {count} heads")
-    return r.permute(r.seen(x, (batch, places, count, hidden // count)), [0, 2, 1, 3])
+        raise CannotLower(f"a hidden size of {hidden} with {count} heads")
+    return r.permute(r.view_as(x, (batch, length, count, hidden // count)), [0, 2, 1, 3])
 
 
-def _flat(r: Lowering, x: Value) -> Value:
-    """(batch, heads, places, size of a head) as (batch, places, hidden)."""
-    batch, heads, places, size = x.dims
-    return r.seen(r.permute(x, [0, 2, 1, 3]), (batch, places, dim_of(heads * size)))
+def _merge_heads(r: Lowering, x: Value) -> Value:
+    """Reshape (batch, heads, length, head size) to (batch, length, hidden)."""
+    batch, heads, length, size = x.dims
+    return r.view_as(r.permute(x, [0, 2, 1, 3]), (batch, length, dim_of(heads * size)))
 
 
-def _grouped(r: Lowering, x: Value, groups: Dim) -> Value:
-    """The heads of queries in as many groups as there are heads of keys."""
+def _group_heads(r: Lowering, x: Value, groups: Dim) -> Value:
     batch, heads, *rest = x.dims
     if not isinstance(heads, int) or not isinstance(groups, int) or heads % groups:
-        raise CannotLower(f"{heads} heads of queries for {groups} of keys")
-    return r.seen(x, (batch, groups, heads // groups, *rest))
+        raise CannotLower(f"{heads} query heads with {groups} key heads")
+    return r.view_as(x, (batch, groups, heads // groups, *rest))
 
 
-def _by_group(r: Lowering, left: Value, right: Value) -> Value:
-    """The product of matrices, one for each head; each head of the right operand serves as many of the left."""
+def _grouped_product(r: Lowering, left: Value, right: Value) -> Value:
+    """Return the matrix product for each head; a head of the right operand may serve several of the left."""
     dtype = wide_type(left.dtype)
-    heads, of_keys = left.dims[1], right.dims[1]
-    if heads == of_keys:
+    heads, key_heads = left.dims[1], right.dims[1]
+    if heads == key_heads:
         return matrix_product(r, left, right, dtype)
-    product = matrix_product(r, _grouped(r, left, of_keys), r.unsqueeze(right, [2]), dtype)
-    return r.seen(product, (product.dims[0], heads, *product.dims[3:]))
+    product = matrix_product(r, _group_heads(r, left, key_heads), r.unsqueeze(right, [2]), dtype)
+    return r.view_as(product, (product.dims[0], heads, *product.dims[3:]))
 
 
 def _attend(
     r: Lowering, q: Value, k: Value, v: Value, *, scale: float, bias: Value | None = None, softcap: float = 0.0
-) -> _Attended:
-    scores = scaled(r, _by_group(r, q, r.permute(k, [0, 1, 3, 2])), scale or 1 / math.sqrt(_size_of_head(q)))
+) -> _AttentionSteps:
+    scores = scaled(r, _grouped_product(r, q, r.permute(k, [0, 1, 3, 2])), scale or 1 / math.sqrt(_size_of_head(q)))
     capped = scores
     if softcap:
         capped = scaled(r, r.apply("tanh", scaled(r, scores, 1 / softcap)), softcap)
     masked = capped if bias is None else r.apply("add", capped, to_type(r, bias, capped.dtype))
-    shares = _softmax(r, r.settled(masked))
-    return _Attended(scores, capped, masked, shares, _by_group(r, shares, r.stored(widened(r, v))))
+    weights = _softmax(r, r.stored_if_costly(masked))
+    return _AttentionSteps(scores, capped, masked, weights, _grouped_product(r, weights, r.stored(widened(r, v))))
 
 
 def _size_of_head(q: Value) -> int:
     if not isinstance(q.dims[3], int):
-        raise CannotLower("heads of a symbolic size")
+        raise CannotLower("a symbolic head size")
     return q.dims[3]
 
 
 def _softmax(r: Lowering, x: Value) -> Value:
-    """Softmax over the keys; zero for each of them where all are masked by −∞."""
-    axes, nothing = [_KEYS], r.number(-math.inf, x)
+    """Return the softmax over the keys; zero where all of them are masked by −∞."""
+    axes, masked = [_KEYS], r.number(-math.inf, x)
     largest = r.stored(r.reduce("Largest", x, axes))
-    is_empty = r.apply("equal", largest, nothing, dtype=BOOL)
+    is_empty = r.apply("equal", largest, masked, dtype=BOOL)
     powers = r.stored(r.apply("exp", r.apply("sub", x, where(r, is_empty, r.number(0.0, x), largest))))
     total = r.reduce("Sum", powers, axes)
     share = r.apply("div", r.number(1.0, x), where(r, is_empty, r.number(1.0, x), total))
     return r.stored(r.apply("mul", powers, r.stored(share)))
 
 
-def _plus(r: Lowering, one: Value | None, other: Value | None) -> Value | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return r.apply("add", to_type(r, one, other.dtype), other)
+def _add_optional(r: Lowering, x: Value | None, y: Value | None) -> Value | None:
+    if x is None or y is None:
+        return y if x is None else x
+    return r.apply("add", to_type(r, x, y.dtype), y)
 
 
 def _bias(r: Lowering, allowed: Value, masked: float, dtype: ir.DataType) -> Value:
-    """What is added to scores: nothing where they count."""
+    """Return what is added to scores: 0 where they are allowed."""
     return where(r, allowed, Number(0.0, (), dtype), Number(masked, (), dtype))
 
 
-def _before(r: Lowering, place: Value, end: Value) -> Value:
+def _is_before(r: Lowering, place: Value, end: Value) -> Value:
     return less(r, place, to_type(r, end, INT64))
 
 
-def _length(past: Value | None) -> Dim:
+def _past_length(past: Value | None) -> Dim:
     return 0 if past is None else past.dims[2]
 
 
-def _appended(r: Lowering, past: Value | None, x: Value) -> Value:
-    """Keys or values after those of earlier calls."""
+def _append_past(r: Lowering, past: Value | None, x: Value) -> Value:
     if past is None:
         return x
     batch, heads, before, size = past.dims
     total = dim_of(before + x.dims[2])
-    return r.joined([past, to_type(r, x, past.dtype)], 2, (batch, heads, total, size))
+    return r.concat([past, to_type(r, x, past.dtype)], 2, (batch, heads, total, size))
 
 
-# The operator of ONNX
+# ONNX's operator
 
 
 @lowers("Attention")
 def _attention(r: Lowering, node: ir.Node) -> None:
-    q, k, v = (given(r, node, index) for index in range(3))
+    q, k, v = (operand(r, node, index) for index in range(3))
     need_floats(q, node)
     flat = len(q.dims) == 3
     if flat:
         heads = [int_of(node, f"{name}_num_heads", 0) for name in ("q", "kv", "kv")]
-        q, k, v = (_heads(r, x, count) for x, count in zip((q, k, v), heads, strict=True))
+        q, k, v = (_split_heads(r, x, count) for x, count in zip((q, k, v), heads, strict=True))
     past = optional(r, node, 4)
-    k, v = _appended(r, past, k), _appended(r, optional(r, node, 5), v)
+    k, v = _append_past(r, past, k), _append_past(r, optional(r, node, 5), v)
     for index, value in ((1, k), (2, v)):
-        give_optional(r, node, index, value)
+        define_optional(r, node, index, value)
     scale = float(np.sqrt(np.float32(float_of(node, "scale", 0.0)))) ** 2  # ONNX scales both by its root in float32
-    bias = _all_masks(r, node, q, k, _length(past))
-    found = _attend(r, q, k, v, scale=scale, bias=bias, softcap=float_of(node, "softcap", 0.0))
-    if is_asked_for(node, 3):
-        steps = (found.scores, found.capped, found.masked, found.shares)
-        r.give(node.outputs[3], to_type(r, steps[int_of(node, "qk_matmul_output_mode", 0)], q.dtype))
-    result = to_type(r, found.result, q.dtype)
-    r.give(node.outputs[0], _flat(r, result) if flat else result)
+    bias = _all_masks(r, node, q, k, _past_length(past))
+    steps = _attend(r, q, k, v, scale=scale, bias=bias, softcap=float_of(node, "softcap", 0.0))
+    if is_used(node, 3):
+        outputs = (steps.scores, steps.capped, steps.masked, steps.weights)
+        r.define(node.outputs[3], to_type(r, outputs[int_of(node, "qk_matmul_output_mode", 0)], q.dtype))
+    result = to_type(r, steps.result, q.dtype)
+    r.define(node.outputs[0], _merge_heads(r, result) if flat else result)
 
 
 def _all_masks(r: Lowering, node: ir.Node, q: Value, k: Value, past: Dim) -> Value | None:
-    """What is added to scores: the mask that is given, and those that attributes and lengths ask for."""
+    """Return what is added to scores: the mask operand, and the masks of attributes and lengths."""
     dtype = wide_type(q.dtype)
     mask, lengths = optional(r, node, 3), optional(r, node, 6)
-    bias = None if mask is None else _given_mask(r, mask, k.dims[2], dtype)
-    column = places_along(r, k.dims[2], 4, _KEYS)
-    row = places_along(r, q.dims[2], 4, _QUERIES)
+    bias = None if mask is None else _mask_bias(r, mask, k.dims[2], dtype)
+    column = indices_along(r, k.dims[2], 4, _KEYS)
+    row = indices_along(r, q.dims[2], 4, _QUERIES)
     offset: Value = Number(past, (), INT64)
     if lengths is not None:
         lengths = r.unsqueeze(lengths, [1, 2, 3])
         offset = r.apply("sub", lengths, Number(q.dims[2], (), INT64))
-        bias = _plus(r, _bias(r, less(r, column, lengths), -math.inf, dtype), bias)
-    ahead = r.apply("sub", column, r.apply("add", row, offset))  # of the query's own place
+        bias = _add_optional(r, _bias(r, less(r, column, lengths), -math.inf, dtype), bias)
+    distance = r.apply("sub", column, r.apply("add", row, offset))  # key index relative to the query's
     left, right = int_of(node, "left_window_size", -1), int_of(node, "right_window_size", -1)
     if int_of(node, "is_causal", 0):
         right = 0
     if right >= 0:
-        allowed = r.apply("less_equal", ahead, Number(right, (), INT64), dtype=BOOL)
-        bias = _plus(r, _bias(r, allowed, -math.inf, dtype), bias)
+        allowed = r.apply("less_equal", distance, Number(right, (), INT64), dtype=BOOL)
+        bias = _add_optional(r, _bias(r, allowed, -math.inf, dtype), bias)
     if left >= 0:
-        allowed = r.apply("less_equal", Number(-left, (), INT64), ahead, dtype=BOOL)
-        bias = _plus(r, _bias(r, allowed, -math.inf, dtype), bias)
+        allowed = r.apply("less_equal", Number(-left, (), INT64), distance, dtype=BOOL)
+        bias = _add_optional(r, _bias(r, allowed, -math.inf, dtype), bias)
     return bias
 
 
-def _given_mask(r: Lowering, mask: Value, keys: Dim, dtype: ir.DataType) -> Value:
-    """Numbers that are added, or which scores count; keys beyond it are masked."""
+def _mask_bias(r: Lowering, mask: Value, keys: Dim, dtype: ir.DataType) -> Value:
+    """Return an additive or boolean mask as a bias; keys beyond its size are masked."""
     bias = _bias(r, mask, -math.inf, dtype) if mask.dtype == BOOL else to_type(r, mask, dtype)
     last = len(bias.dims) - 1
-    have = bias.dims[last]
-    if have == keys or have == 1:
+    size = bias.dims[last]
+    if size == keys or size == 1:
         return bias
-    if not isinstance(have, int) or not isinstance(keys, int) or have > keys:
-        raise CannotLower(f"a mask of {have} places for {keys} keys")
+    if not isinstance(size, int) or not isinstance(keys, int) or size > keys:
+        raise CannotLower(f"a mask of size {size} for {keys} keys")
     return r.pad(bias, last, 0, keys, -math.inf)
 
 
-# Those of ONNX Runtime
+# ONNX Runtime's operators
 
 
-def _ort_bias(r: Lowering, node: ir.Node, mask: Value | None, more: Value | None, scores: _Scores) -> Value | None:
-    """What is added to scores: a large negative number where a mask says so, and what is given."""
+def _ort_bias(r: Lowering, node: ir.Node, mask: Value | None, more: Value | None, scores: _ScoreInfo) -> Value | None:
+    """Return what is added to scores: a large negative number where the mask operand says so, and `more`."""
     bias = more
     if mask is not None:
         allowed = _allowed(r, mask, scores)
-        bias = _plus(r, _bias(r, allowed, float_of(node, "mask_filter_value", -10000.0), scores.dtype), bias)
+        bias = _add_optional(r, _bias(r, allowed, float_of(node, "mask_filter_value", -10000.0), scores.dtype), bias)
     if int_of(node, "unidirectional", 0):
         if scores.keys != dim_of(scores.past + scores.queries):
-            raise CannotLower(f"{node.op_type} of {scores.queries} queries before other keys, {scores.keys} of them")
-        column = places_along(r, scores.keys, 4, _KEYS)
-        row = places_along(r, scores.queries, 4, _QUERIES)
+            raise CannotLower(
+                f"{node.op_type} of {scores.queries} queries and {scores.keys} keys that do not end together"
+            )
+        column = indices_along(r, scores.keys, 4, _KEYS)
+        row = indices_along(r, scores.queries, 4, _QUERIES)
         last = r.apply("add", row, Number(scores.past, (), INT64))
         allowed = r.apply("less_equal", column, last, dtype=BOOL)
-        bias = _plus(r, _bias(r, allowed, -math.inf, scores.dtype), bias)
+        bias = _add_optional(r, _bias(r, allowed, -math.inf, scores.dtype), bias)
     return bias
 
 
 @dataclass(frozen=True)
-class _Scores:
-    """What scores are of."""
-
+class _ScoreInfo:
     batch: Dim
     queries: Dim
     keys: Dim
     past: Dim
-    """How many of the keys are those of earlier calls."""
+    """The number of keys from earlier calls."""
     dtype: ir.DataType
 
 
-def _allowed(r: Lowering, mask: Value, scores: _Scores) -> Value:
-    """Which keys count: as many as a length says, or those whose number in a mask is not zero."""
+def _allowed(r: Lowering, mask: Value, scores: _ScoreInfo) -> Value:
+    """Return which keys are allowed: by length, or by a nonzero mask."""
     if mask.dims == (scores.batch,):
-        return _before(r, places_along(r, scores.keys, 4, _KEYS), r.unsqueeze(mask, [1, 2, 3]))
+        return _is_before(r, indices_along(r, scores.keys, 4, _KEYS), r.unsqueeze(mask, [1, 2, 3]))
     shapes = {(scores.batch, scores.keys): [1, 2], (scores.batch, scores.queries, scores.keys): [1]}
     if mask.dims not in shapes:
         raise CannotLower(f"a mask of sizes {mask.dims} for {scores.queries} queries and {scores.keys} keys")
     return r.unsqueeze(less(r, r.number(0, mask), mask), shapes[mask.dims])
 
 
-def _need_nothing_else(node: ir.Node, inputs: dict[int, str], attributes: dict[str, str]) -> None:
+def _check_unsupported(node: ir.Node, inputs: dict[int, str], attributes: dict[str, str]) -> None:
     for index, what in inputs.items():
         if index < len(node.inputs) and node.inputs[index] is not None:
             raise CannotLower(f"{node.op_type} with {what}")
@@ -251,61 +247,60 @@ def _need_nothing_else(node: ir.Node, inputs: dict[int, str], attributes: dict[s
 
 @lowers("Attention", domain="com.microsoft")
 def _self_attention(r: Lowering, node: ir.Node) -> None:
-    _need_nothing_else(
+    _check_unsupported(
         node,
-        {6: "a length of the past in a shared buffer"},
+        {6: "a past length in a shared buffer"},
         {"do_rotary": "rotary embedding", "past_present_share_buffer": "a shared buffer"},
     )
-    x, weights, bias, past = given(r, node, 0), given(r, node, 1), optional(r, node, 2), optional(r, node, 4)
+    x, weights, bias, past = operand(r, node, 0), operand(r, node, 1), optional(r, node, 2), optional(r, node, 4)
     need_floats(x, node)
-    joint: Value = matrix_product(r, x, weights, wide_type(x.dtype))
+    qkv: Value = matrix_product(r, x, weights, wide_type(x.dtype))
     if bias is not None:
-        joint = r.apply("add", joint, widened(r, bias))
+        qkv = r.apply("add", qkv, widened(r, bias))
     heads = int_of(node, "num_heads", 0)
-    q, k, v = (_heads(r, part, heads) for part in _three(r, node, r.stored(joint)))
+    q, k, v = (_split_heads(r, part, heads) for part in _split_qkv(r, node, r.stored(qkv)))
     before: tuple[Value | None, Value | None] = (None, None)
     if past is not None:
-        before = r.squeeze(r.cut(past, 0, 0, 1, 1), [0]), r.squeeze(r.cut(past, 0, 1, 1, 1), [0])
-    k, v = _appended(r, before[0], k), _appended(r, before[1], v)
-    if is_asked_for(node, 1):
+        before = r.squeeze(r.slice(past, 0, 0, 1, 1), [0]), r.squeeze(r.slice(past, 0, 1, 1, 1), [0])
+    k, v = _append_past(r, before[0], k), _append_past(r, before[1], v)
+    if is_used(node, 1):
         pair = [r.unsqueeze(to_type(r, part, x.dtype), [0]) for part in (k, v)]
-        r.give(node.outputs[1], r.joined(pair, 0, (2, *k.dims)))
-    scores = _Scores(x.dims[0], x.dims[1], k.dims[2], _length(before[0]), q.dtype)
+        r.define(node.outputs[1], r.concat(pair, 0, (2, *k.dims)))
+    scores = _ScoreInfo(x.dims[0], x.dims[1], k.dims[2], _past_length(before[0]), q.dtype)
     added = _ort_bias(r, node, optional(r, node, 3), optional(r, node, 5), scores)
-    found = _attend(r, q, to_type(r, k, q.dtype), v, scale=float_of(node, "scale", 0.0), bias=added)
-    r.give(node.outputs[0], to_type(r, _flat(r, found.result), x.dtype))
+    steps = _attend(r, q, to_type(r, k, q.dtype), v, scale=float_of(node, "scale", 0.0), bias=added)
+    r.define(node.outputs[0], to_type(r, _merge_heads(r, steps.result), x.dtype))
 
 
-def _three(r: Lowering, node: ir.Node, joint: Value) -> list[Value]:
-    """Queries, keys and values that lie side by side."""
-    whole = joint.dims[-1]
-    if not isinstance(whole, int):
-        raise CannotLower("a hidden size that is symbolic")
-    sizes = ints_of(node, "qkv_hidden_sizes", [whole // 3] * 3)
-    if sum(sizes) != whole or sizes[0] != sizes[1]:
-        raise CannotLower(f"queries, keys and values of sizes {sizes} in {whole}")
+def _split_qkv(r: Lowering, node: ir.Node, qkv: Value) -> list[Value]:
+    total = qkv.dims[-1]
+    if not isinstance(total, int):
+        raise CannotLower("a symbolic hidden size")
+    sizes = ints_of(node, "qkv_hidden_sizes", [total // 3] * 3)
+    if sum(sizes) != total or sizes[0] != sizes[1]:
+        raise CannotLower(f"queries, keys and values of sizes {sizes} in {total}")
     starts = (0, sizes[0], sizes[0] + sizes[1])
-    return [r.cut(joint, 2, start, 1, size) for start, size in zip(starts, sizes, strict=True)]
+    return [r.slice(qkv, 2, start, 1, size) for start, size in zip(starts, sizes, strict=True)]
 
 
 @lowers("MultiHeadAttention", domain="com.microsoft")
 def _multi_head(r: Lowering, node: ir.Node) -> None:
-    _need_nothing_else(node, {8: "a length of the past in a shared buffer", 9: "beams"}, {})
-    dtype = given(r, node, 0).dtype
-    need_floats(given(r, node, 0), node)
-    q, k, v = _separate(r, node, int_of(node, "num_heads", 0))
-    k, v = (_appended(r, optional(r, node, index), x) for index, x in ((6, k), (7, v)))
+    _check_unsupported(node, {8: "a past length in a shared buffer", 9: "beams"}, {})
+    dtype = operand(r, node, 0).dtype
+    need_floats(operand(r, node, 0), node)
+    q, k, v = _query_key_value(r, node, int_of(node, "num_heads", 0))
+    k, v = (_append_past(r, optional(r, node, index), x) for index, x in ((6, k), (7, v)))
     for index, value in ((1, k), (2, v), (3, None)):
-        give_optional(r, node, index, value)
-    scores = _Scores(q.dims[0], q.dims[2], k.dims[2], _length(optional(r, node, 6)), wide_type(dtype))
+        define_optional(r, node, index, value)
+    scores = _ScoreInfo(q.dims[0], q.dims[2], k.dims[2], _past_length(optional(r, node, 6)), wide_type(dtype))
     added = _ort_bias(r, node, optional(r, node, 4), optional(r, node, 5), scores)
-    found = _attend(r, q, k, v, scale=float_of(node, "scale", 0.0), bias=added)
-    r.give(node.outputs[0], to_type(r, _flat(r, found.result), dtype))
+    steps = _attend(r, q, k, v, scale=float_of(node, "scale", 0.0), bias=added)
+    r.define(node.outputs[0], to_type(r, _merge_heads(r, steps.result), dtype))
 
 
-def _separate(r: Lowering, node: ir.Node, heads: int) -> list[Value]:
-    """Queries, keys and values, each with its bias, by heads."""
-    q, k, v = given(r, node, 0), optional(r, node, 1), optional(r, node, 2)
+def _query_key_value(r: Lowering, node: ir.Node, heads: int) -> list[Value]:
+    """Return queries, keys and values, each with its bias, by heads."""
+    q, k, v = operand(r, node, 0), optional(r, node, 1), optional(r, node, 2)
     if k is None or v is None or len(q.dims) != 3:
         raise CannotLower("MultiHeadAttention of packed queries, keys and values")
     bias = optional(r, node, 3)
@@ -315,12 +310,12 @@ def _separate(r: Lowering, node: ir.Node, heads: int) -> list[Value]:
 
 def _biases(r: Lowering, bias: Value, q: Value, v: Value) -> list[Value]:
     if len(v.dims) != 3 or not isinstance(q.dims[2], int) or not isinstance(v.dims[2], int):
-        raise CannotLower("a bias of keys and values that have heads already")
+        raise CannotLower("a bias for keys and values that are split by heads")
     starts = ((0, q.dims[2]), (q.dims[2], q.dims[2]), (2 * q.dims[2], v.dims[2]))
-    return [r.cut(bias, 0, start, 1, size) for start, size in starts]
+    return [r.slice(bias, 0, start, 1, size) for start, size in starts]
 
 
 def _by_heads(r: Lowering, x: Value, bias: Value | None, heads: int) -> Value:
     if len(x.dims) == 4:
         return x
-    return _heads(r, x if bias is None else r.stored(r.apply("add", x, bias)), heads)
+    return _split_heads(r, x if bias is None else r.stored(r.apply("add", x, bias)), heads)

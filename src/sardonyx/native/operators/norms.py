@@ -1,4 +1,4 @@
-"""Normalisations: two passes, the mean before the variance."""
+"""Normalizations: two passes, the mean before the variance."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from sardonyx import opsets
-from sardonyx.native.operators.indexing import looked_up
+from sardonyx.native.operators.indexing import gather_along
 from sardonyx.native.region import CannotLower, Lowering, dtype_of
 from sardonyx.native.table import (
     BOOL,
     INT64,
+    define_optional,
     float_of,
-    give_optional,
-    given,
     int_of,
     ints_of,
-    is_asked_for,
+    is_used,
     less,
     lowers,
     need_floats,
+    operand,
     opset_of,
     optional,
     plus,
@@ -34,8 +34,8 @@ from sardonyx.sizes import Dim
 
 
 def _moments(r: Lowering, x: Value, axes: Sequence[int], epsilon: float) -> tuple[Value, Value, Value]:
-    """The centred value, the mean and the inverse deviation over these axes."""
-    x = r.settled(x)
+    """Return the centred value, the mean and the inverse standard deviation over axes."""
+    x = r.stored_if_costly(x)
     mean = r.stored(r.mean(x, axes))
     centred = r.apply("sub", x, mean)
     variance = r.mean(r.apply("mul", centred, centred), axes)
@@ -46,53 +46,52 @@ def _inverse_root(r: Lowering, variance: Value, epsilon: float) -> Value:
     return r.stored(r.apply("div", r.number(1.0, variance), r.apply("sqrt", plus(r, variance, epsilon))))
 
 
-def _give(r: Lowering, node: ir.Node, x: Value, scale: Value | None, bias: Value | None) -> None:
-    """The first result, x · scale + bias, in its type."""
+def _define_result(r: Lowering, node: ir.Node, x: Value, scale: Value | None, bias: Value | None) -> None:
+    """Define the first result, x · scale + bias, in its type."""
     if scale is not None:
         x = r.apply("mul", x, to_type(r, scale, x.dtype))
     if bias is not None:
         x = r.apply("add", x, to_type(r, bias, x.dtype))
-    r.give(node.outputs[0], to_type(r, x, dtype_of(node.outputs[0])))
+    r.define(node.outputs[0], to_type(r, x, dtype_of(node.outputs[0])))
 
 
-def _give_moment(r: Lowering, node: ir.Node, index: int, value: Value | None) -> None:
-    if value is not None and is_asked_for(node, index):
+def _define_moment(r: Lowering, node: ir.Node, index: int, value: Value | None) -> None:
+    if value is not None and is_used(node, index):
         value = to_type(r, value, dtype_of(node.outputs[index]))
-    give_optional(r, node, index, value)
+    define_optional(r, node, index, value)
 
 
-def _operand(r: Lowering, node: ir.Node) -> Value:
-    """What is normalised, wide enough for its sums."""
-    x = given(r, node, 0)
+def _widened_operand(r: Lowering, node: ir.Node) -> Value:
+    x = operand(r, node, 0)
     need_floats(x, node)
     return widened(r, x)
 
 
 @lowers("LayerNormalization")
 def _layer_norm(r: Lowering, node: ir.Node) -> None:
-    x = _operand(r, node)
+    x = _widened_operand(r, node)
     axes = range(int_of(node, "axis", -1) % len(x.dims), len(x.dims))
     centred, mean, inverse = _moments(r, x, axes, float_of(node, "epsilon", 1e-5))
-    _give(r, node, r.apply("mul", centred, inverse), given(r, node, 1), optional(r, node, 2))
-    _give_moment(r, node, 1, mean)
-    _give_moment(r, node, 2, inverse)
+    _define_result(r, node, r.apply("mul", centred, inverse), operand(r, node, 1), optional(r, node, 2))
+    _define_moment(r, node, 1, mean)
+    _define_moment(r, node, 2, inverse)
 
 
 @lowers("RMSNormalization", "SimplifiedLayerNormalization")
 def _rms_norm(r: Lowering, node: ir.Node) -> None:
-    x = _operand(r, node)
+    x = _widened_operand(r, node)
     axes = range(int_of(node, "axis", -1) % len(x.dims), len(x.dims))
     inverse = _inverse_root(r, r.mean(r.apply("mul", x, x), axes), float_of(node, "epsilon", 1e-5))
-    _give(r, node, r.apply("mul", x, inverse), given(r, node, 1), None)
-    _give_moment(r, node, 1, inverse)
+    _define_result(r, node, r.apply("mul", x, inverse), operand(r, node, 1), None)
+    _define_moment(r, node, 1, inverse)
 
 
 @lowers("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain="com.microsoft")
 def _skip_layer_norm(r: Lowering, node: ir.Node) -> None:
     simple = node.op_type == "SkipSimplifiedLayerNormalization"
-    given_x = given(r, node, 0)
-    need_floats(given_x, node)
-    x = r.apply("add", given_x, given(r, node, 1))
+    x_operand = operand(r, node, 0)
+    need_floats(x_operand, node)
+    x = r.apply("add", x_operand, operand(r, node, 1))
     bias = optional(r, node, 3 if simple else 4)
     x = r.stored(widened(r, x if bias is None else r.apply("add", x, bias)))
     axes, epsilon = [len(x.dims) - 1], float_of(node, "epsilon", 1e-12)
@@ -101,44 +100,44 @@ def _skip_layer_norm(r: Lowering, node: ir.Node) -> None:
     else:
         centred, _, inverse = _moments(r, x, axes, epsilon)
         y = r.apply("mul", centred, inverse)
-    _give(r, node, y, given(r, node, 2), None if simple else optional(r, node, 3))
+    _define_result(r, node, y, operand(r, node, 2), None if simple else optional(r, node, 3))
     for index in (1, 2):
-        give_optional(r, node, index, None)
-    give_optional(r, node, 3, to_type(r, x, given_x.dtype))
+        define_optional(r, node, index, None)
+    define_optional(r, node, 3, to_type(r, x, x_operand.dtype))
 
 
 @lowers("EmbedLayerNormalization", domain="com.microsoft")
 def _embed_layer_norm(r: Lowering, node: ir.Node) -> None:
-    """The sum of what words, places and segments are embedded as, normalised; and how many words a mask has."""
-    ids, segments, mask = given(r, node, 0), optional(r, node, 1), optional(r, node, 7)
-    words, gamma = given(r, node, 2), given(r, node, 5)
+    """Normalize the sum of word, position and segment embeddings; the second result counts the mask."""
+    ids, segments, mask = operand(r, node, 0), optional(r, node, 1), optional(r, node, 7)
+    words, gamma = operand(r, node, 2), operand(r, node, 5)
     need_floats(words, node)
-    total = r.apply("add", _embedded(r, words, ids), _embedded_places(r, node, ids.dims[1]))
+    total = r.apply("add", _embed(r, words, ids), _embed_positions(r, node, ids.dims[1]))
     table = optional(r, node, 4)
     if segments is not None and table is not None:
-        total = r.apply("add", total, _embedded(r, table, segments))
+        total = r.apply("add", total, _embed(r, table, segments))
     x = r.stored(widened(r, total))
     centred, _, inverse = _moments(r, x, [2], float_of(node, "epsilon", 1e-12))
-    _give(r, node, r.apply("mul", centred, inverse), gamma, given(r, node, 6))
-    if is_asked_for(node, 1):
-        r.give(node.outputs[1], _mask_length(r, ids.dims[0], mask))
-    give_optional(r, node, 2, to_type(r, x, words.dtype))
+    _define_result(r, node, r.apply("mul", centred, inverse), gamma, operand(r, node, 6))
+    if is_used(node, 1):
+        r.define(node.outputs[1], _mask_length(r, ids.dims[0], mask))
+    define_optional(r, node, 2, to_type(r, x, words.dtype))
 
 
-def _embedded(r: Lowering, table: Value, index: Value) -> Value:
-    """Rows of a table; an index below zero is an error too, and not one from its end."""
-    beyond = Number(table.dims[0], (), INT64)
+def _embed(r: Lowering, table: Value, index: Value) -> Value:
+    """Return rows of a table; a negative index is an error."""
+    out_of_range = Number(table.dims[0], (), INT64)
     wide = to_type(r, index, INT64)
-    strict = where(r, less(r, wide, r.number(0, wide)), beyond, wide)
-    return looked_up(r, table, 0, r.unsqueeze(strict, [2]), 2)
+    checked = where(r, less(r, wide, r.number(0, wide)), out_of_range, wide)
+    return gather_along(r, table, 0, r.unsqueeze(checked, [2]), 2)
 
 
-def _embedded_places(r: Lowering, node: ir.Node, length: Dim) -> Value:
-    table, places = given(r, node, 3), optional(r, node, 8)
-    if places is not None:
-        return _embedded(r, table, places)
+def _embed_positions(r: Lowering, node: ir.Node, length: Dim) -> Value:
+    table, positions = operand(r, node, 3), optional(r, node, 8)
+    if positions is not None:
+        return _embed(r, table, positions)
     r.require(dim_of(table.dims[0] - length))
-    return r.unsqueeze(r.cut(table, 0, 0, 1, length), [0])
+    return r.unsqueeze(r.slice(table, 0, 0, 1, length), [0])
 
 
 def _mask_length(r: Lowering, batch: Dim, mask: Value | None) -> Value:
@@ -149,80 +148,84 @@ def _mask_length(r: Lowering, batch: Dim, mask: Value | None) -> Value:
     return r.reduce("Sum", to_type(r, is_one, kind), [1], keep=False)
 
 
-def _per_channel(r: Lowering, given: Value, rank: int) -> Value:
-    return r.unsqueeze(given, [0, *range(2, rank)])
+def _per_channel(r: Lowering, operand: Value, rank: int) -> Value:
+    return r.unsqueeze(operand, [0, *range(2, rank)])
 
 
 @lowers("BatchNormalization")
 def _batch_norm(r: Lowering, node: ir.Node) -> None:
-    x = _operand(r, node)
-    scale, bias, mean, variance = (to_type(r, given(r, node, i), x.dtype) for i in range(1, 5))
+    x = _widened_operand(r, node)
+    scale, bias, mean, variance = (to_type(r, operand(r, node, i), x.dtype) for i in range(1, 5))
     rank = len(x.dims)
     if int_of(node, "training_mode", 0):
-        x = r.settled(x)
-        mean, variance = _learnt(r, node, x, mean, variance)
+        x = r.stored_if_costly(x)
+        mean, variance = _batch_moments(r, node, x, mean, variance)
     factor = r.stored(r.apply("mul", scale, _inverse_root(r, variance, float_of(node, "epsilon", 1e-5))))
     centred = r.apply("sub", x, _per_channel(r, mean, rank))
-    _give(r, node, centred, _per_channel(r, factor, rank), _per_channel(r, bias, rank))
+    _define_result(r, node, centred, _per_channel(r, factor, rank), _per_channel(r, bias, rank))
 
 
-def _learnt(r: Lowering, node: ir.Node, x: Value, *running: Value) -> tuple[Value, Value]:
-    """The moments of each channel, which also move the running ones."""
+def _batch_moments(r: Lowering, node: ir.Node, x: Value, *running: Value) -> tuple[Value, Value]:
+    """Return the moments of each channel, and update the running ones."""
     axes = [0, *range(2, len(x.dims))]
     mean = r.stored(r.mean(x, axes))
     centred = r.apply("sub", x, mean)
     variance = r.stored(r.mean(r.apply("mul", centred, centred), axes))
     momentum = float_of(node, "momentum", 0.9)
-    now = r.squeeze(mean, axes), r.squeeze(variance, axes)
-    for index, (before, value) in enumerate(zip(running, now, strict=True), 1):
+    moments = r.squeeze(mean, axes), r.squeeze(variance, axes)
+    for index, (before, value) in enumerate(zip(running, moments, strict=True), 1):
         moved = r.apply("add", scaled(r, before, momentum), scaled(r, value, 1 - momentum))
-        _give_moment(r, node, index, moved)
-    return now
+        _define_moment(r, node, index, moved)
+    return moments
 
 
 @lowers("InstanceNormalization")
 def _instance_norm(r: Lowering, node: ir.Node) -> None:
-    x = _operand(r, node)
+    x = _widened_operand(r, node)
     rank = len(x.dims)
     centred, _, inverse = _moments(r, x, range(2, rank), float_of(node, "epsilon", 1e-5))
-    scale, bias = (_per_channel(r, given(r, node, i), rank) for i in (1, 2))
-    _give(r, node, r.apply("mul", centred, inverse), scale, bias)
+    scale, bias = (_per_channel(r, operand(r, node, i), rank) for i in (1, 2))
+    _define_result(r, node, r.apply("mul", centred, inverse), scale, bias)
 
 
 @lowers("GroupNormalization")
 def _group_norm(r: Lowering, node: ir.Node) -> None:
-    """The channels in groups, as an axis each; before opset 21 a group had one scale."""
-    x = _operand(r, node)
+    """Split channels into groups as an axis; before opset 21 there was one scale per group."""
+    x = _widened_operand(r, node)
     groups = int_of(node, "num_groups", 1)
-    batch, channels, *places = x.dims
+    batch, channels, *spatial = x.dims
     if not isinstance(channels, int) or channels % groups:
-        raise CannotLower("GroupNormalization of channels that are no multiple of the groups")
+        raise CannotLower("GroupNormalization whose channels are not a multiple of the groups")
     rank = len(x.dims)
-    each = channels // groups
-    apart = r.seen(x, (batch, groups, each, *places))
-    centred, _, inverse = _moments(r, apart, range(2, rank + 1), float_of(node, "epsilon", 1e-5))
-    y = r.seen(r.apply("mul", centred, inverse), x.dims)
-    scale, bias = (given(r, node, i) for i in (1, 2))
+    group_size = channels // groups
+    grouped = r.view_as(x, (batch, groups, group_size, *spatial))
+    centred, _, inverse = _moments(r, grouped, range(2, rank + 1), float_of(node, "epsilon", 1e-5))
+    y = r.view_as(r.apply("mul", centred, inverse), x.dims)
+    scale, bias = (operand(r, node, i) for i in (1, 2))
     if opset_of(node) < opsets.CHANNEL_SCALES:
-        scale, bias = (r.seen(r.expand(r.unsqueeze(v, [1]), (groups, each)), (channels,)) for v in (scale, bias))
-    _give(r, node, y, _per_channel(r, scale, rank), _per_channel(r, bias, rank))
+        scale, bias = (
+            r.view_as(r.expand(r.unsqueeze(v, [1]), (groups, group_size)), (channels,)) for v in (scale, bias)
+        )
+    _define_result(r, node, y, _per_channel(r, scale, rank), _per_channel(r, bias, rank))
 
 
 @lowers("MeanVarianceNormalization")
 def _mean_variance(r: Lowering, node: ir.Node) -> None:
-    x = r.settled(_operand(r, node))
+    x = r.stored_if_costly(_widened_operand(r, node))
     axes = [axis % len(x.dims) for axis in ints_of(node, "axes", [0, 2, 3])]
     centred = r.apply("sub", x, r.stored(r.mean(x, axes)))
     deviation = plus(r, r.apply("sqrt", r.mean(r.apply("mul", centred, centred), axes)), 1e-9)
-    _give(r, node, r.apply("div", centred, r.stored(deviation)), None, None)
+    _define_result(r, node, r.apply("div", centred, r.stored(deviation)), None, None)
 
 
 @lowers("LpNormalization")
 def _lp_norm(r: Lowering, node: ir.Node) -> None:
-    """x / ‖x‖, and nothing where that is nothing."""
-    x = r.settled(_operand(r, node))
+    """Return x / ‖x‖, or zero if the norm is zero."""
+    x = r.stored_if_costly(_widened_operand(r, node))
     axis, square = int_of(node, "axis", -1) % len(x.dims), int_of(node, "p", 2) == 2
     norm = r.reduce("Sum", r.apply("mul", x, x) if square else r.apply("abs", x), [axis])
     norm = r.stored(r.apply("sqrt", norm) if square else norm)
     zero = r.number(0.0, norm)
-    _give(r, node, where(r, r.apply("equal", norm, zero, dtype=BOOL), zero, r.apply("div", x, norm)), None, None)
+    _define_result(
+        r, node, where(r, r.apply("equal", norm, zero, dtype=BOOL), zero, r.apply("div", x, norm)), None, None
+    )

@@ -1,4 +1,4 @@
-// What a call looks like: everything that decides which model runs it, as words that can be compared.
+// The cache key of a call: everything that decides which model runs it, as a list of 64-bit words.
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -8,36 +8,36 @@
 
 namespace eager {
 
-// How a tensor lies in memory: in order (both empty), as a permutation of tensors that do, or repeated without end along
-// some axes. `sizes` are those of what lies there in order.
+// The memory layout of a tensor: contiguous (both zero), permuted, or expanded along some axes. `sizes` are those of the
+// contiguous tensor under it.
 struct Layout {
   c10::SmallVector<int64_t, 6> sizes;
-  uint32_t order = 0;      // four bits for each axis: which axis of the tensor is next in memory
-  uint32_t repeated = 0;   // a bit for each axis of the tensor
-  bool copied = false;     // it lies otherwise, and is put in order first
+  uint32_t permutation = 0;  // four bits per axis: axes of the tensor, outermost in memory first
+  uint32_t expanded = 0;     // one bit per axis of the tensor: stride 0
+  bool needs_copy = false;   // any other layout: copied to be contiguous
 
-  void of(const at::Tensor& tensor) {
+  void set(const at::Tensor& tensor) {
     sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
-    order = repeated = 0;
-    copied = false;
+    permutation = expanded = 0;
+    needs_copy = false;
     if (tensor.is_contiguous() || !tensor.numel()) return;
     const int64_t rank = tensor.dim();
-    copied = rank > kMostAxes || !permuted(tensor, rank);
-    if (copied) {
-      order = repeated = 0;
+    needs_copy = rank > kMaxRank || !permuted(tensor, rank);
+    if (needs_copy) {
+      permutation = expanded = 0;
       sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
     }
   }
 
  private:
-  static constexpr int64_t kMostAxes = 8;
+  static constexpr int64_t kMaxRank = 8;
 
   bool permuted(const at::Tensor& tensor, int64_t rank) {
-    int64_t axes[kMostAxes];
+    int64_t axes[kMaxRank];
     int64_t next = 0;
-    for (int64_t i = 0; i < rank; ++i) {  // axes that take no room come first
+    for (int64_t i = 0; i < rank; ++i) {  // axes of size 1 or stride 0 come first
       if (tensor.size(i) == 1 || tensor.stride(i) == 0) axes[next++] = i;
-      if (tensor.size(i) != 1 && tensor.stride(i) == 0) repeated |= 1u << i;
+      if (tensor.size(i) != 1 && tensor.stride(i) == 0) expanded |= 1u << i;
     }
     const int64_t others = next;
     for (int64_t i = 0; i < rank; ++i) {
@@ -50,40 +50,39 @@ struct Layout {
       expected *= tensor.size(axes[i]);
     }
     for (int64_t i = 0; i < rank; ++i) {
-      order |= uint32_t(axes[i]) << (4 * i);
-      sizes[i] = repeated >> axes[i] & 1 ? 1 : tensor.size(axes[i]);
+      permutation |= uint32_t(axes[i]) << (4 * i);
+      sizes[i] = expanded >> axes[i] & 1 ? 1 : tensor.size(axes[i]);
     }
     return true;
   }
 };
 
-struct Leaf {
+struct TensorArgument {
   const at::Tensor* tensor = nullptr;
   Layout layout;
 
-  // What it takes in memory.
   size_t bytes() const {
     return std::accumulate(layout.sizes.begin(), layout.sizes.end(), tensor->element_size(), std::multiplies<size_t>());
   }
 };
 
-class Look {
+class CallKey {
  public:
   c10::SmallVector<uint64_t, 48> words;
-  c10::SmallVector<Leaf, 4> leaves;
-  c10::SmallVector<double, 4> numbers;  // finite ones, of which a model may take any
+  c10::SmallVector<TensorArgument, 4> tensors;
+  c10::SmallVector<double, 4> scalars;  // finite floats, which a model may take as inputs
 
-  // False where a call is none that can be kept.
-  bool of(const c10::IValue* arguments, size_t count) {
+  // Returns false for a call that cannot be cached.
+  bool set(const c10::IValue* arguments, size_t count) {
     words.clear();
-    numbers.clear();
-    places_.clear();
+    scalars.clear();
+    scalar_positions_.clear();
     used_ = 0;
-    words.push_back(uint64_t(c10::get_default_dtype_as_scalartype()));  // which decides that of many results
+    words.push_back(uint64_t(c10::get_default_dtype_as_scalartype()));  // decides the dtype of many results
     for (size_t i = 0; i < count; ++i) {
       if (!add(arguments[i])) return false;
     }
-    leaves.resize(used_);
+    tensors.resize(used_);
     return true;
   }
 
@@ -96,15 +95,15 @@ class Look {
     return mixed;
   }
 
-  // The same call with any numbers.
-  void without_numbers() {
-    for (size_t place : places_) words[place] = 0, words[place - 1] = kAnyNumber;
+  // Turns the key into that of the same call with any scalars.
+  void clear_scalars() {
+    for (size_t slot : scalar_positions_) words[slot] = 0, words[slot - 1] = kAnyScalar;
   }
 
  private:
-  enum Tag : uint64_t { kNone = 1, kTensor, kInt, kBool, kNumber, kAnyNumber, kList, kString, kUndefined };
+  enum Tag : uint64_t { kNone = 1, kTensor, kInt, kBool, kScalar, kAnyScalar, kList, kString, kUndefined };
 
-  c10::SmallVector<size_t, 4> places_;
+  c10::SmallVector<size_t, 4> scalar_positions_;
   size_t used_ = 0;
 
   void add(Tag tag, uint64_t word) {
@@ -136,35 +135,35 @@ class Look {
     return false;
   }
 
-  // Others than the first device are Python's.
+  // Calls on other devices run in Python.
   static bool is_first(c10::Device device) { return !(device.has_index() ? device.index() : t_current); }
 
   void number(double x) {
     uint64_t bits;
     std::memcpy(&bits, &x, sizeof bits);
-    add(kNumber, bits);
+    add(kScalar, bits);
     if (!std::isfinite(x)) return;
-    places_.push_back(words.size() - 1);
-    numbers.push_back(x);
+    scalar_positions_.push_back(words.size() - 1);
+    scalars.push_back(x);
   }
 
   bool add(const at::Tensor& tensor) {
     if (!tensor.defined()) return words.push_back(kUndefined), true;
     if (tensor.is_sparse() || tensor.layout() != at::kStrided || tensor.is_conj() || tensor.is_neg()) return false;
     const auto type = tensor.scalar_type();
-    if (!is_ours(tensor)) {
+    if (!is_on_device(tensor)) {
       if (tensor.device().type() != c10::kCPU || tensor.dim()) return false;
       if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) return wrapped(tensor, type);
     } else if (tensor.device().index() > 0) {
       return false;
     }
     if (!element_type(type)) return false;
-    if (used_ == leaves.size()) leaves.emplace_back();
-    Leaf& leaf = leaves[used_++];
-    leaf.tensor = &tensor;
-    leaf.layout.of(tensor);
-    add(kTensor, uint64_t(type) | uint64_t(tensor.dim()) << 8 | uint64_t(leaf.layout.repeated) << 16);
-    words.push_back(leaf.layout.order);
+    if (used_ == tensors.size()) tensors.emplace_back();
+    TensorArgument& argument = tensors[used_++];
+    argument.tensor = &tensor;
+    argument.layout.set(tensor);
+    add(kTensor, uint64_t(type) | uint64_t(tensor.dim()) << 8 | uint64_t(argument.layout.expanded) << 16);
+    words.push_back(argument.layout.permutation);
     for (int64_t size : tensor.sizes()) words.push_back(size);
     return true;
   }

@@ -1,4 +1,4 @@
-"""From a model to the same with kernels of its own: groups of nodes become custom operators of one library."""
+"""Partition a model: groups of nodes become custom operators of one library of kernels."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ import onnx_ir as ir
 
 from sardonyx.native.cpp import Kernel
 from sardonyx.native.lower import lower
-from sardonyx.native.region import CannotLower, Lowering, is_fixed
+from sardonyx.native.region import CannotLower, Lowering, is_constant
 from sardonyx.native.select import (
+    MOVES_LAST_AXIS,
     PRODUCTS,
-    TURNED,
     Choice,
     Selection,
-    cannot_be,
-    expected,
+    expected_savings,
     is_by_name,
+    moves_last_axis,
+    not_lowerable_error,
     select,
-    turns,
 )
 from sardonyx.native.targets import TARGETS, Target
-from sardonyx.toolchain.headers import header
+from sardonyx.toolchain.headers import read_header
 
 log = logging.getLogger(__name__)
 
 DOMAIN = "sardonyx.native"
-"""What the domains of all kernels begin with."""
+"""Prefix of the domains of all kernels."""
 
 
 class Library:
-    """Kernels as operators of one domain, equal ones once. Several models may share it."""
+    """Kernels as operators of one domain, without duplicates. Several models may share it."""
 
     def __init__(self, target: Target = TARGETS["cpu"]) -> None:
         self.target = target
@@ -41,7 +41,7 @@ class Library:
         self._kernels: list[Kernel] = []
 
     def add(self, kernel: Kernel) -> str:
-        """The name under which the library has a kernel from now on."""
+        """Add a kernel and return its name."""
         code = kernel.code("NAME")
         if code not in self._names:
             self._names[code] = f"Kernel{len(self._names)}"
@@ -50,18 +50,18 @@ class Library:
 
     @property
     def domain(self) -> str:
-        """The domain of the operators: no other library has it."""
+        """The domain of the operators, unique to this library."""
         return f"{DOMAIN}." + hashlib.sha256("".join(self._names).encode()).hexdigest()[:12]
 
     @property
     def source(self) -> str:
-        """Its C++."""
+        """Its C++ source."""
         return library_source(self._kernels, self.domain, self.target)
 
 
 @dataclass(frozen=True)
-class Part:
-    """A group of nodes, and the kernel that does the same."""
+class KernelGroup:
+    """A group of nodes, and the kernel that replaces it."""
 
     group: Sequence[ir.Node]
     kernel: Kernel
@@ -73,139 +73,145 @@ class Part:
         return f"{self.name}_{self.group[-1].name}"
 
     @property
-    def reads(self) -> list[ir.Value]:
-        """What the nodes read that changes from call to call."""
+    def inputs(self) -> list[ir.Value]:
+        """The non-constant values that the nodes read."""
         own = {output for node in self.group for output in node.outputs}
         read = dict.fromkeys(x for node in self.group for x in node.inputs if x is not None and x not in own)
-        return [x for x in read if not is_fixed(x)]
+        return [x for x in read if not is_constant(x)]
 
     @property
-    def gives(self) -> list[ir.Value]:
-        """What others want of its results."""
+    def outputs(self) -> list[ir.Value]:
+        """The results used outside of the group."""
         return list(self.kernel.region.outputs)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Which parts of a model become kernels."""
+class KernelPlan:
+    """The groups of a model that become kernels."""
 
     model: ir.Model
-    parts: Sequence[Part]
+    parts: Sequence[KernelGroup]
     library: Library
-    refused: dict[ir.Node, str]
-    """Why other nodes that were wanted stay as they are."""
+    rejected: dict[ir.Node, str]
+    """Why other selected nodes are not in kernels."""
 
     @property
     def source(self) -> str:
-        """C++ of the library that has the kernels."""
+        """C++ source of the library."""
         return self.library.source
 
     @property
     def groups(self) -> list[list[str]]:
-        """For each kernel in the model, the operators it stands for."""
+        """Operators of each kernel."""
         return [[node.op_type for node in part.group] for part in self.parts]
 
-    def only(self, kept: Collection[int]) -> Plan:
-        """The same with some of its parts, by their places, and a library for these."""
+    def subset(self, indices: Collection[int]) -> KernelPlan:
+        """Return a plan with some of its parts, by index, and a library for these."""
         library = Library(self.library.target)
         parts = [
-            Part(part.group, part.kernel, library.add(part.kernel)) for i, part in enumerate(self.parts) if i in kept
+            KernelGroup(part.group, part.kernel, library.add(part.kernel))
+            for i, part in enumerate(self.parts)
+            if i in indices
         ]
-        return Plan(self.model, parts, library, self.refused)
+        return KernelPlan(self.model, parts, library, self.rejected)
 
     def splice(self) -> None:
-        """Put the kernels into the model, in the place of what they compute."""
+        """Replace the groups in the model by nodes that call the kernels."""
         graph, domain = self.model.graph, self.library.domain
-        now: dict[ir.Value, ir.Value] = {}
+        replaced: dict[ir.Value, ir.Value] = {}
         for part in self.parts:
-            _replace(part, domain, now)
+            _replace(part, domain, replaced)
         graph.opset_imports[domain] = 1
         graph.sort()
 
 
-def plan(
+def plan_kernels(
     model: ir.Model,
     *,
     choice: Choice = "auto",
-    least: int = 0,
+    min_elements: int = 0,
     library: Library | None = None,
     branches: bool = False,
-) -> Plan:
-    """What of a model is to be kernels of its own, each of which has to write at least so many elements.
+) -> KernelPlan:
+    """Plan the kernels of a model, each of which must write at least `min_elements` elements.
 
-    In the branches of `If` too, where that is asked for and the choice is not by name. What the kernels are for is what
-    the library is for.
+    With `branches`, also in the branches of `If`, unless the choice is by name. The target is that of the library.
     """
     library = Library() if library is None else library
-    refused: dict[ir.Node, str] = {}
+    rejected: dict[ir.Node, str] = {}
     parts = []
     for graph in [model.graph, *(_branches(model.graph) if branches and not is_by_name(choice) else [])]:
-        selection = _selected(graph, choice, library.target)
-        refused |= selection.refused
-        for wanted in selection.groups:
-            for group, kernel in _kernels(wanted, refused, choice, library.target):
-                if kernel.writes() >= least:
-                    parts.append(Part(group, kernel, library.add(kernel)))
-    for node, why in refused.items():
-        log.debug("%s %s stays: %s", node.op_type, node.name, why)
-    return Plan(model, parts, library, refused)
+        selection = _select_groups(graph, choice, library.target)
+        rejected |= selection.rejected
+        for candidates in selection.groups:
+            for group, kernel in _group_kernels(candidates, rejected, choice, library.target):
+                if kernel.writes() >= min_elements:
+                    parts.append(KernelGroup(group, kernel, library.add(kernel)))
+    for node, reason in rejected.items():
+        log.debug("%s %s is not in a kernel: %s", node.op_type, node.name, reason)
+    return KernelPlan(model, parts, library, rejected)
 
 
-def _selected(graph: ir.Graph, choice: Choice, target: Target) -> Selection:
-    """The groups of a graph; with "auto" without transposes that make a kernel go through memory in steps."""
-    apart = {} if target.kernel.MULTIPLIES else {node: _LEFT for node in graph if node.op_type in PRODUCTS}
+def _select_groups(graph: ir.Graph, choice: Choice, target: Target) -> Selection:
+    """Return the groups of a graph; with "auto" without transposes that make a kernel access memory with strides."""
+    excluded = (
+        {} if target.kernel.HAS_PRODUCTS else {node: _NO_GPU_PRODUCTS for node in graph if node.op_type in PRODUCTS}
+    )
     while True:
-        selection = select(graph, choice, apart)
-        groups = [group for group in selection.groups if choice == "auto" and any(map(turns, group))]
-        kernels = [made for group in groups for made in _kernels(group, {}, choice, target)]
-        found = [node for group, kernel in kernels if kernel.strides for node in group if turns(node)]
-        if not found:
+        selection = select(graph, choice, excluded)
+        groups = [group for group in selection.groups if choice == "auto" and any(map(moves_last_axis, group))]
+        kernels = [kernel for group in groups for kernel in _group_kernels(group, {}, choice, target)]
+        strided = [node for group, kernel in kernels if kernel.is_strided for node in group if moves_last_axis(node)]
+        if not strided:
             return selection
-        apart |= dict.fromkeys(found, TURNED)
+        excluded |= dict.fromkeys(strided, MOVES_LAST_AXIS)
 
 
-_LEFT = "products of matrices are left to onnxruntime on a GPU"
+_NO_GPU_PRODUCTS = "matrix products run in onnxruntime on a GPU"
 
 
 def _branches(graph: ir.Graph) -> list[ir.Graph]:
-    """The graphs that an `If` of a graph chooses from, and those in these."""
-    chosen = [attribute.as_graph() for node in graph if node.op_type == "If" for attribute in node.attributes.values()]
-    return [found for branch in chosen for found in (branch, *_branches(branch))]
+    branches = [
+        attribute.as_graph() for node in graph if node.op_type == "If" for attribute in node.attributes.values()
+    ]
+    return [subgraph for branch in branches for subgraph in (branch, *_branches(branch))]
 
 
-def _kernels(
-    group: Sequence[ir.Node], refused: dict[ir.Node, str], choice: Choice, target: Target
+def _group_kernels(
+    group: Sequence[ir.Node], rejected: dict[ir.Node, str], choice: Choice, target: Target
 ) -> list[tuple[Sequence[ir.Node], Kernel]]:
-    """The kernel of a group; where it is too large for one, or cannot be one, those of its halves, before and after."""
-    if choice == "auto" and not expected(group).seconds:
+    """Return the kernel of a group, or those of its halves if it is too large or cannot be lowered."""
+    if choice == "auto" and not expected_savings(group).seconds:
         return []
-    if len(group) > _MOST_NODES and not is_by_name(choice):
-        return _halves(group, refused, choice, target)
+    if len(group) > _MAX_NODES and not is_by_name(choice):
+        return _split_group(group, rejected, choice, target)
     try:
-        kernel = _kernel(group, target)
+        kernel = _lower_group(group, target)
         kernel.code("NAME")
         return [(group, kernel)]
     except CannotLower as error:
         if is_by_name(choice):
-            raise cannot_be(group[-1], f"not in one with {group[0].name!r}: {error}") from None
+            raise not_lowerable_error(group[-1], f"not in one with {group[0].name!r}: {error}") from None
         if len(group) == 1:
-            refused[group[0]] = str(error)
+            rejected[group[0]] = str(error)
             return []
-        return _halves(group, refused, choice, target)
+        return _split_group(group, rejected, choice, target)
 
 
-def _halves(
-    group: Sequence[ir.Node], refused: dict[ir.Node, str], choice: Choice, target: Target
+def _split_group(
+    group: Sequence[ir.Node], rejected: dict[ir.Node, str], choice: Choice, target: Target
 ) -> list[tuple[Sequence[ir.Node], Kernel]]:
     half = len(group) // 2
-    return [found for part in (group[:half], group[half:]) for found in _kernels(part, refused, choice, target)]
+    return [
+        kernel for part in (group[:half], group[half:]) for kernel in _group_kernels(part, rejected, choice, target)
+    ]
 
 
-_MOST_NODES = 128
-"""In one kernel: a C++ compiler takes more than twice as long for a function of twice the length."""
+_MAX_NODES = 128
+"""Nodes in one kernel: compile time more than doubles with twice the length of a function."""
 
 
-def _kernel(group: Sequence[ir.Node], target: Target) -> Kernel:
+def _lower_group(group: Sequence[ir.Node], target: Target) -> Kernel:
     members = set(group)
     outputs = [output for node in group for output in node.outputs]
     region = Lowering({x for x in outputs if x.is_graph_output() or any(u.node not in members for u in x.uses())})
@@ -214,12 +220,12 @@ def _kernel(group: Sequence[ir.Node], target: Target) -> Kernel:
     return target.kernel(region)
 
 
-def _replace(part: Part, domain: str, now: dict[ir.Value, ir.Value]) -> None:
-    """Put one node in the place of a group; `now` tells which values others have already become."""
+def _replace(part: KernelGroup, domain: str, replaced: dict[ir.Value, ir.Value]) -> None:
+    """Replace a group by one node; `replaced` maps values that earlier groups replaced."""
     group, kernel, graph = part.group, part.kernel, part.group[-1].graph
     assert isinstance(graph, ir.Graph)
     outputs = list(kernel.region.outputs)
-    inputs = [now.get(x, x) for x in kernel.region.inputs]
+    inputs = [replaced.get(x, x) for x in kernel.region.inputs]
     node = ir.Node(domain, part.name, inputs, num_outputs=len(outputs))
     node.name = part.node_name
     for old, new in zip(outputs, node.outputs, strict=True):
@@ -227,7 +233,7 @@ def _replace(part: Part, domain: str, now: dict[ir.Value, ir.Value]) -> None:
         new.meta.update(old.meta)
         old.name = f"{old.name}_replaced"
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-        now[old] = new
+        replaced[old] = new
     graph.insert_after(group[-1], node)
     graph.remove(group, safe=True)
 
@@ -253,14 +259,14 @@ struct {name}_Operator : ort::CustomOp {{
         *kernel = held.release();
         return nullptr;
       }} catch (const std::bad_alloc&) {{
-        return ort::failure("no memory is left for the weights of a kernel");
+        return ort::failure("out of memory for the weights of a kernel");
       }}
     }};
     compute_v2 = [](void* kernel, ort::Context* context) -> ort::Status* {{
       try {{
         return {name}::run(context, *static_cast<const {name}::Held*>(kernel));
       }} catch (const std::bad_alloc&) {{
-        return ort::failure("no memory is left for a kernel");
+        return ort::failure("out of memory in a kernel");
       }}
     }};
     destroy = [](void* kernel) {{ delete static_cast<{name}::Held*>(kernel); }};
@@ -289,8 +295,8 @@ extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps
 
 
 def library_source(kernels: Sequence[Kernel], domain: str, target: Target) -> str:
-    """C++ of a library with these kernels as operators of a domain."""
-    parts = [header(package, name) for package, name in target.headers]
+    """Return the C++ source of a library with these kernels as operators of a domain."""
+    parts = [read_header(package, name) for package, name in target.headers]
     names = [f"Kernel{i}" for i in range(len(kernels))]
     parts.append("namespace {")
     for name, kernel in zip(names, kernels, strict=True):
