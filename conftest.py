@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 EAGER = ("tests/eager", "src/sardonyx/eager")
 SHARED = "SARDONYX_TESTS_SHARED"
@@ -45,6 +46,18 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv(SHARED, str(shared))
         patch.setenv("SARDONYX_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("XDG_CACHE_HOME", str(shared / "home"))  # an Options object reads no variable
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_measured_guards_and_absent_devices() -> Iterator[None]:
+    """Spare what torch does for its own logs and for devices that are not there: a third of a short test's time."""
+    with pytest.MonkeyPatch.context() as patch:
+        # it empties the processor's caches before it measures
+        patch.setattr(torch._dynamo.guards, "profile_guard_manager", lambda *ignored: 0.0)
+        for device in (torch.cuda, torch.xpu, torch.mtia):
+            if not device.is_available():
+                patch.setattr(device, "manual_seed_all", lambda seed: None)  # which writes down who called it
         yield
 
 
