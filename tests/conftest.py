@@ -5,9 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+import onnx_ir as ir
 import pytest
 import torch
 
+from sardonyx.optimize.optimizer import all_rules
+from sardonyx.optimize.pattern import P
+from sardonyx.optimize.rule import RULES, Match, rule
 from tests.clock import Clock
 
 
@@ -32,3 +36,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     for name in ("perf_counter", "monotonic"):
         monkeypatch.setattr(time, name, made)
     return made
+
+
+@pytest.fixture
+def sine_as_cosine() -> Iterator[None]:
+    """A rule that is wrong on purpose, known to the test alone."""
+    known = all_rules()
+
+    @rule(P.Sin("x"))
+    def sine_as_cosine(m: Match) -> ir.Value:
+        return m.g.Cos(m.x)
+
+    yield
+    RULES[:] = known

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from _site.pages import cells, commands
 
-from tests.cli.calling import ROOT, run
-from tests.cli.test_program import EVERY
+from tests.cli.calling import EVERY, ROOT, run
 
 PAGE = (ROOT / "docs" / "command-line.md").read_text()
 LINES = [line for cell in cells(PAGE) if cell.language == "sh" for line in commands(cell.text)]
