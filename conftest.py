@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,15 @@ import torch
 EAGER = ("tests/eager", "src/sardonyx/eager")
 SHARED = "SARDONYX_TESTS_SHARED"
 """The variable that tells processes started by tests which folder they share."""
+
+
+def pytest_configure() -> None:
+    """Keep pytest's handlers off torch's log of compilations.
+
+    It puts them on every logger that does not propagate, and torch writes a log that has handlers: graphs as text and
+    JSON, a fifth of the time of a short test.
+    """
+    logging.getLogger("torch.__trace").propagate = True
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -28,6 +39,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest, so that several processes end at the same time."""
     items.sort(key=lambda item: item.path.name != "test_eager.py")
+
+
+def pytest_collection_finish() -> None:
+    """Take what is loaded by now out of garbage collection: dynamo collects after each compilation."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
