@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-EAGER = ("tests/eager", "src/sardonyx/eager")
+EAGER = ("tests/eager", "tests/onnx_ops", "src/sardonyx/eager")
 SHARED = "SARDONYX_TESTS_SHARED"
 """The variable that names a folder for all processes of a run."""
 
