@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = {
-    "native": ["tests/eager", "src/sardonyx/eager"],
-    "python": ["tests/eager", "--ignore", "tests/eager/test_onnx_operators.py"],
+    "native": ["tests/eager", "tests/onnx_ops", "src/sardonyx/eager"],
+    "python": ["tests/eager"],
 }
 
 

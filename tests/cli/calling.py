@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import click
 from click.testing import CliRunner, Result
 
 from sardonyx.cli._program import program
@@ -51,3 +52,18 @@ def settled(value: Any, key: str = "") -> Any:
         every = [settled(inner) for inner in value]
         return every[:1] if every[1:] and all(x == every[0] for x in every) else every
     return f"…/{Path(value).name}" if isinstance(value, str) and value.startswith("/") else value
+
+
+def commands(group: click.Group = program, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    """Every command of the program by its full name."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+EVERY = dict(commands())

@@ -8,6 +8,25 @@ import pytest
 
 from .calling import BERT, RESNET, run
 
+_WAVES = """
+import torch
+
+class Wave(torch.nn.Module):
+    def forward(self, x):
+        return (x - 0.5).sqrt() if self.fails else x.sin() * 2
+
+    fails = False
+
+class Fails(Wave):
+    fails = True
+
+def wave():
+    return Wave().eval(), (torch.linspace(0, 3, 7),)
+
+def fails():
+    return Fails().eval(), (torch.linspace(0, 3, 7),)
+"""
+
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -43,3 +62,11 @@ def broken(tmp_path: Path) -> Path:
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a command writes without being told where must not stay."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def waves(tmp_path: Path) -> Path:
+    """A file of two modules: one is right, the other makes a NaN."""
+    path = tmp_path / "waves.py"
+    path.write_text(_WAVES)
+    return path

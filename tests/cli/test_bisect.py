@@ -8,13 +8,9 @@ from pathlib import Path
 import onnx
 import pytest
 
-from tests.diagnose.test_bisect import FLAGS
-from tests.diagnose.test_compare import gelu, sine_as_cosine
+from tests.diagnose.models import FLAGS, gelu
 
 from .calling import run, told
-from .test_compare import waves
-
-__all__ = ["sine_as_cosine", "waves"]  # fixtures
 
 
 @pytest.mark.usefixtures("sine_as_cosine")

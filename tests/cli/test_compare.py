@@ -7,37 +7,9 @@ from pathlib import Path
 import onnx
 import pytest
 
-from tests.diagnose.test_compare import GELU, PLAIN, gelu, sine_as_cosine
+from tests.diagnose.models import GELU, PLAIN, gelu
 
 from .calling import BERT, run, told
-
-__all__ = ["sine_as_cosine"]  # a fixture
-
-SOURCE = """
-import torch
-
-class Wave(torch.nn.Module):
-    def forward(self, x):
-        return (x - 0.5).sqrt() if self.fails else x.sin() * 2
-
-    fails = False
-
-class Fails(Wave):
-    fails = True
-
-def wave():
-    return Wave().eval(), (torch.linspace(0, 3, 7),)
-
-def fails():
-    return Fails().eval(), (torch.linspace(0, 3, 7),)
-"""
-
-
-@pytest.fixture
-def waves(tmp_path: Path) -> Path:
-    path = tmp_path / "waves.py"
-    path.write_text(SOURCE)
-    return path
 
 
 @pytest.mark.usefixtures("sine_as_cosine")

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
@@ -21,21 +19,7 @@ from sardonyx.cli._program import program
 from sardonyx.cli._told import tell
 from sardonyx.engines import Availability
 
-from .calling import run
-
-
-def commands(group: click.Group = program, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        assert command is not None
-        if isinstance(command, click.Group):
-            yield from commands(command, (*path, name))
-        else:
-            yield " ".join((*path, name)), command
-
-
-EVERY = dict(commands())
+from .calling import EVERY, run
 
 
 @pytest.mark.parametrize("name", EVERY)

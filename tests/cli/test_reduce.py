@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.diagnose.test_reduce import GELU, X, approximated, out_of_bounds
+from tests.diagnose.models import GELU, X, approximated, out_of_bounds
 
 from .calling import run, told
 

@@ -21,25 +21,7 @@ from sardonyx.optimize.pattern import P
 from sardonyx.optimize.rule import RULES, Match, rule
 from sardonyx.toolchain import compiler
 
-from .test_compare import Wave, gelu
-
-FLAGS = {
-    "optimization.enable_gelu_approximation": "1",
-    "session.intra_op.allow_spinning": "0",
-    "session.use_env_allocators": "0",
-}
-
-
-@pytest.fixture
-def wrong_rules() -> Iterator[None]:
-    known = all_rules()
-
-    @rule(P.Sin("x"))
-    def sine_as_cosine(m: Match) -> ir.Value:
-        return m.g.Cos(m.x)
-
-    yield
-    RULES[:] = known
+from .models import FLAGS, Wave, gelu
 
 
 @pytest.mark.parametrize("wanted", [{3}, {0, 99}, {10, 11, 50}])
@@ -51,7 +33,7 @@ def test_what_never_happens_has_no_part() -> None:
     assert smallest(range(10), lambda part: False) == []
 
 
-@pytest.mark.usefixtures("wrong_rules")
+@pytest.mark.usefixtures("sine_as_cosine")
 def test_a_wrong_rule_is_named_among_everything() -> None:
     found = bisect(Wave().eval(), torch.randn(3, 8))
     (culprit,) = found.culprits
@@ -62,7 +44,7 @@ def test_a_wrong_rule_is_named_among_everything() -> None:
     assert found.engine < 1e-5
 
 
-@pytest.mark.usefixtures("wrong_rules")
+@pytest.mark.usefixtures("sine_as_cosine")
 def test_a_wrong_rule_is_named_for_an_onnx_model() -> None:
     model = export(Wave().eval(), (torch.randn(3, 8),), optimize="none").proto()
     (culprit,) = bisect(model, torch.randn(3, 8), over=["rule"]).culprits
@@ -93,7 +75,7 @@ def test_nothing_is_at_fault_where_nothing_changes() -> None:
     assert "nothing is at fault" in str(found)
 
 
-@pytest.mark.usefixtures("wrong_rules")
+@pytest.mark.usefixtures("sine_as_cosine")
 def test_what_costs_time_is_named_by_the_times_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock is made up: a call is slow where its model has the operator that the rule makes."""
 

@@ -2,73 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
-import onnx
-import onnx_ir as ir
 import pytest
 import torch
-from onnx import TensorProto, helper
 from torch import nn
 
 from sardonyx import OptionError, export
 from sardonyx.diagnose import Way, compare, find_nonfinite
 from sardonyx.diagnose.comparison.subject import subject_of
 from sardonyx.diagnose.comparison.trace import OnnxTrace
-from sardonyx.optimize.optimizer import all_rules
-from sardonyx.optimize.pattern import P
-from sardonyx.optimize.rule import RULES, Match, rule
 
-PLAIN = "onnxruntime:optimize=none,level=none"
-GELU = "onnxruntime:optimize=none,config.optimization.enable_gelu_approximation=1"
-
-
-@pytest.fixture
-def sine_as_cosine() -> Iterator[None]:
-    """A rule that is wrong on purpose, known to the test alone."""
-    known = all_rules()
-
-    @rule(P.Sin("x"))
-    def sine_as_cosine(m: Match) -> ir.Value:
-        return m.g.Cos(m.x)
-
-    yield
-    RULES[:] = known
-
-
-class Wave(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.into, self.out = nn.Linear(8, 16), nn.Linear(16, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wave = self.into(x).sin()  # here
-        return self.out(wave).softmax(-1)
+from .models import GELU, PLAIN, Wave, gelu
 
 
 class Root(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = (x - 1).sqrt()  # the fault
         return (y * 2).softmax(-1)
-
-
-def gelu() -> onnx.ModelProto:
-    """GELU by its formula, between two operators."""
-    nodes = [
-        helper.make_node("Neg", ["x"], ["a"]),
-        helper.make_node("Div", ["a", "root"], ["b"]),
-        helper.make_node("Erf", ["b"], ["c"]),
-        helper.make_node("Add", ["c", "one"], ["d"]),
-        helper.make_node("Mul", ["a", "d"], ["e"]),
-        helper.make_node("Mul", ["e", "half"], ["f"]),
-        helper.make_node("Abs", ["f"], ["y"]),
-    ]
-    numbers = {"root": 2**0.5, "one": 1.0, "half": 0.5}
-    held = [helper.make_tensor(name, TensorProto.FLOAT, [], [value]) for name, value in numbers.items()]
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 8]) for name in "xy")
-    graph = helper.make_graph(nodes, "gelu", [x], [y], held)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
 @pytest.mark.usefixtures("sine_as_cosine")

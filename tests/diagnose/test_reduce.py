@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from torch import nn
 
 import sardonyx
@@ -28,10 +28,9 @@ from sardonyx.toolchain import compiler
 from sardonyx.translate import table
 from tests.clock import Clock
 
-N = helper.make_node
+from .models import GELU, N, X, approximated, chain, out_of_bounds
+
 reduce = partial(diagnose.reduce, minutes=60)  # searches end by themselves, however slow the machine is
-GELU = "onnxruntime:optimize=none,config.optimization.enable_gelu_approximation=1"
-X = np.random.default_rng(0).standard_normal((4, 8)).astype("f") * 2
 
 
 class Lent:
@@ -57,50 +56,6 @@ def worker() -> Iterator[Worker]:
 @pytest.fixture(autouse=True)
 def lent(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reducing, "Worker", lambda engines: Lent(worker))
-
-
-def chain(
-    count: int,
-    fault: Sequence[onnx.NodeProto],
-    weights: Mapping[str, Any] | None = None,
-    *,
-    domain: str | None = None,
-) -> onnx.ModelProto:
-    """Many operators, one after the other, and nodes from `in` to `out` in the middle of them."""
-    nodes, last = [], "x"
-    for i in range(count):
-        if i == count * 3 // 5:
-            for node in fault:
-                fresh = onnx.NodeProto()
-                fresh.CopyFrom(node)
-                fresh.input[:] = [last if name == "in" else name for name in node.input]
-                nodes.append(fresh)
-            last = "out"
-        pair = [last, f"v{i - 2}"] if i % 7 == 3 and i > 5 and f"v{i - 2}" in {n.output[0] for n in nodes} else [last]
-        nodes.append(N("Max" if len(pair) == 2 else ("Neg", "Abs", "Identity")[i % 3], pair, [f"v{i}"], name=f"n{i}"))
-        last = f"v{i}"
-    held = [numpy_helper.from_array(np.asarray(array), name) for name, array in (weights or {}).items()]
-    x, y = helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 8]), onnx.ValueInfoProto(name=last)
-    y.type.tensor_type.elem_type = TensorProto.FLOAT
-    opsets = [helper.make_opsetid("", 18), *([helper.make_opsetid(domain, 1)] if domain else [])]
-    return helper.make_model(helper.make_graph(nodes, "chain", [x], [y], held), opset_imports=opsets, ir_version=10)
-
-
-def approximated(count: int) -> onnx.ModelProto:
-    """GELU by its formula, which onnxruntime fuses, and with a flag computes less exactly."""
-    fault = [
-        N("Div", ["in", "root"], ["b"]),
-        N("Erf", ["b"], ["c"]),
-        N("Add", ["c", "one"], ["d"]),
-        N("Mul", ["in", "d"], ["e"]),
-        N("Mul", ["e", "half"], ["out"]),
-    ]
-    return chain(count, fault, {"root": np.float32(2**0.5), "one": np.float32(1), "half": np.float32(0.5)})
-
-
-def out_of_bounds(count: int) -> onnx.ModelProto:
-    fault = [N("Gather", ["table", "index"], ["row"], axis=0), N("Add", ["in", "row"], ["out"])]
-    return chain(count, fault, {"table": np.ones((4, 8), "f"), "index": np.array([7], "i8")})
 
 
 def operators(model: onnx.ModelProto) -> list[str]:

@@ -1,6 +1,6 @@
 """The document of ONNX Runtime's eager mode: its mappings as they are written there, and what it says of `out=`.
 
-Every operator of its test program is in `test_old_operators.py`, `torch.ops.ort.<op_name>` in `test_onnx_operators.py`.
+Every operator of its test program is in `test_old_operators.py`, `torch.ops.ort.<op_name>` in `tests/onnx_ops`.
 Building ONNX Runtime, its other half, is not needed.
 """
 

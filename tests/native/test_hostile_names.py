@@ -15,21 +15,8 @@ from sardonyx.customop import source
 from sardonyx.customop.shapes import ShapeRule
 from sardonyx.customop.signature import Identity, parse
 from sardonyx.customop.source import Kernel, OperatorSource
-from sardonyx.toolchain.literals import comment, identifier, quoted
-
-CODE = "} __attribute__((constructor)) static void injected() { __builtin_trap(); } namespace x {"
-HOSTILE = {
-    "line break": f"a\n{CODE}//",
-    "carriage return": f"a\r{CODE}//",
-    "end of a comment": f"a*/ {CODE} /*",
-    "line continuation": "a\\\n" + CODE,
-    "trailing backslash": "a\\",
-    "trigraph": "a??/\n" + CODE,
-    "quote": f'a"; {CODE} //',
-    "line separators": f"a\u2028{CODE}\u2029\x0b\x0c\x85",
-    "zero byte": f"a\x00{CODE}",
-    "format": "{0}{name}%s",
-}
+from sardonyx.toolchain.literals import identifier, quoted
+from tests.toolchain.hostile import CODE, HOSTILE
 
 
 def _model(name: str) -> onnx.ModelProto:
@@ -78,21 +65,6 @@ def test_a_model_with_hostile_names_compiles_and_runs(tmp_path: Path) -> None:
     wanted = (power / power.sum(-1, keepdims=True)).T
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
     np.testing.assert_array_equal(turned, x.T)
-
-
-@pytest.mark.parametrize("kind", HOSTILE)
-def test_literals_of_any_text_stay_on_their_line(kind: str) -> None:
-    text = HOSTILE[kind]
-    assert re.fullmatch(r"// [^\n\r\\]*", comment(text))
-    assert len(comment(text).splitlines()) == 1
-    assert re.fullmatch(r'"(?:[^"\\?\n]|\\[0-7]{3})*"', quoted(text), re.ASCII)
-    assert re.fullmatch(r"n_\w*", identifier(text), re.ASCII)
-
-
-def test_identifiers_of_different_names_differ() -> None:
-    names = [*HOSTILE.values(), "a", "a_", "a_5f_", "A", "ä", "n" * 100, "n" * 101, ""]
-    assert len({identifier(name) for name in names}) == len(names)
-    assert max(map(len, map(identifier, names))) <= 80
 
 
 @pytest.mark.parametrize("kind", HOSTILE)

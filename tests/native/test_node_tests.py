@@ -8,10 +8,10 @@ import onnx
 import pytest
 
 from sardonyx.native.lower import TABLE
+from tests.native.contrib_cases import CASES as CONTRIB
+from tests.native.contrib_cases import MICROSOFT
 from tests.native.node_tests import DOCUMENT, OTHERS, cases, compare, document, retyped, symbolic
-from tests.native.test_attention import CASES as TRANSFORMERS
-from tests.native.test_contrib import CASES as CONTRIB
-from tests.native.test_contrib import MICROSOFT
+from tests.native.transformer_cases import CASES as TRANSFORMERS
 
 
 def test_a_case_of_each_operator_gives_what_is_expected() -> None:

@@ -16,7 +16,7 @@ import sardonyx
 from sardonyx import native
 from sardonyx.native import select
 from tests.memory import growth
-from tests.native.test_vectors import holds, numbers, with_weights
+from tests.native.held import holds, numbers, with_weights
 
 
 def same_as_onnxruntime(model: onnx.ModelProto, choice: str = "all", **feeds: np.ndarray) -> native.NativeModel:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 import torch
@@ -14,24 +13,11 @@ from torch import nn
 import sardonyx
 from sardonyx import native
 from sardonyx.native import select
+from tests.native.held import holds, numbers, with_weights
 from tests.native.running import Together
 
 KINDS = {np.float32: "float", np.float64: "double", np.float16: "float16"}
 BOUND = {np.float32: 1e-5, np.float64: 1e-13, np.float16: 2e-3}
-
-
-def numbers(*shape: int, dtype: type = np.float32) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(dtype)
-
-
-def with_weights(text: str, **weights: np.ndarray) -> onnx.ModelProto:
-    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> g {text}')
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in weights.items())
-    return model
-
-
-def holds(compiled: native.NativeModel) -> bool:
-    return "call.held->" in compiled.source
 
 
 SIZES = [(64, 64), (7, 5), (2, 1), (33, 130), (512, 257)]

@@ -143,7 +143,7 @@ def test_the_exporter_inside_of_a_backend() -> None:
 
 
 def test_files_are_dumped_where_the_variable_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose number and text beside each file `tests/doors/test_compat.py` checks."""
+    """Whose number and text beside each file `tests/compat/test_compat.py` checks."""
     monkeypatch.setenv("ONNXRT_DUMP_PATH", "dumped/dumped_model_")
     transforms: list[Any] = []
     options = {"pre_ort_model_transforms": [transforms.append], "preallocate_output": True}

@@ -24,8 +24,8 @@ from sardonyx.errors import AutogradError, EngineError
 from sardonyx.onnx_ops import page
 from sardonyx.onnx_ops.schemas import OUTPUTS, find_operator
 
-from .onnx_node_tests import Case, cases
-from .onnx_samples import SAMPLES, Sample
+from .node_tests import Case, cases
+from .samples import SAMPLES, Sample
 
 onnx_ops.register()
 ort = torch.ops.ort
