@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 
 from sardonyx import native
 from sardonyx.native.load_model import load_inferred_model
+from sardonyx.native.partition import plan_kernels
 from tests.native.running import Together, difference, run, session_of
 from tests.native.transformer_cases import (
     CASES,
@@ -44,9 +45,12 @@ def together() -> Together:
     """All cases in one library; types and sizes of results are inferred, as nothing in the models tells them."""
     made = Together()
     for case in CASES:
-        assert made.add(case, ir.to_proto(given(model_of_case(case)[0]))) is None, case
+        assert made.add(case, ir.to_proto(load_inferred_model(model_of_case(case)[0]))) is None, case
     for case, kind in _RETYPED:
-        assert made.add(f"{case} of {kind}", ir.to_proto(given(model_of_case(case, _OTHERS[kind])[0]))) is None, (
+        assert (
+            made.add(f"{case} of {kind}", ir.to_proto(load_inferred_model(model_of_case(case, _OTHERS[kind])[0])))
+            is None
+        ), (
             case,
             kind,
         )
@@ -93,7 +97,7 @@ def test_what_has_no_lowering_is_refused_with_a_reason(case: str, inputs: Inputs
     op, _, outputs, attributes = CASES[case]
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(CASES, "refused", (op, inputs, outputs, attributes))
-        refused = plan(given(model_of_case("refused")[0]), choice="all").refused
+        refused = plan_kernels(load_inferred_model(model_of_case("refused")[0]), choice="all").rejected
     assert any(why in reason for reason in refused.values()), refused
 
 
