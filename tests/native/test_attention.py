@@ -47,13 +47,8 @@ def together() -> Together:
     for case in CASES:
         assert made.add(case, ir.to_proto(load_inferred_model(model_of_case(case)[0]))) is None, case
     for case, kind in _RETYPED:
-        assert (
-            made.add(f"{case} of {kind}", ir.to_proto(load_inferred_model(model_of_case(case, _OTHERS[kind])[0])))
-            is None
-        ), (
-            case,
-            kind,
-        )
+        proto = ir.to_proto(load_inferred_model(model_of_case(case, _OTHERS[kind])[0]))
+        assert made.add(f"{case} of {kind}", proto) is None, (case, kind)
     assert made.add("bert", ir.to_proto(load_inferred_model(_bert()))) is None
     made.build(quickly=True)
     return made
