@@ -225,7 +225,7 @@ def test_a_bad_signature_is_refused_with_the_reason_and_what_to_do(text: str, me
         ([], "the dtypes of T are []"),
         (["floaty"], "'floaty' is not a dtype that kernels support"),
         ([torch.complex64], "torch.complex64 is not a dtype that kernels support"),
-        ({"U": ["float32"]}, "dtypes has 'U', and no tensor is of this type"),
+        ({"U": ["float32"]}, "dtypes has 'U', and no tensor has this type"),
         ([{"U": "float32"}], "its types are T, and dtypes has the choice {'U': 'float32'}"),
         ([{"T": "float32"}, "int64"], "its types are T, and dtypes has the choice 'int64'"),
         ([{"T": "floaty"}], "'floaty' is not a dtype that kernels support"),

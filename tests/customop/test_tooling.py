@@ -286,7 +286,7 @@ for name in ("A", "B"):
     sardonyx.custom_op(f"same::{name}(Tensor x) -> Tensor", cpp=KERNEL.format(name) + f"// {name}", dtypes=["int64"])
 """
     made = declared(tmp_path, "same_helper", text)
-    with pytest.raises(CompilerError, match=r"error: redefinition of (.|\n)*next: they are in one library"):
+    with pytest.raises(CompilerError, match=r"error: redefinition of (.|\n)*next: they share one library"):
         pack.pack(made, tmp_path)
     for op in made.operators:
         op.close()

@@ -79,9 +79,9 @@ def test_a_node_that_cannot_be_in_a_kernel_is_named() -> None:
 
 
 def test_a_node_that_stands_between_others_is_named() -> None:
-    hint = _refused("'neg' and 'join' cannot be in one kernel: CumSum 'sums' is in the way", select=["neg", "join"])
+    hint = _refused("'neg' and 'join' cannot be in one kernel: CumSum 'sums' is between them", select=["neg", "join"])
     assert hint == "select 'sums' too, or only one of the two"
-    _refused("CumSum 'sums' is in the way", inputs=["x", "t"], outputs=["j"])
+    _refused("CumSum 'sums' is between them", inputs=["x", "t"], outputs=["j"])
 
 
 def test_a_value_that_a_region_also_reads_is_named() -> None:

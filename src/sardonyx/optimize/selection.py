@@ -22,11 +22,11 @@ def select_rules(chosen: Chosen) -> frozenset[str]:
 
     The option is a level, then names to add or to remove; names without a level select these alone.
 
-    >>> sorted(selected("none+Silu, +join_casts"))
+    >>> sorted(select_rules("none+Silu, +join_casts"))
     ['JoinCasts', 'Silu']
-    >>> "Silu" in selected("default-Silu")
+    >>> "Silu" in select_rules("default-Silu")
     False
-    >>> sorted(selected(["Silu", "JoinCasts"]))
+    >>> sorted(select_rules(["Silu", "JoinCasts"]))
     ['JoinCasts', 'Silu']
     """
     if isinstance(chosen, bool):

@@ -69,9 +69,9 @@ def _unknown(node: ir.Node) -> Dims | None:
 
 
 def _input_dims(node: ir.Node) -> list[Dims] | None:
-    dims = [x.meta.get("dims") for x in node.inputs if x is not None]
-    known = [dims for dims in dims if dims is not None]
-    return known if len(known) == len(dims) else None
+    inputs = [x.meta.get("dims") for x in node.inputs if x is not None]
+    known = [dims for dims in inputs if dims is not None]
+    return known if len(known) == len(inputs) else None
 
 
 def _concat_dims(node: ir.Node) -> Dims | None:

@@ -292,12 +292,12 @@ def _register_axes(name: str) -> None:
         rank = g.out.dim() if name in _INTO_THE_RESULT else _rank(g, x)
         if not rank:
             raise Unsupported("a dimension of a complex scalar tensor")
-        arguments: list[Any] = [x, *args]
+        values: list[Any] = [x, *args]
         for i in indices:
-            if i < len(arguments):
-                dim = arguments[i]
-                arguments[i] = dim % rank if isinstance(dim, int) else _axes(dim, rank)
-        return _real_translation(name)(g, *arguments, **kwargs)
+            if i < len(values):
+                dim = values[i]
+                values[i] = dim % rank if isinstance(dim, int) else _axes(dim, rank)
+        return _real_translation(name)(g, *values, **kwargs)
 
 
 def _register_same(name: str) -> None:
