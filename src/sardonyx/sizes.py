@@ -16,17 +16,21 @@ Dims: TypeAlias = tuple[Dim, ...]
 
 
 def expression_of(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> sympy.Expr:
-    """Return the expression of a symbolic number, whose symbols are positive only if torch's ranges exclude zero.
+    """Return the expression of a symbolic number; see `allow_zeros`."""
+    return allow_zeros(number.node.expr, number.node.shape_env)
+
+
+def allow_zeros(expression: sympy.Expr, environment: Any) -> sympy.Expr:
+    """Return the expression with symbols that are positive only if the shape environment's ranges exclude zero.
 
     torch makes every symbol of a size positive, even if an exported graph also works for a size of zero.
     """
-    expression, environment = number.node.expr, number.node.shape_env
     ranges = environment.var_to_range if environment is not None else {}
     zeros = {
         s: symbol_of(s.name) for s in expression.free_symbols if s.is_positive and s in ranges and ranges[s].lower <= 0
     }
-    made: sympy.Expr = expression.xreplace(zeros)
-    return made
+    relaxed: sympy.Expr = expression.xreplace(zeros)
+    return relaxed
 
 
 def symbol_of(name: str) -> sympy.Symbol:

@@ -454,3 +454,24 @@ def test_rms_norm_has_the_epsilon_that_torch_computes_with(opset: int) -> None:
     x = torch.tensor([[1e-3, 2e-3], [300, -500], [1, 0]])
     for got, want in zip(sardonyx.export(norms, (x,), opset=opset)(x), norms(x), strict=True):
         torch.testing.assert_close(got, want)
+
+
+# Conditions on dynamic sizes
+
+
+@pytest.mark.parametrize(
+    ("function", "sizes"),
+    [
+        (lambda x: x * 10 if x.shape[0] % 3 == 2 else x + 1, (5, 6)),
+        (lambda x: x * 10 if x.shape[0] > 7 else x + 1, (9, 6)),
+        (lambda x: (x + 1).squeeze(), (1, 6)),
+        (lambda x: (x + 1).squeeze(0), (1, 6)),
+        (lambda x: x[None].squeeze((0, 1)), (1, 6)),
+    ],
+)
+def test_a_size_that_takes_another_branch_is_an_error(function: Any, sizes: tuple[int, ...]) -> None:
+    program = sardonyx.export(function, (X,), dynamic_shapes=({0: "batch"},))
+    for batch in (3, 4):
+        assert_same(program(torch.ones(batch, 6)), function(torch.ones(batch, 6)))
+    with pytest.raises(ValueError, match=r"the model was exported for calls with .*batch"):
+        program(torch.ones(sizes))

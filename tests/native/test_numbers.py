@@ -297,3 +297,12 @@ def test_bfloat_graphs_that_onnxruntime_lacks_run() -> None:
     n = (a - a.mean(1, keepdims=True)) / np.sqrt(a.var(1, keepdims=True) + 1e-5) * g + b
     (found,) = together.run("m", feeds)
     assert difference(found.astype(np.float64), n / (1 + np.exp(-n)), tolerance=2**-8) is None
+
+
+def test_a_number_that_is_truncated_to_zero_has_no_sign() -> None:
+    def inverse(x: torch.Tensor) -> torch.Tensor:
+        return 2 / x.clamp(-99, 99).long()
+
+    compiled = torch.compile(inverse, backend="sardonyx", dynamic=True, options={"native": True, "fallback": "error"})
+    x = torch.tensor([-0.5, 0.5, -0.0, 3.0, -1.2]).repeat(5, 5)
+    assert torch.equal(compiled(x), inverse(x))

@@ -15,7 +15,8 @@ import sympy
 import torch
 
 from sardonyx.errors import CaptureError
-from sardonyx.sizes import Dim, python_of, size_at
+from sardonyx.sizes import Dim, allow_zeros, dims_of, expression_of, python_of, size_at
+from sardonyx.telemetry.source import source_of
 
 
 def environment_of(values: Iterable[Any]) -> Any:
@@ -88,15 +89,35 @@ class Condition:
 
 
 def assumptions(graph: torch.fx.GraphModule) -> Iterator[tuple[sympy.Expr, str]]:
-    """Yield the guards of a traced graph with the line that caused each, then the assertions among its nodes."""
+    """Yield the conditions that a traced graph relies on, each with the line that caused it.
+
+    They are torch's guards, the assertions among the nodes, and that no size is one which `squeeze` left in place:
+    torch traces dynamic sizes as two or more, and has no guard for it.
+    """
     environment = environment_of(node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder"))
     for guard in environment.guards if environment is not None else ():
-        yield environment.replace(guard.expr), location_text(guard.sloc)
+        yield allow_zeros(environment.replace(guard.expr), environment), location_text(guard.sloc)
     asserts = graph.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default)
     for node in asserts:
         value = node.args[0].meta.get("val")
         if isinstance(value, torch.SymBool):
-            yield value.node.expr, ""
+            yield expression_of(value), ""
+    for node in graph.graph.nodes:
+        if node.target in _SQUEEZES:
+            yield from ((sympy.Ne(dim, 1), source_of(node)) for dim in _unsqueezed_dims(node))
+
+
+_SQUEEZES = frozenset({torch.ops.aten.squeeze.default, torch.ops.aten.squeeze.dim, torch.ops.aten.squeeze.dims})
+
+
+def _unsqueezed_dims(node: torch.fx.Node) -> list[sympy.Expr]:
+    """Return the symbolic sizes that a squeeze would have removed if they were one."""
+    source: Any
+    axes: Any
+    source, *axes = node.args
+    dims = dims_of(source.meta["val"])
+    chosen = range(len(dims)) if not axes else axes[0] if isinstance(axes[0], (list, tuple)) else axes
+    return [dims[axis] for axis in chosen if dims and not isinstance(dims[axis], int)]
 
 
 def condition_function(expr: sympy.Expr, places: Mapping[sympy.Symbol, int]) -> Callable[[Sequence[int]], bool] | None:

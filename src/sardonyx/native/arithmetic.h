@@ -20,6 +20,9 @@ template <class V> LANES_INLINE auto is_inf(V a) {
   constexpr auto top = std::numeric_limits<ScalarOf<V>>::infinity();
   return equal(a, all<V>(top)) | equal(a, all<V>(-top));
 }
+// 0 for −0: gcc 12 makes trunc of a float that is cast to an integer and back, which keeps the sign of −0.5.
+template <class V>
+LANES_INLINE V positive_zero(V v) { return v + V{}; }
 template <class To, class M>
 LANES_INLINE auto from_mask(M m) { return convert<To>(m & 1); }
 template <class V>

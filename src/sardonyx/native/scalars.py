@@ -56,9 +56,10 @@ def cast_code(code: str, before: ir.DataType, after: ir.DataType) -> str:
         return f"from_mask<{computed_type(after)}>({code})"
     if after == ir.DataType.BOOL:
         return f"to_mask({code})"
-    if TYPES[after] in ("half", "bfloat"):
-        return f"through<{TYPES[after]}>(convert<float>({code}))"
-    return f"convert<{computed_type(after)}>({code})"
+    converted = f"convert<{computed_type(after)}>({code})"
+    if before.is_integer() and after.is_floating_point():
+        converted = f"positive_zero({converted})"
+    return f"through<{TYPES[after]}>({converted})" if TYPES[after] in ("half", "bfloat") else converted
 
 
 def code_of(dim: Dim) -> str:
