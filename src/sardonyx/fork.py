@@ -17,20 +17,20 @@ from sardonyx import threads
 from sardonyx.errors import EngineError
 
 
-class Forked(Protocol):
+class ForkAware(Protocol):
     """What has to know that it is in a child process."""
 
     def forked(self) -> None:
         """Called in the child, before anything else runs there."""
 
 
-_watched: WeakSet[Any] = WeakSet()
+_registered: WeakSet[Any] = WeakSet()
 
 
-def watch(holder: Forked) -> None:
+def register(holder: ForkAware) -> None:
     """Call `holder.forked()` in every child process, as long as the holder is alive."""
     _install()
-    _watched.add(holder)
+    _registered.add(holder)
 
 
 def never_free(value: object) -> None:
@@ -38,7 +38,7 @@ def never_free(value: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
-def refuse(engine: str) -> Callable[..., NoReturn]:
+def raise_in_child(engine: str) -> Callable[..., NoReturn]:
     """What stands for a function of an engine whose threads cannot be made again in a child process."""
 
     def call(*_: Any, **__: Any) -> NoReturn:
@@ -55,7 +55,7 @@ class Lock:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        watch(self)
+        register(self)
 
     def forked(self) -> None:
         """Start over: the thread that held it is not there."""
@@ -73,9 +73,9 @@ class Lock:
 @cache
 def _install() -> None:
     if hasattr(os, "register_at_fork"):  # which Windows lacks, as it lacks fork
-        os.register_at_fork(before=threads.end, after_in_child=_tell)
+        os.register_at_fork(before=threads.end_openmp_threads, after_in_child=_notify_child)
 
 
-def _tell() -> None:
-    for holder in list(_watched):
+def _notify_child() -> None:
+    for holder in list(_registered):
         holder.forked()

@@ -22,7 +22,7 @@ from sardonyx.errors import SardonyxError
 
 log = logging.getLogger(__name__)
 
-_ANEW = "write or copy it anew"
+_REWRITE_HINT = "write or copy it anew"
 _OPTIONAL_INPUTS = 4
 """The IR version since which weights need not be inputs: one that is has a default value."""
 _OWN_DOMAIN = "sardonyx"
@@ -31,87 +31,89 @@ _MICROSOFT = "com.m"
 _ONE_FOLDER = "keep the files of a model in one folder"
 
 
-class HoldsModel(Protocol):
+class HasModel(Protocol):
     """Something around a model, as what `sardonyx.export` and `sardonyx.optimize` return."""
 
     model: ir.Model
 
 
-UserModel: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model | HoldsModel"
+UserModel: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model | HasModel"
 """A file, its content, a model in memory, or a `Program`."""
 
 
 def load_model(model: UserModel) -> ir.Model:
     """A model that the caller may edit: what is given stays as it is, and its weights are not copied."""
     if isinstance(model, (str, os.PathLike)):
-        return _of_file(Path(model))
+        return _load_file(Path(model))
     if isinstance(model, bytes):
-        return _of_bytes(model)
+        return _load_bytes(model)
     if isinstance(model, onnx.ModelProto):
-        return _of_proto(model, "the model")
+        return _load_proto(model, "the model")
     held = model if isinstance(model, ir.Model) else getattr(model, "model", None)
     if isinstance(held, ir.Model):
-        return _copied(held)
+        return _copy(held)
     raise TypeError(
         "a model is a path, bytes, an onnx.ModelProto, an onnx_ir.Model or a sardonyx.Program, "
         f"not {type(model).__name__}"
     )
 
 
-def _of_file(path: Path) -> ir.Model:
+def _load_file(path: Path) -> ir.Model:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
-    with _said_clearly(str(path)):
-        return _checked(ir.load(path), str(path))
+    with _wrap_reader_errors(str(path)):
+        return _check_and_sort(ir.load(path), str(path))
 
 
-def _of_bytes(content: bytes) -> ir.Model:
+def _load_bytes(content: bytes) -> ir.Model:
     try:
         proto = onnx.load_model_from_string(content)
     except Exception as error:
         raise SardonyxError(f"these {len(content)} bytes are no ONNX model: {_first_line(error)}") from error
-    return _of_proto(proto, "the model")
+    return _load_proto(proto, "the model")
 
 
-def _of_proto(proto: onnx.ModelProto, name: str) -> ir.Model:
-    with _said_clearly(name):
-        return _checked(ir.from_proto(proto), name)
+def _load_proto(proto: onnx.ModelProto, name: str) -> ir.Model:
+    with _wrap_reader_errors(name):
+        return _check_and_sort(ir.from_proto(proto), name)
 
 
-def _copied(model: ir.Model) -> ir.Model:
+def _copy(model: ir.Model) -> ir.Model:
     _check_values(model, "the model")
     if not _is_sorted(model):
         raise SardonyxError("the model's nodes are not sorted topologically", hint="call model.graph.sort() first")
     _check_weights(model, "the model")
     copy = model.clone()
-    _settle_defaults(copy, "the model")
+    _make_defaults_constant(copy, "the model")
     return copy
 
 
 @contextmanager
-def _said_clearly(name: str) -> Iterator[None]:
+def _wrap_reader_errors(name: str) -> Iterator[None]:
     """Turn what the reader of a file raises into an error of ours, and keep what it logs to itself."""
     try:
-        with collecting([], "onnx_ir"):
+        with capture_logs([], "onnx_ir"):
             yield
     except SardonyxError:
         raise
     except Exception as error:
-        raise SardonyxError(f"{name} is no ONNX model that can be read: {_first_line(error)}", hint=_ANEW) from error
+        raise SardonyxError(
+            f"{name} is no ONNX model that can be read: {_first_line(error)}", hint=_REWRITE_HINT
+        ) from error
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
+def quiet_onnx_ir() -> Iterator[None]:
     """While active, passes of onnx_ir that give up say so in a line of our log, and not in a traceback on stderr."""
     said: list[str] = []
-    with collecting(said, "onnx_ir"):
+    with capture_logs(said, "onnx_ir"):
         yield
     if said:
         log.info("onnx_ir: %s", said[-1])
 
 
 @contextmanager
-def collecting(said: list[str], name: str) -> Iterator[None]:
+def capture_logs(said: list[str], name: str) -> Iterator[None]:
     """While active, what a package logs is collected instead of shown."""
     logger, handler = logging.getLogger(name), logging.Handler()
     handler.emit = lambda record: said.extend(handler.format(record).splitlines())  # type: ignore[method-assign]
@@ -123,18 +125,18 @@ def collecting(said: list[str], name: str) -> Iterator[None]:
         logger.propagate, logger.handlers = before
 
 
-def _checked(model: ir.Model, name: str) -> ir.Model:
+def _check_and_sort(model: ir.Model, name: str) -> ir.Model:
     if not model.opset_imports:  # of an empty file, too, protobuf reads a message: one in which nothing is set
-        raise SardonyxError(f"{name} is no ONNX model: nothing is in it", hint=_ANEW)
+        raise SardonyxError(f"{name} is no ONNX model: nothing is in it", hint=_REWRITE_HINT)
     _check_values(model, name)
     _sort(model, name)
     _check_weights(model, name)
-    _settle_defaults(model, name)
-    _tell_unknown(model, name)
+    _make_defaults_constant(model, name)
+    _warn_unknown_operators(model, name)
     return model
 
 
-def _settle_defaults(model: ir.Model, name: str) -> None:
+def _make_defaults_constant(model: ir.Model, name: str) -> None:
     """An input that has a value in the file is a constant: rules and kernels read it as one."""
     for value in [value for value in model.graph.inputs if value.is_initializer()]:
         model.graph.inputs.remove(value)
@@ -157,7 +159,7 @@ def _check_values(model: ir.Model, name: str) -> None:
     """Every value that a node reads, or that is a result, comes from somewhere."""
     read = [(value, f"{node.op_type} reads") for node in _nodes(model) for value in node.inputs if value is not None]
     read += [(value, "it returns") for graph in _graphs(model) for value in graph.outputs]
-    read += [(value, "a branch returns") for graph in _branches(model) for value in graph.outputs]
+    read += [(value, "a branch returns") for graph in _subgraphs(model) for value in graph.outputs]
     for value, who in read:
         if not (value.producer() or value.is_graph_input() or value.is_initializer()):
             raise SardonyxError(
@@ -166,7 +168,7 @@ def _check_values(model: ir.Model, name: str) -> None:
             )
 
 
-def _branches(model: ir.Model) -> Iterator[ir.Graph]:
+def _subgraphs(model: ir.Model) -> Iterator[ir.Graph]:
     """The graphs in attributes: branches and bodies of loops."""
     for node in _nodes(model):
         for attribute in node.attributes.values():
@@ -186,7 +188,7 @@ def _sort(model: ir.Model, name: str) -> None:
         for graph in _graphs(model):
             graph.sort()
     except ValueError as error:
-        raise SardonyxError(f"{name} is no ONNX model: its nodes form a cycle", hint=_ANEW) from error
+        raise SardonyxError(f"{name} is no ONNX model: its nodes form a cycle", hint=_REWRITE_HINT) from error
     log.warning("%s is not sorted topologically, as ONNX asks for: its nodes were sorted", name)
 
 
@@ -204,7 +206,7 @@ def _is_sorted(model: ir.Model) -> bool:
 # Operators
 
 
-def _tell_unknown(model: ir.Model, name: str) -> None:
+def _warn_unknown_operators(model: ir.Model, name: str) -> None:
     """Say which operators nobody defines: a file with them can be rewritten, and is refused where it is run."""
     defined = {(function.domain, function.name) for function in model.functions.values()}
     used = dict.fromkeys((node.domain, node.op_type) for node in _nodes(model))
@@ -220,12 +222,12 @@ def _tell_unknown(model: ir.Model, name: str) -> None:
 def _is_known(domain: str, op_type: str) -> bool:
     if domain.startswith(_OWN_DOMAIN) or onnx.defs.has(op_type, "" if domain == "ai.onnx" else domain):
         return True
-    contributed = _contributed() if domain.startswith(_MICROSOFT) else frozenset()
+    contributed = _onnxruntime_operators() if domain.startswith(_MICROSOFT) else frozenset()
     return contributed is None or (domain, op_type) in contributed
 
 
 @cache
-def _contributed() -> frozenset[tuple[str, str]] | None:
+def _onnxruntime_operators() -> frozenset[tuple[str, str]] | None:
     """The operators of onnxruntime's own domains; None where it is not installed, and cannot be asked."""
     try:
         from onnxruntime.capi import onnxruntime_pybind11_state as state
@@ -241,7 +243,7 @@ def _check_weights(model: ir.Model, name: str) -> None:
     for tensor in _tensors(model):
         if tensor.dtype == ir.DataType.UNDEFINED or any(isinstance(dim, int) and dim < 0 for dim in tensor.shape):
             raise SardonyxError(
-                f"{name} has a weight {tensor.name!r} without a type, or of a negative size", hint=_ANEW
+                f"{name} has a weight {tensor.name!r} without a type, or of a negative size", hint=_REWRITE_HINT
             )
         if isinstance(tensor, ir.ExternalTensor):
             _check_external(tensor, name)
@@ -249,7 +251,7 @@ def _check_weights(model: ir.Model, name: str) -> None:
 
 def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
     """Every constant of a model: of its graph, of branches and functions, and in attributes."""
-    for graph in (*_graphs(model), *_branches(model)):
+    for graph in (*_graphs(model), *_subgraphs(model)):
         yield from _initializers(graph)
     for node in _nodes(model):
         for attribute in node.attributes.values():
@@ -277,27 +279,27 @@ def _check_external(tensor: ir.ExternalTensor, name: str) -> None:
         raise SardonyxError(f"{said}, which does not exist", hint=_ONE_FOLDER)
     begin, size = tensor.offset or 0, path.stat().st_size
     if begin < 0 or begin + max(tensor.nbytes, tensor.length or 0) > size:
-        raise SardonyxError(f"{said}, which has {size} bytes and is too short for it", hint=_ANEW)
+        raise SardonyxError(f"{said}, which has {size} bytes and is too short for it", hint=_REWRITE_HINT)
 
 
 # Faults
 
 
 @contextmanager
-def blaming(model: UserModel) -> Iterator[None]:
+def blame_invalid_model(model: UserModel) -> Iterator[None]:
     """While active, an unexpected error becomes one about the model, if that is not valid; else it is left alone."""
     try:
         yield
     except (SardonyxError, KeyboardInterrupt):
         raise
     except Exception as error:
-        fault = fault_of(model)
+        fault = find_fault(model)
         if fault is None:
             raise
-        raise SardonyxError(fault, hint=_ANEW) from error
+        raise SardonyxError(fault, hint=_REWRITE_HINT) from error
 
 
-def fault_of(model: UserModel) -> str | None:
+def find_fault(model: UserModel) -> str | None:
     """What is wrong with a model that something failed on; None if it is valid as far as ONNX's checker tells."""
     name = str(model) if isinstance(model, (str, os.PathLike)) else "the model"
     try:
@@ -306,11 +308,11 @@ def fault_of(model: UserModel) -> str | None:
         return error.what
     except Exception:
         return None
-    said = _unreadable(loaded) or _invalid(loaded)
+    said = _unreadable_weight(loaded) or _checker_error(loaded)
     return said and f"{name} is no valid ONNX model: {said}"
 
 
-def _unreadable(model: ir.Model) -> str | None:
+def _unreadable_weight(model: ir.Model) -> str | None:
     for tensor in _tensors(model):
         try:
             tensor.numpy()
@@ -319,7 +321,7 @@ def _unreadable(model: ir.Model) -> str | None:
     return None
 
 
-def _invalid(model: ir.Model) -> str | None:
+def _checker_error(model: ir.Model) -> str | None:
     if any(isinstance(tensor, ir.ExternalTensor) for tensor in _tensors(model)):
         return None  # the checker would look for their files elsewhere
     try:

@@ -34,20 +34,20 @@ def _option(
     return field(default=default, metadata={"doc": doc, "artifact": artifact, "old": old or {}})
 
 
-def _yes_or_no(text: str) -> bool:
-    if text.lower() not in _WORDS:
+def _parse_bool(text: str) -> bool:
+    if text.lower() not in _BOOLEANS:
         raise ValueError("use 1 or 0")
-    return _WORDS[text.lower()]
+    return _BOOLEANS[text.lower()]
 
 
-def _json(text: str) -> dict[str, Any]:
+def _parse_json_object(text: str) -> dict[str, Any]:
     found = json.loads(text)
     if not isinstance(found, dict):
         raise ValueError("use a JSON object")
     return found
 
 
-_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Options:
         "sardonyx",
         "whose translation of an operator comes first: 'sardonyx', or 'torchlib' to tell whether ours is at fault",
         artifact=True,
-        old={"ONNXRT_CHANGE_REWRITER": lambda text: "sardonyx" if _yes_or_no(text) else "torchlib"},
+        old={"ONNXRT_CHANGE_REWRITER": lambda text: "sardonyx" if _parse_bool(text) else "torchlib"},
     )
     optimize: str | bool | Sequence[str] = _option(
         "default", "rewrite rules: 'default', 'none', 'default-Name', 'none+Name', or a list of names", artifact=True
@@ -147,7 +147,7 @@ class Options:
         if self.cache_bytes < 0:
             raise OptionError(f"cache_bytes is {self.cache_bytes!r}", hint="use a number of bytes")
         if self.translations is not None:
-            object.__setattr__(self, "translations", _by_name(self.translations))
+            object.__setattr__(self, "translations", _qualify_names(self.translations))
         if self.opset is not None and self.opset < opsets.OLDEST:
             raise OptionError(
                 f"opset is {self.opset!r}", hint=f"use an integer from {opsets.OLDEST} on, or leave it out"
@@ -162,15 +162,16 @@ class Options:
         if unnamed:
             raise OptionError(f"an option is named {unnamed[0]!r}", hint="names of options are text")
         if isinstance(given, Options):
-            return dataclasses.replace(given, **_known(cls, more))
-        return cls(**{**_from_environment(cls), **_defaults.get(), **_known(cls, {**(given or {}), **more})})
+            return dataclasses.replace(given, **_check_names(cls, more))
+        return cls(**{**_from_environment(cls), **_defaults.get(), **_check_names(cls, {**(given or {}), **more})})
 
     @classmethod
     def describe(cls) -> str:
         """A table of every option, for the documentation and the command line."""
         rows = [
-            f"| `{f.name}` | `{f.default!r}` | {', '.join(f'`{v}`' for v in _variables(f))} | {f.metadata['doc']} |"
+            f"| `{f.name}` | `{f.default!r}` | {variables} | {f.metadata['doc']} |"
             for f in dataclasses.fields(cls)
+            for variables in [", ".join(f"`{name}`" for name in _environment_variables(f))]
         ]
         return "\n".join(["| option | default | environment | meaning |", "|---|---|---|---|", *rows])
 
@@ -190,7 +191,7 @@ def defaults(**given: Any) -> Iterator[None]:
     ...     Options.of().cache_size, Options.of({"cache_size": 2}).cache_size
     (5, 2)
     """
-    token = _defaults.set({**_defaults.get(), **_known(Options, given)})
+    token = _defaults.set({**_defaults.get(), **_check_names(Options, given)})
     try:
         yield
     finally:
@@ -204,7 +205,7 @@ def _check_type(option: dataclasses.Field[Any], value: object) -> None:
         raise OptionError(f"{option.name} is {value!r}", hint=hint)
 
 
-def _by_name(translations: Mapping[Any, Any]) -> Mapping[str, Callable[..., Any]]:
+def _qualify_names(translations: Mapping[Any, Any]) -> Mapping[str, Callable[..., Any]]:
     """Translations by the qualified names of operators."""
     found = {}
     for target, function in translations.items():
@@ -233,11 +234,11 @@ def _is_provider(value: object) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], Mapping)
 
 
-def _are_names(value: object) -> bool:
+def _are_strings(value: object) -> bool:
     return _is_sequence(value) and all(isinstance(x, str) for x in value)
 
 
-def _is_of(*words: str) -> Callable[[object], bool]:
+def _is_one_of(*words: str) -> Callable[[object], bool]:
     return lambda value: isinstance(value, str) and value in words
 
 
@@ -265,12 +266,12 @@ _TYPES: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "str": (_is_text, "use text"),
     "str | None": (lambda value: value is None or isinstance(value, (str, os.PathLike)), "use text"),
     "str | bool | Sequence[str]": (
-        lambda value: isinstance(value, (str, bool)) or _are_names(value),
+        lambda value: isinstance(value, (str, bool)) or _are_strings(value),
         "use 'default', 'none', 'default-Name', 'none+Name', or a list of names of rules",
     ),
-    "Fallback": (_is_of(*get_args(Fallback)), _choices(get_args(Fallback))),
-    "Translator": (_is_of(*get_args(Translator)), _choices(get_args(Translator))),
-    "Native": (lambda value: isinstance(value, bool) or _is_of("auto")(value), _choices((True, False, "auto"))),
+    "Fallback": (_is_one_of(*get_args(Fallback)), _choices(get_args(Fallback))),
+    "Translator": (_is_one_of(*get_args(Translator)), _choices(get_args(Translator))),
+    "Native": (lambda value: isinstance(value, bool) or _is_one_of("auto")(value), _choices((True, False, "auto"))),
     "Intercept": (
         lambda value: isinstance(value, bool) or callable(value),
         "use True, or a function that takes the call",
@@ -319,27 +320,27 @@ def _check_flags(text: str) -> None:
         raise OptionError(f"compile_options is {text!r}: {error}", hint="quote as in a shell") from error
 
 
-def _known(cls: type[Options], given: Mapping[str, Any]) -> dict[str, Any]:
+def _check_names(cls: type[Options], given: Mapping[str, Any]) -> dict[str, Any]:
     names = [f.name for f in dataclasses.fields(cls)]
     for key in given:
         if key not in names:
-            raise OptionError(f"unknown option {key!r}", hint=_suggestion(key, names))
+            raise OptionError(f"unknown option {key!r}", hint=_suggest(key, names))
     return dict(given)
 
 
-def _suggestion(key: str, names: Sequence[str]) -> str:
+def _suggest(key: str, names: Sequence[str]) -> str:
     """What may be meant by the name of no option: one of ours, or one of another program's."""
-    if key in _ELSEWHERE:
-        return _ELSEWHERE[key]
-    for known, cutoff in ((names, 0.75), (list(_ELSEWHERE), 0.75), (names, 0.5)):
+    if key in _FOREIGN_NAMES:
+        return _FOREIGN_NAMES[key]
+    for known, cutoff in ((names, 0.75), (list(_FOREIGN_NAMES), 0.75), (names, 0.5)):
         near = difflib.get_close_matches(key, known, n=1, cutoff=cutoff)
         if near:
-            return " ".join(filter(None, (f"did you mean {near[0]!r}?", _ELSEWHERE.get(near[0]))))
+            return " ".join(filter(None, (f"did you mean {near[0]!r}?", _FOREIGN_NAMES.get(near[0]))))
     return "known options: " + ", ".join(names)
 
 
 _IN_TORCH_COMPILE = "it is an argument of torch.compile, and no option: torch.compile(model, {}=...)"
-_ELSEWHERE = {
+_FOREIGN_NAMES = {
     "dynamic": _IN_TORCH_COMPILE.format("dynamic"),
     "fullgraph": _IN_TORCH_COMPILE.format("fullgraph"),
     "mode": _IN_TORCH_COMPILE.format("mode"),
@@ -374,7 +375,7 @@ _ELSEWHERE = {
 """Names of options in other programs and of arguments elsewhere, each with what to use here."""
 
 
-def _variables(option: dataclasses.Field[Any]) -> tuple[str, ...]:
+def _environment_variables(option: dataclasses.Field[Any]) -> tuple[str, ...]:
     """The environment variables that set an option; none where text cannot say its value."""
     if str(option.type) not in _PARSERS:
         return ()
@@ -384,16 +385,16 @@ def _variables(option: dataclasses.Field[Any]) -> tuple[str, ...]:
 _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "int": int,
     "int | None": int,
-    "bool": _yes_or_no,
-    "bool | None": _yes_or_no,
+    "bool": _parse_bool,
+    "bool | None": _parse_bool,
     "str": str,
-    "str | bool | Sequence[str]": lambda text: _WORDS.get(text.lower(), text),
+    "str | bool | Sequence[str]": lambda text: _BOOLEANS.get(text.lower(), text),
     "str | None": str,
     "Fallback": str,
     "Translator": str,
-    "Intercept": _yes_or_no,
-    "Native": lambda text: _WORDS.get(text.lower(), text),
-    "Mapping[str, Any] | None": _json,
+    "Intercept": _parse_bool,
+    "Native": lambda text: _BOOLEANS.get(text.lower(), text),
+    "Mapping[str, Any] | None": _parse_json_object,
     "Sequence[Provider] | None": lambda text: tuple(part.strip() for part in text.split(",")),
 }
 
@@ -401,7 +402,7 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
 def _from_environment(cls: type[Options]) -> dict[str, Any]:
     found = {}
     for option in dataclasses.fields(cls):
-        name = next((name for name in _variables(option) if os.environ.get(name)), None)
+        name = next((name for name in _environment_variables(option) if os.environ.get(name)), None)
         if name is None:
             continue
         text = os.environ[name]

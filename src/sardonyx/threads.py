@@ -24,7 +24,7 @@ A training step of a perceptron (2,048 wide) on two cores took 18 ms with torch'
 _TIMED_CALLS = 3
 
 
-def end() -> None:
+def end_openmp_threads() -> None:
     """End this thread's OpenMP threads, which torch makes anew when it next needs them.
 
     A child process of this one has none of them, and would wait for them for ever.
@@ -49,7 +49,7 @@ def _pause_resources() -> Callable[[int], int] | None:
     return found  # type: ignore[no-any-return]  # ctypes does not say
 
 
-class Quiet:
+class ThreadPauser:
     """Calls a function with torch's threads asleep, if calls take long enough for that."""
 
     def __init__(self) -> None:

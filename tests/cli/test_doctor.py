@@ -47,7 +47,7 @@ def test_wheels_that_overwrite_each_other_are_found(monkeypatch: pytest.MonkeyPa
         package("nvidia-cudnn", "nvidia/cudnn/__init__.py"),
     ]
     monkeypatch.setattr(doctor, "distributions", lambda: installed)
-    (clash,) = doctor.clashes()
+    (clash,) = doctor.conflicts()
     assert (clash.what, clash.breaks) == ("onnxruntime", True)
     assert clash.fix.startswith("pip uninstall onnxruntime onnxruntime-gpu")
 
@@ -112,5 +112,5 @@ def test_a_model_that_fails_on_the_default_way_is_grave(monkeypatch: pytest.Monk
         raise EngineError("onnxruntime refused the model", hint="install another")
 
     monkeypatch.setattr(doctor, "export", fail)
-    (found,) = doctor.default_way()
+    (found,) = doctor.trial()
     assert (found.says, found.fix, found.breaks) == ("onnxruntime refused the model", "install another", True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sardonyx import native
-from sardonyx.cli._given import source
+from sardonyx.cli._parameters import find_source
 from sardonyx.options import Options
 
 from .calling import BERT, assert_snapshot, run, told
@@ -43,7 +43,7 @@ def test_a_file_of_bert_gives_berts_numbers_for_other_sizes(bert: Path) -> None:
     ids = torch.randint(0, 1000, (5, 16))
     feeds = {"input_ids": ids.numpy(), "attention_mask": np.ones((5, 16), np.int64)}
     (got, *_) = onnxruntime.InferenceSession(str(bert)).run(["last_hidden_state"], feeds)
-    want = source(BERT).module().double()(ids).last_hidden_state
+    want = find_source(BERT).module().double()(ids).last_hidden_state
     np.testing.assert_allclose(got, want.numpy(), atol=1e-5)
 
 
@@ -121,7 +121,7 @@ def test_no_file_is_left_where_the_export_fails(add: str) -> None:
 
 
 def test_weights_are_not_copied_to_inspect_a_module() -> None:
-    found = source(BERT)
+    found = find_source(BERT)
     held = found.model(Options.of()).graph.initializers["embeddings.word_embeddings.weight"].const_value
     assert held is not None
     assert held.raw.data_ptr() == found.module().embeddings.word_embeddings.weight.data_ptr()

@@ -21,7 +21,7 @@ from onnx import TensorProto, helper
 
 from sardonyx.cli import doctor
 from sardonyx.cli._dims import DimExpression
-from sardonyx.cli._source import source
+from sardonyx.cli._source import find_source
 from sardonyx.diagnose.reduction.worker import Worker
 from sardonyx.errors import SardonyxError
 from sardonyx.options import Options
@@ -140,7 +140,7 @@ def torch_saved(held: Any) -> bytes:
 
 
 def test_an_exported_program_is_read(exported: Path) -> None:
-    found = source(str(exported))
+    found = find_source(str(exported))
     torch.testing.assert_close(found.module()(torch.ones(8, 2)), torch.full((16, 2), 2.0))
     assert found.model(Options.of()).graph.inputs[0].shape is not None
 
@@ -218,7 +218,7 @@ def test_a_factory_is_needed_for_what_a_trusted_exported_program_runs(exported: 
     hostile = torch_saved(Touches())
     path = edited(exported, tmp_path / "x.pt2", lambda name, old: hostile if "sample_inputs" in name else old)
     with pytest.raises(SardonyxError) as caught:
-        source(str(path)).module()
+        find_source(str(path)).module()
     assert "file.py:factory" in str(caught.value.hint)
 
 

@@ -17,8 +17,8 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from sardonyx import errors
 from sardonyx.cli import engines as a_command
+from sardonyx.cli._messages import print_result
 from sardonyx.cli._program import program
-from sardonyx.cli._told import tell
 from sardonyx.engines import Availability
 
 from .calling import run
@@ -153,7 +153,7 @@ def test_a_terminal_without_unicode_is_told_all_the_same(
 
 
 def test_json_has_no_numbers_that_are_none(capsys: pytest.CaptureFixture[str]) -> None:
-    tell({"errors": (0.5, float("inf"), float("nan"))}, True)
+    print_result({"errors": (0.5, float("inf"), float("nan"))}, True)
     assert json.loads(capsys.readouterr().out) == {"errors": [0.5, "inf", "nan"]}
 
 

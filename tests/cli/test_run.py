@@ -9,14 +9,14 @@ import onnx
 import pytest
 import torch
 
-from sardonyx.cli._given import source
+from sardonyx.cli._parameters import find_source
 
 from .calling import BERT, RESNET, assert_snapshot, run, told
 
 
 def test_a_module_gives_torchs_numbers() -> None:
     assert run("run", BERT, "-o", "out.npz").exit_code == 0
-    found = source(BERT)
+    found = find_source(BERT)
     args, kwargs = found.example() or ((), {})
     want = found.module().double()(*args, **kwargs).last_hidden_state
     np.testing.assert_allclose(np.load("out.npz")["last_hidden_state"], want.numpy(), atol=1e-5)
@@ -27,7 +27,7 @@ def test_a_file_runs_with_the_inputs_of_a_file(resnet: Path) -> None:
     np.savez("in.npz", pixel_values=image.numpy())
     found = told("run", resnet, "--inputs", "in.npz", "-o", "out.npz", "--repeat", "2")
     assert len(found["seconds"]) == 2
-    want = source(RESNET).module()(image)
+    want = find_source(RESNET).module()(image)
     np.testing.assert_allclose(np.load("out.npz")["output"], want.numpy(), rtol=1e-3, atol=1e-3)
 
 

@@ -46,7 +46,7 @@ def test_a_node_tells_what_it_reads_by_name(tmp_path: Path) -> None:
     program = sardonyx.export(MODEL, (X,), optimize="none")
     path = tmp_path / "out.html"
     optimized = sardonyx.optimize(program.proto(), report=str(path))
-    html.tell_program(optimized, [X], {})
+    html.report_program(optimized, [X], {})
     first = data_of(path.read_text())[0]["after"]["nodes"][0]
     assert first["r"] == ["input", "0.weight", "0.bias"]
 

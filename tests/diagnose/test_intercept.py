@@ -26,9 +26,9 @@ import sardonyx
 from sardonyx import OptionError, SardonyxError
 from sardonyx.diagnose import intercepting, record, replay, restore
 from sardonyx.telemetry.calls import Call
-from sardonyx.telemetry.intercept import shown
+from sardonyx.telemetry.intercept import show_call
 from sardonyx.telemetry.report import collecting
-from sardonyx.telemetry.text import lines, tensor_in_words
+from sardonyx.telemetry.text import summarize, summarize_tensor
 
 
 class Net(nn.Module):
@@ -83,7 +83,7 @@ class TestCalls:
     def test_without_a_hook_they_are_printed(self, capsys: pytest.CaptureFixture[str]) -> None:
         sardonyx.intercept(Net())(X, mask={"keep": X > 0})
         assert capsys.readouterr().out == (
-            f"call 0 of Net\n  x: {tensor_in_words(X)}\n  mask: dict\n    ['keep']: bool[3, 4] cpu, 6 true\n"
+            f"call 0 of Net\n  x: {summarize_tensor(X)}\n  mask: dict\n    ['keep']: bool[3, 4] cpu, 6 true\n"
         )
 
     def test_results_come_after_the_call(self) -> None:
@@ -156,7 +156,7 @@ class TestCalls:
     def test_a_call_can_be_shown_without_intercepting(self) -> None:
         model, calls = Net(), []
         for _ in range(2):
-            shown(model, (X,), {"mask": 1}, calls.append)
+            show_call(model, (X,), {"mask": 1}, calls.append)
         assert [(call.number, list(call.arguments)) for call in calls] == [(0, ["x", "mask"]), (1, ["x", "mask"])]
         assert type(model) is Net
 
@@ -505,31 +505,31 @@ class TestWords:
         ],
     )
     def test_a_tensor(self, tensor: torch.Tensor, words: str) -> None:
-        assert tensor_in_words(tensor) == words
+        assert summarize_tensor(tensor) == words
 
     def test_of_many_integers_the_first_are_shown(self) -> None:
         ids = torch.arange(100, 124).view(2, 12)
         head = "100, 101, 102, 103, 104, 105, 106, 107, …"
-        assert tensor_in_words(ids) == f"int64[2, 12] cpu, 100 to 123, mean 111.5: {head}"
-        assert tensor_in_words(ids.T.int()[:, :1].expand(12, 4)).endswith(": 100, 100, 100, 100, …")
-        assert tensor_in_words(ids.float()) == "float32[2, 12] cpu, 100 to 123, mean 111.5"
+        assert summarize_tensor(ids) == f"int64[2, 12] cpu, 100 to 123, mean 111.5: {head}"
+        assert summarize_tensor(ids.T.int()[:, :1].expand(12, 4)).endswith(": 100, 100, 100, 100, …")
+        assert summarize_tensor(ids.float()) == "float32[2, 12] cpu, 100 to 123, mean 111.5"
 
     def test_of_a_large_tensor_some_elements_are_looked_at(self) -> None:
-        words = tensor_in_words(torch.ones(1).expand(2**12, 2**12, 2**12))
+        words = summarize_tensor(torch.ones(1).expand(2**12, 2**12, 2**12))
         assert words == "float32[4096, 4096, 4096] cpu, 1 to 1, mean 1, 1048576 elements looked at"
 
     def test_containers_show_what_they_hold(self) -> None:
         value = {"batch": Batch(X, "cat"), "pair": Pair(X, [1, 2]), 3: (X, None), "plain": {"a": 1}}
-        assert lines("value", value) == [
+        assert summarize("value", value) == [
             "value: dict",
             "  ['batch']: Batch",
-            f"    .tokens: {tensor_in_words(X)}",
+            f"    .tokens: {summarize_tensor(X)}",
             "    .label: 'cat'",
             "  ['pair']: Pair",
-            f"    .left: {tensor_in_words(X)}",
+            f"    .left: {summarize_tensor(X)}",
             "    .right: [1, 2]",
             "  [3]: tuple",
-            f"    [0]: {tensor_in_words(X)}",
+            f"    [0]: {summarize_tensor(X)}",
             "    [1]: None",
             "  ['plain']: {'a': 1}",
         ]
@@ -542,14 +542,14 @@ class TestWords:
         deep: Any = X
         for _ in range(100):
             deep = [deep]
-        assert lines("x", Circular()) == ["x: Circular", f"  .x: {tensor_in_words(X)}"]
-        assert lines("x", [X] * 1000)[-1] == "  … 984 more"
-        assert len(lines("x", "long" * 1000)[0]) < 100
-        assert lines("x", list(range(1000))) == ["x: [0, 1, 2, 3, 4, 5, ...]"]
-        assert lines("x", np.zeros((100, 100))) == ["x: ndarray float64[100, 100]"]
-        assert lines("x", nn.Linear(2, 2)) == ["x: <Linear>"]
-        assert lines("x", torch.float16) == ["x: torch.float16"]
-        assert len("".join(lines("x", deep))) < 200
+        assert summarize("x", Circular()) == ["x: Circular", f"  .x: {summarize_tensor(X)}"]
+        assert summarize("x", [X] * 1000)[-1] == "  … 984 more"
+        assert len(summarize("x", "long" * 1000)[0]) < 100
+        assert summarize("x", list(range(1000))) == ["x: [0, 1, 2, 3, 4, 5, ...]"]
+        assert summarize("x", np.zeros((100, 100))) == ["x: ndarray float64[100, 100]"]
+        assert summarize("x", nn.Linear(2, 2)) == ["x: <Linear>"]
+        assert summarize("x", torch.float16) == ["x: torch.float16"]
+        assert len("".join(summarize("x", deep))) < 200
 
     def test_modes_of_the_caller_see_nothing_of_it(self) -> None:
         class Counting(TorchDispatchMode):
@@ -561,7 +561,7 @@ class TestWords:
 
         with Counting() as mode:
             _ = X + 1
-            tensor_in_words(X)
+            summarize_tensor(X)
         assert mode.operators == 1
 
 

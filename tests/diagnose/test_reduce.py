@@ -21,7 +21,7 @@ from sardonyx import OptionError, SardonyxError, diagnose
 from sardonyx.diagnose import Way
 from sardonyx.diagnose.reduction import child, reducing
 from sardonyx.diagnose.reduction.case import Case
-from sardonyx.diagnose.reduction.failing import alike
+from sardonyx.diagnose.reduction.failing import normalize_message
 from sardonyx.diagnose.reduction.worker import Outcome, Request, Worker
 from sardonyx.options import Options
 from sardonyx.toolchain import compiler
@@ -254,15 +254,15 @@ def test_a_process_that_died_is_replaced() -> None:
 
 
 def test_messages_of_the_same_failure_are_alike_whatever_names_and_numbers_they_have() -> None:
-    assert alike("Name:'a' idx=7 of [-4,3]") == alike("Name:'b' idx=12 of [-1,0]")
-    assert alike("out of bounds") != alike("no such operator")
+    assert normalize_message("Name:'a' idx=7 of [-4,3]") == normalize_message("Name:'b' idx=12 of [-1,0]")
+    assert normalize_message("out of bounds") != normalize_message("no such operator")
 
 
 class InProcess(Worker):
     """Runs candidates here, where a test can slow them down."""
 
     def __call__(self, request: Request) -> Outcome:
-        return child._judged(request)
+        return child._evaluate(request)
 
 
 def test_what_is_slow_is_cut_to_the_node_that_is(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:

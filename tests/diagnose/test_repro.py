@@ -20,7 +20,7 @@ from sardonyx import CaptureError, EngineError, OptionError, UnsupportedOperator
 from sardonyx.capture import aot
 from sardonyx.diagnose.repro import Tensor, _Unpickler, reproduce, traced, values_in
 from sardonyx.telemetry import repro
-from sardonyx.telemetry.repro_code import class_of
+from sardonyx.telemetry.repro_code import class_source
 
 NONSENSE = {"session_options": {"graph_optimization_level": "nonsense"}}
 """What onnxruntime itself refuses: a failure of the engine, wherever it is reached."""
@@ -181,7 +181,7 @@ def test_made_up_values_are_the_same_each_time_and_laid_out_alike() -> None:
 
 def test_a_graph_written_and_read_is_the_same_node_for_node() -> None:
     graph = torch.fx.symbolic_trace(lambda x: (torch.ops.aten.add.Tensor(x, 1), torch.ops.aten.sin.default(x)))
-    imports, source = class_of(graph)
+    imports, source = class_source(graph)
     namespace: dict[str, Any] = {}
     exec(f"{imports}\n{source}", namespace)
     read = traced(namespace["Graph"](), [Tensor((2,), (1,), torch.float32)], [torch.ones(2)])

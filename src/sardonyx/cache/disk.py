@@ -24,10 +24,10 @@ from uuid import uuid4
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
-from sardonyx.cache.manifest import MANIFEST, Damaged, read_manifest, seal, verify, writers
+from sardonyx.cache.manifest import MANIFEST, DamagedEntry, foreign_writers, read_manifest, verify, write_manifest
 from sardonyx.errors import SardonyxError
 from sardonyx.options import Options
-from sardonyx.telemetry.progress import showing
+from sardonyx.telemetry.progress import show_progress
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ Make: TypeAlias = Callable[[Path], None]
 
 _JUST_USED = 60.0
 """Seconds for which an entry that was handed out is not dropped: its new owner may still be reading it."""
-_PATIENCE = 5.0
+_WARN_AFTER = 5.0
 """Seconds of waiting for another process after which that is said."""
 _STALE = 3600.0
 """Seconds after which a folder that is not in its place, and that nobody writes to, is thrown away."""
@@ -43,7 +43,7 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
 _LITTLE_ROOM = 2**20
 
 
-class Unusable(SardonyxError):
+class UnusableCache(SardonyxError):
     """The folder cannot serve as a cache: whoever wanted it works without one."""
 
 
@@ -62,16 +62,16 @@ def default_cache(options: Options) -> DiskCache | None:
     """The cache that the options choose: by default in the user's cache folder; None if there is to be none."""
     if options.cache_dir == "" or not options.cache_bytes:
         return None
-    cache = DiskCache(place(options.cache_dir), options.cache_bytes)
+    cache = DiskCache(cache_folder(options.cache_dir), options.cache_bytes)
     try:
         cache.check()
-    except Unusable as error:
+    except UnusableCache as error:
         _warn_once(cache.root, error)
         return None
     return cache
 
 
-def place(folder: str | None) -> Path:
+def cache_folder(folder: str | None) -> Path:
     """Where a cache is: the folder given, or one of ours in the user's cache folder."""
     return Path(folder).expanduser().absolute() if folder else user_cache_path("sardonyx", appauthor=False)
 
@@ -97,7 +97,7 @@ class DiskCache:
         try:
             self.check()
             return self._checked(key) or self._after_repair(key)
-        except Unusable as error:
+        except UnusableCache as error:
             _warn_once(self.root, error)
             return None
 
@@ -111,7 +111,7 @@ class DiskCache:
             self.check()
             found = None if unlike else self._checked(key)
             return found or self._make_alone(key, make, about, unlike)
-        except Unusable as error:
+        except UnusableCache as error:
             _warn_once(self.root, error)
             return _uncached(make)
 
@@ -121,7 +121,7 @@ class DiskCache:
             self.check()
             if self._checked(key) is None:
                 self._make_alone(key, make, about, None)
-        except (Unusable, OSError) as error:
+        except (UnusableCache, OSError) as error:
             _warn_once(self.root, error)
 
     def edition(self, key: str) -> str | None:
@@ -154,7 +154,7 @@ class DiskCache:
             if left <= limit or time.time() - entry.used < _JUST_USED:
                 break
             if self._remove_if_free(entry.key):
-                log.info("dropped %s from the cache, for room", _described(entry))
+                log.info("dropped %s from the cache, for room", _label(entry))
                 left -= entry.bytes
         return before - left
 
@@ -170,13 +170,13 @@ class DiskCache:
         try:
             with self._lock(key):
                 self._remove(key)
-        except Unusable as error:
+        except UnusableCache as error:
             _warn_once(self.root, error)
 
     # The folder itself
 
     def check(self) -> None:
-        """Raise `Unusable` if others can write to the folder: they could have us run their code."""
+        """Raise `UnusableCache` if others can write to the folder: they could have us run their code."""
         for folder in (self.root, self._entries, self._making, self._locks):
             self._check_folder(folder)
 
@@ -186,19 +186,19 @@ class DiskCache:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise Unusable(f"{folder} cannot be read: {error.strerror}") from error
+            raise UnusableCache(f"{folder} cannot be read: {error.strerror}") from error
         if not stat.S_ISDIR(found.st_mode):
-            raise Unusable(f"{folder} is no folder", hint=_ANOTHER)
+            raise UnusableCache(f"{folder} is no folder", hint=_OTHER_FOLDER)
         if hasattr(os, "getuid") and found.st_uid != os.getuid():
-            raise Unusable(f"{folder} belongs to another user", hint=_ANOTHER)
-        if writers(found):
-            raise Unusable(
+            raise UnusableCache(f"{folder} belongs to another user", hint=_OTHER_FOLDER)
+        if foreign_writers(found):
+            raise UnusableCache(
                 f"other users can write to {folder}",
                 hint=f"chmod go-w {folder}, and delete what is in it: it may be theirs",
             )
 
     def _prepare(self) -> None:
-        with _or_unusable():
+        with _wrap_disk_errors():
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             for folder in (self._entries, self._making, self._locks):
                 folder.mkdir(mode=0o700, exist_ok=True)
@@ -214,7 +214,7 @@ class DiskCache:
         """Hold the key's lock; by default wait for whoever has it."""
         self._prepare()
         lock = FileLock(self._locks / f"{key}.lock", mode=0o600)
-        with _or_unusable(), showing("waiting for another process that makes the same"):
+        with _wrap_disk_errors(), show_progress("waiting for another process that makes the same"):
             _acquire(lock, timeout)
         try:
             yield
@@ -228,7 +228,7 @@ class DiskCache:
         folder = self._folder(key)
         try:
             verify(folder, key)
-        except (Damaged, OSError):
+        except (DamagedEntry, OSError):
             return None
         with suppress(OSError):  # of a disk that can only be read
             os.utime(folder / MANIFEST)
@@ -251,7 +251,7 @@ class DiskCache:
             return
         try:
             verify(folder, key)
-        except (Damaged, OSError) as error:
+        except (DamagedEntry, OSError) as error:
             log.warning("the entry %s of the cache in %s is dropped: %s", key[:16], self.root, error)
             self._remove(key)
 
@@ -270,12 +270,12 @@ class DiskCache:
         return found
 
     def _make(self, key: str, make: Make, about: Mapping[str, str]) -> Path:
-        with _or_unusable():
+        with _wrap_disk_errors():
             making = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=self._making))
         try:
             self._run(make, making)
-            with _or_unusable():
-                seal(making, key, about)
+            with _wrap_disk_errors():
+                write_manifest(making, key, about)
                 making.rename(self._folder(key))
         finally:
             shutil.rmtree(making, ignore_errors=True)
@@ -287,15 +287,15 @@ class DiskCache:
             make(folder)
         except (OSError, SardonyxError) as error:
             if not folder.is_dir():
-                raise Unusable(f"{folder} was deleted while it was written to") from error
+                raise UnusableCache(f"{folder} was deleted while it was written to") from error
             full = isinstance(error, OSError) and error.errno in _NO_ROOM
             if full or shutil.disk_usage(folder).free < _LITTLE_ROOM:
-                raise Unusable(f"there is no room: {error}") from error
+                raise UnusableCache(f"there is no room: {error}") from error
             raise
 
     def _remove(self, key: str) -> None:
         """Take an entry out of its place in one step, then delete it; the caller holds its lock."""
-        with _or_unusable():
+        with _wrap_disk_errors():
             aside = self._making / f"dropped.{uuid4().hex}"
             with suppress(FileNotFoundError):
                 self._folder(key).rename(aside)
@@ -308,7 +308,7 @@ class DiskCache:
                 (self._locks / f"{key}.lock").unlink(missing_ok=True)  # while it is held: who waits for it looks again
         except (Timeout, OSError, ValueError):
             return False
-        except Unusable as error:
+        except UnusableCache as error:
             _warn_once(self.root, error)
             return False
         return True
@@ -320,7 +320,7 @@ class DiskCache:
                 self._remove_if_free(folder.name)
         for left in _folders(self._making):
             key = left.name.partition(".")[0]
-            with suppress(OSError, Unusable):
+            with suppress(OSError, UnusableCache):
                 if abs(time.time() - left.stat().st_mtime) >= older_than:  # or of a clock that was ahead
                     with self._lock(key, 0):
                         shutil.rmtree(left, ignore_errors=True)
@@ -328,17 +328,17 @@ class DiskCache:
     def _entry(self, folder: Path) -> Entry | None:
         try:
             manifest = read_manifest(folder, folder.name)
-            used = _past((folder / MANIFEST).stat().st_mtime)
-        except (Damaged, OSError):
+            used = _last_used((folder / MANIFEST).stat().st_mtime)
+        except (DamagedEntry, OSError):
             return None
         size = sum(file["bytes"] for file in manifest["files"].values())
         return Entry(folder.name, size, manifest["made"], used, manifest["about"])
 
 
-_ANOTHER = 'choose another folder by options={"cache_dir": ...} or SARDONYX_CACHE_DIR'
+_OTHER_FOLDER = 'choose another folder by options={"cache_dir": ...} or SARDONYX_CACHE_DIR'
 
 
-def _described(entry: Entry) -> str:
+def _label(entry: Entry) -> str:
     return " ".join([entry.key[:16], *entry.about.values()])
 
 
@@ -354,17 +354,17 @@ def _uncached(make: Make) -> Path:
     """What `make` writes, in a folder that lasts as long as the process."""
     try:
         folder = tempfile.TemporaryDirectory(prefix="sardonyx-")
-        _lasting.append(folder)
+        _temporary_folders.append(folder)
         make(Path(folder.name))
     except OSError as error:
-        raise Unusable(
+        raise UnusableCache(
             f"neither the cache nor a temporary folder can be written: {error}",
             hint="make room, or let TMPDIR name one",
         ) from error
     return Path(folder.name)
 
 
-def _past(then: float) -> float:
+def _last_used(then: float) -> float:
     """When something was used; one that a clock ahead of ours marked counts as the oldest, or nothing would drop it."""
     return then if then <= time.time() + _JUST_USED else 0.0
 
@@ -372,7 +372,7 @@ def _past(then: float) -> float:
 def _acquire(lock: FileLock, timeout: float) -> None:
     """Take a lock; whoever waits for it without an end says after a while what for."""
     try:
-        lock.acquire(_PATIENCE if timeout < 0 else timeout)
+        lock.acquire(_WARN_AFTER if timeout < 0 else timeout)
     except Timeout:
         if timeout >= 0:
             raise
@@ -380,20 +380,20 @@ def _acquire(lock: FileLock, timeout: float) -> None:
         lock.acquire(-1)
 
 
-_lasting: list[tempfile.TemporaryDirectory[str]] = []
+_temporary_folders: list[tempfile.TemporaryDirectory[str]] = []
 
 
 # What the disk refuses
 
 
 @contextmanager
-def _or_unusable() -> Iterator[None]:
+def _wrap_disk_errors() -> Iterator[None]:
     try:
         yield
     except Timeout:
         raise
-    except (OSError, NotImplementedError, Damaged) as error:
-        raise Unusable(f"it cannot be written: {error}") from error
+    except (OSError, NotImplementedError, DamagedEntry) as error:
+        raise UnusableCache(f"it cannot be written: {error}") from error
 
 
 _warned: set[Path] = set()

@@ -31,28 +31,34 @@ from torch.nn.modules import module as torch_module
 from sardonyx.cache import provenance
 from sardonyx.cache.machine import own_code
 from sardonyx.cache.names import (
-    BY_TEXT,
-    CALLS_NO_OTHERS,
+    CALL_ONLY_NN_MODULE_METHODS,
     CONSTRUCTORS,
-    LEADS_ANYWHERE,
-    NOT_OF_A_CLASS,
-    NOT_OF_A_MODULE,
-    OF_ONE_PROCESS,
-    PURE,
-    READS_THE_WORLD,
+    DYNAMIC_LOOKUPS,
+    IGNORED_CLASS_ATTRIBUTES,
+    IGNORED_MODULE_ATTRIBUTES,
+    IMPURE_BUILTINS,
+    PROCESS_SPECIFIC,
+    PURE_MODULES,
+    REFLECTION_ATTRIBUTES,
     Names,
     names_of,
 )
-from sardonyx.cache.provenance import file_state, leads_back, namespace, origin_of_function, origin_of_module
+from sardonyx.cache.provenance import (
+    file_state,
+    functions_by_name,
+    is_importable_by_name,
+    origin_of_function,
+    origin_of_module,
+)
 from sardonyx.versions import versions
 
 log = logging.getLogger(__name__)
 
-_MOST = 500_000
+_MAX_VALUES = 500_000
 """Values looked at before giving up: hashing more would take longer than what the digest is to save."""
 
 
-class _Uncertain(Exception):
+class _NoFingerprint(Exception):
     """Something cannot be told by value."""
 
 
@@ -62,9 +68,9 @@ def fingerprint(module: nn.Module) -> str | None:
     >>> fingerprint(nn.ReLU()) == fingerprint(nn.ReLU()) != fingerprint(nn.ReLU(inplace=True))
     True
     """
-    walk = _Walk(module)
+    walk = _Hasher(module)
     try:
-        walk.value(_surroundings())
+        walk.value(_global_state())
         walk.value(module)
         walk.settle()
         walk.check_packages()
@@ -89,10 +95,10 @@ _SETTINGS: tuple[Callable[[], Any], ...] = (
 )
 
 
-def _surroundings() -> list[Any]:
+def _global_state() -> list[Any]:
     """What is global and changes what torch traces."""
     if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
-        raise _Uncertain("a mode of torch is active")
+        raise _NoFingerprint("a mode of torch is active")
     return [
         versions(),
         sys.flags.optimize,
@@ -119,11 +125,11 @@ _BASES = frozenset({*_CONTAINERS, tuple, frozenset, str, int, float, bytes})
 
 _METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
 _CODE = (types.FunctionType, types.BuiltinFunctionType, type)
-_TORCHS_OWN = ("aten", "prim", "prims")
+_TORCH_NAMESPACES = ("aten", "prim", "prims")
 """Namespaces of operators that come with torch's version."""
 
 
-class _Walk:
+class _Hasher:
     """Goes through values and code once each, and hashes what it meets."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -148,17 +154,17 @@ class _Walk:
 
     def check_packages(self) -> None:
         """Nothing of the packages in use may have been replaced by what their versions do not tell."""
-        for where, what in provenance.intrusions(sorted(self._packages)):
+        for where, what in provenance.monkeypatches(sorted(self._packages)):
             if what is None:
-                raise _Uncertain(f"{where} was replaced")
+                raise _NoFingerprint(f"{where} was replaced")
             self._put(where, what)
         for held in (vars(torch), vars(nn.functional), vars(torch.Tensor), vars(nn.Module)):
-            self._put("names", repr(namespace(held)))
+            self._put("names", repr(functions_by_name(held)))
 
     def _put(self, *texts: str) -> None:
         self._count += 1
-        if self._count > _MOST:
-            raise _Uncertain(f"there are more than {_MOST} values")
+        if self._count > _MAX_VALUES:
+            raise _NoFingerprint(f"there are more than {_MAX_VALUES} values")
         for text in texts:
             self._put_bytes(text.encode(errors="surrogatepass"))
 
@@ -193,7 +199,7 @@ class _Walk:
         if type(value) in _CONTAINERS:
             self._items(value)
         else:
-            next((look for kinds, look in _WAYS if isinstance(value, kinds)), _Walk._object)(self, value)
+            next((look for kinds, look in _HASH_FUNCTIONS if isinstance(value, kinds)), _Hasher._object)(self, value)
 
     def _kind(self, kind: type) -> None:
         """The class of an instance, which is there already: how it is made is of no concern."""
@@ -218,8 +224,8 @@ class _Walk:
     def _alone(self, item: Any) -> str:
         """The digest of one value by itself, that has no identity beside its value."""
         if not (type(item) in _PLAIN or isinstance(item, _UNIQUE) or id(item) in self._weights):
-            raise _Uncertain(f"a set holds a {type(item).__name__}")
-        walk = _Walk(nn.Module())
+            raise _NoFingerprint(f"a set holds a {type(item).__name__}")
+        walk = _Hasher(nn.Module())
         walk._weights, walk._packages = self._weights, self._packages
         walk._names, walk._called, walk._waiting = self._names, self._called, self._waiting
         walk.value(item)
@@ -235,11 +241,11 @@ class _Walk:
         slots = copyreg._slotnames(kind)  # type: ignore[attr-defined]  # as pickle asks
         words = (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0) + len(slots)
         if kind.__basicsize__ > base.__basicsize__ + 8 * words or kind.__itemsize__ != base.__itemsize__:
-            raise _Uncertain(f"what is in a {kind.__module__}.{kind.__qualname__} cannot be seen")
+            raise _NoFingerprint(f"what is in a {kind.__module__}.{kind.__qualname__} cannot be seen")
         self._put("object")
         self._kind(kind)
-        self._attributes({name: object.__getattribute__(value, name) for name in slots if _has(value, name)})
-        self._attributes(_dict_of(value), without=OF_ONE_PROCESS)
+        self._attributes({name: object.__getattribute__(value, name) for name in slots if _has_slot(value, name)})
+        self._attributes(_instance_dict(value), without=PROCESS_SPECIFIC)
         if base in (str, int, float, bytes):
             self._put(base.__repr__(value))
         elif base is not object:
@@ -258,16 +264,16 @@ class _Walk:
 
     def _array(self, value: Any) -> None:
         if value.dtype.hasobject or (not isinstance(value, np.generic) and type(value) is not np.ndarray):
-            raise _Uncertain(f"a {type(value).__name__} holds {value.dtype}")
+            raise _NoFingerprint(f"a {type(value).__name__} holds {value.dtype}")
         self._put("array", str(value.dtype), repr(value.shape))
         self._put_bytes(np.ascontiguousarray(value).tobytes())
 
     def _tensor(self, value: torch.Tensor) -> None:
         if type(value) not in (torch.Tensor, nn.Parameter) or value.layout != torch.strided or value.is_quantized:
-            raise _Uncertain(f"a tensor is a {type(value).__name__}, {value.layout}, {value.dtype}")
+            raise _NoFingerprint(f"a tensor is a {type(value).__name__}, {value.layout}, {value.dtype}")
         self._put("tensor", type(value).__name__, str(value.dtype), str(value.device), repr(tuple(value.shape)))
         self._put(repr((value.stride(), value.requires_grad, value.is_conj(), value.is_neg(), value.is_inference())))
-        self._attributes(_dict_of(value))
+        self._attributes(_instance_dict(value))
         name = self._weights.get(id(value))
         if name is not None:
             self._put("weight", name)
@@ -277,10 +283,10 @@ class _Walk:
 
     def _module(self, value: nn.Module) -> None:
         if isinstance(value, (torch.jit.ScriptModule, torch.fx.GraphModule)):
-            raise _Uncertain(f"there is a {type(value).__name__}, whose code is not Python's")
+            raise _NoFingerprint(f"there is a {type(value).__name__}, whose code is not Python's")
         self._put("module")
         self._kind(type(value))
-        self._attributes(vars(value), without=NOT_OF_A_MODULE)
+        self._attributes(vars(value), without=IGNORED_MODULE_ATTRIBUTES)
         before, after = value._forward_pre_hooks, value._forward_hooks
         self.value([(hook, key in value._forward_pre_hooks_with_kwargs) for key, hook in before.items()])
         keywords, always = value._forward_hooks_with_kwargs, value._forward_hooks_always_called
@@ -290,7 +296,7 @@ class _Walk:
 
     def _function(self, value: types.FunctionType) -> None:
         origin = origin_of_function(value)
-        if origin is not None and leads_back(value):
+        if origin is not None and is_importable_by_name(value):
             self._released(origin, value)
             return
         self._put("function", origin or "")
@@ -319,8 +325,8 @@ class _Walk:
         self._code_object(function.__code__)
         used = names_of(function.__code__)
         self._names |= used.all
-        if used.all & LEADS_ANYWHERE:
-            raise _Uncertain(f"the code uses {min(used.all & LEADS_ANYWHERE)}")
+        if used.all & REFLECTION_ATTRIBUTES:
+            raise _NoFingerprint(f"the code uses {min(used.all & REFLECTION_ATTRIBUTES)}")
         for name in used.loaded:
             self._put(name)
             if name in function.__globals__:
@@ -329,7 +335,7 @@ class _Walk:
                 self._builtin_name(name)
         for name in used.imported:
             if not name or origin_of_module(name) is None or name not in sys.modules:
-                raise _Uncertain(f"{function.__qualname__} imports {name or 'from its own package'} while it runs")
+                raise _NoFingerprint(f"{function.__qualname__} imports {name or 'from its own package'} while it runs")
             self._namespace(sys.modules[name], used.all, set())
 
     def _global(self, name: str, value: Any, used: Names) -> None:
@@ -341,8 +347,8 @@ class _Walk:
             self._namespace(value, used.all, set())
 
     def _builtin_name(self, name: str) -> None:
-        if name in READS_THE_WORLD:
-            raise _Uncertain(f"the code uses {name}()")
+        if name in IMPURE_BUILTINS:
+            raise _NoFingerprint(f"the code uses {name}()")
         held = vars(sys.modules["builtins"])
         self._put("builtin" if name in held else "absent")
         self.value(held.get(name))
@@ -357,9 +363,9 @@ class _Walk:
             self._uses(origin, module.__name__)
         self._put("namespace", module.__name__, origin or "")
         if origin is None and ("getattr" in names or "__getattr__" in vars(module)):
-            raise _Uncertain(f"the code may take anything from {module.__name__}")
-        if module is torch.ops and names & _namespaces_of_others():
-            raise _Uncertain("the code calls operators that are not torch's own")
+            raise _NoFingerprint(f"the code may take anything from {module.__name__}")
+        if module is torch.ops and names & _custom_namespaces():
+            raise _NoFingerprint("the code calls operators that are not torch's own")
         for name in sorted(names & vars(module).keys()):
             inside = vars(module)[name]
             self._put(name)
@@ -372,14 +378,14 @@ class _Walk:
         """A module that is a value, of which anything may be used."""
         origin = origin_of_module(value.__name__)
         if origin is None:
-            raise _Uncertain(f"the code may take anything from {value.__name__}")
+            raise _NoFingerprint(f"the code may take anything from {value.__name__}")
         self._uses(origin, value.__name__)
         self._put("module", origin, value.__name__)
 
     def _pure(self, module: str) -> None:
         top = module.partition(".")[0]
-        if module == "numpy.random" or (top in sys.stdlib_module_names and top not in PURE):
-            raise _Uncertain(f"the code uses {module}, which depends on more than what it is given")
+        if module == "numpy.random" or (top in sys.stdlib_module_names and top not in PURE_MODULES):
+            raise _NoFingerprint(f"the code uses {module}, which depends on more than what it is given")
 
     def _code_object(self, code: types.CodeType) -> None:
         self._put_bytes(code.co_code)
@@ -394,7 +400,7 @@ class _Walk:
 
     def _class(self, value: type) -> None:
         origin = origin_of_module(value.__module__)
-        if origin is not None and (leads_back(value) or not _is_made_of_python(value)):
+        if origin is not None and (is_importable_by_name(value) or not _is_python_class(value)):
             self._released(origin, value)
             if issubclass(value, nn.Module):
                 self._as_it_was_released(value)
@@ -402,8 +408,10 @@ class _Walk:
         self._put("class", value.__name__)
         for kind in (type(value), *value.__bases__):
             self._kind(kind)
-        waiting = {name for name, member in vars(value).items() if _may_wait(value, name, member)} - NOT_OF_A_CLASS
-        self._attributes(vars(value), without=waiting | NOT_OF_A_CLASS)
+        waiting = {
+            name for name, member in vars(value).items() if _is_deferrable(value, name, member)
+        } - IGNORED_CLASS_ATTRIBUTES
+        self._attributes(vars(value), without=waiting | IGNORED_CLASS_ATTRIBUTES)
         self._waiting += [(value, name, vars(value)[name]) for name in sorted(waiting)]
 
     def settle(self) -> None:
@@ -424,7 +432,11 @@ class _Walk:
             return not self._names.isdisjoint(("type", "__class__")) or any(
                 issubclass(called, owner) for called in self._called
             )
-        return name in self._names or not self._names.isdisjoint(BY_TEXT) or not self._packages <= CALLS_NO_OTHERS
+        return (
+            name in self._names
+            or not self._names.isdisjoint(DYNAMIC_LOOKUPS)
+            or not self._packages <= CALL_ONLY_NN_MODULE_METHODS
+        )
 
     def _as_it_was_released(self, value: type) -> None:
         """What is in the class and its module, and the files they come from."""
@@ -432,7 +444,11 @@ class _Walk:
             if base not in self._bases and issubclass(base, nn.Module):
                 self._bases.add(base)
                 module = sys.modules[base.__module__]
-                self._put(repr(namespace(vars(base))), repr(namespace(vars(module))), repr(file_state(module.__name__)))
+                self._put(
+                    repr(functions_by_name(vars(base))),
+                    repr(functions_by_name(vars(module))),
+                    repr(file_state(module.__name__)),
+                )
 
     def _released(self, origin: str, value: Any) -> None:
         """Code of a released package: its name and the version say all."""
@@ -461,52 +477,52 @@ class _Walk:
 
     def _operator(self, value: Any) -> None:
         name = str(value)
-        if not name.startswith(tuple(f"{own}." for own in _TORCHS_OWN)):
-            raise _Uncertain(f"what torch.ops.{name} computes cannot be seen")
+        if not name.startswith(tuple(f"{own}." for own in _TORCH_NAMESPACES)):
+            raise _NoFingerprint(f"what torch.ops.{name} computes cannot be seen")
         self._put("operator", name)
 
 
-def _of_parts(*parts: str) -> Callable[[_Walk, Any], None]:
+def _hash_attributes(*parts: str) -> Callable[[_Hasher, Any], None]:
     """A way to look at what is known by some of its attributes."""
 
-    def look(walk: _Walk, value: Any) -> None:
+    def look(walk: _Hasher, value: Any) -> None:
         if origin_of_module(type(value).__module__) is None:
-            raise _Uncertain(f"a {type(value).__qualname__} may be more than a {type(value).__base__}")
+            raise _NoFingerprint(f"a {type(value).__qualname__} may be more than a {type(value).__base__}")
         walk.value((type(value).__name__, *(getattr(value, part) for part in parts)))
 
     return look
 
 
-_WAYS: tuple[tuple[Any, Callable[[_Walk, Any], None]], ...] = (
-    (torch.Tensor, _Walk._tensor),
-    (nn.Module, _Walk._module),
-    (types.FunctionType, _Walk._function),
-    (enum.Enum, _Walk._enum),
-    (type, _Walk._class),
-    (types.ModuleType, _Walk._held_module),
-    ((torch._ops.OpOverload, torch._ops.OpOverloadPacket), _Walk._operator),
-    ((types.BuiltinFunctionType, types.MethodWrapperType, types.MethodDescriptorType), _Walk._builtin),
-    ((types.WrapperDescriptorType, types.ClassMethodDescriptorType), _Walk._builtin),
-    ((types.GetSetDescriptorType, types.MemberDescriptorType), _Walk._builtin),
-    (types.MethodType, _of_parts("__func__", "__self__")),
-    ((staticmethod, classmethod), _of_parts("__func__")),
-    (property, _of_parts("fget", "fset", "fdel")),
-    (functools.cached_property, _of_parts("func", "attrname")),
-    (functools.partial, _of_parts("func", "args", "keywords", "__dict__")),
-    (functools._lru_cache_wrapper, _of_parts("__wrapped__")),
-    (slice, _of_parts("start", "stop", "step")),
-    ((np.ndarray, np.generic), _Walk._array),
-    (np.dtype, _of_parts("str", "names")),
-    (np.ufunc, _of_parts("__name__")),
-    (re.Pattern, _of_parts("pattern", "flags")),
-    (logging.Logger, _of_parts("name")),
+_HASH_FUNCTIONS: tuple[tuple[Any, Callable[[_Hasher, Any], None]], ...] = (
+    (torch.Tensor, _Hasher._tensor),
+    (nn.Module, _Hasher._module),
+    (types.FunctionType, _Hasher._function),
+    (enum.Enum, _Hasher._enum),
+    (type, _Hasher._class),
+    (types.ModuleType, _Hasher._held_module),
+    ((torch._ops.OpOverload, torch._ops.OpOverloadPacket), _Hasher._operator),
+    ((types.BuiltinFunctionType, types.MethodWrapperType, types.MethodDescriptorType), _Hasher._builtin),
+    ((types.WrapperDescriptorType, types.ClassMethodDescriptorType), _Hasher._builtin),
+    ((types.GetSetDescriptorType, types.MemberDescriptorType), _Hasher._builtin),
+    (types.MethodType, _hash_attributes("__func__", "__self__")),
+    ((staticmethod, classmethod), _hash_attributes("__func__")),
+    (property, _hash_attributes("fget", "fset", "fdel")),
+    (functools.cached_property, _hash_attributes("func", "attrname")),
+    (functools.partial, _hash_attributes("func", "args", "keywords", "__dict__")),
+    (functools._lru_cache_wrapper, _hash_attributes("__wrapped__")),
+    (slice, _hash_attributes("start", "stop", "step")),
+    ((np.ndarray, np.generic), _Hasher._array),
+    (np.dtype, _hash_attributes("str", "names")),
+    (np.ufunc, _hash_attributes("__name__")),
+    (re.Pattern, _hash_attributes("pattern", "flags")),
+    (logging.Logger, _hash_attributes("name")),
     (PurePath, lambda walk, value: walk.value(("path", str(value)))),
     (weakref.ref, lambda walk, value: walk.value(("reference", value()))),
 )
 """How to look at what is no plain value and no container; anything else is an object with attributes."""
 
 
-def _dict_of(value: Any) -> Mapping[str, Any]:
+def _instance_dict(value: Any) -> Mapping[str, Any]:
     try:
         held: Mapping[str, Any] = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -514,7 +530,7 @@ def _dict_of(value: Any) -> Mapping[str, Any]:
     return held
 
 
-def _has(value: Any, slot: str) -> bool:
+def _has_slot(value: Any, slot: str) -> bool:
     try:
         object.__getattribute__(value, slot)
     except AttributeError:
@@ -522,12 +538,12 @@ def _has(value: Any, slot: str) -> bool:
     return True
 
 
-def _is_made_of_python(kind: type) -> bool:
+def _is_python_class(kind: type) -> bool:
     """Whether a class statement made it, which could hold the user's code under a package's name."""
     return any(isinstance(value, types.FunctionType) for value in vars(kind).values()) or "__dict__" in vars(kind)
 
 
-def _may_wait(owner: type, name: str, member: Any) -> bool:
+def _is_deferrable(owner: type, name: str, member: Any) -> bool:
     """Whether a member of a class is of no concern unless code names it.
 
     So are methods of modules that their released bases do not have. Other packages than torch may look for them yet.
@@ -539,5 +555,5 @@ def _may_wait(owner: type, name: str, member: Any) -> bool:
     return not any(name in vars(base) for base in owner.__mro__ if origin_of_module(base.__module__) is not None)
 
 
-def _namespaces_of_others() -> set[str]:
-    return {name.partition("::")[0] for name in torch._C._dispatch_get_all_op_names()}.difference(_TORCHS_OWN)
+def _custom_namespaces() -> set[str]:
+    return {name.partition("::")[0] for name in torch._C._dispatch_get_all_op_names()}.difference(_TORCH_NAMESPACES)

@@ -15,15 +15,15 @@ from sardonyx.versions import versions
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
-_SETTLED = 2.0
+_STABLE_AFTER = 2.0
 """Seconds after which a file's times tell of every further edit, however coarse the clock of the file system."""
 
 
-class Damaged(Exception):
+class DamagedEntry(Exception):
     """An entry is not what was written."""
 
 
-def writers(status: os.stat_result) -> str:
+def foreign_writers(status: os.stat_result) -> str:
     """Who else can write to a file or folder; nothing where it is ours, or the administrator's, alone."""
     if not hasattr(os, "getuid"):
         return ""
@@ -32,7 +32,7 @@ def writers(status: os.stat_result) -> str:
     return "can be written by other users" if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
 
 
-def seal(folder: Path, key: str, about: Mapping[str, str]) -> None:
+def write_manifest(folder: Path, key: str, about: Mapping[str, str]) -> None:
     """Make what was written private, and write the manifest."""
     files = {}
     for parent, _, _ in os.walk(folder):
@@ -54,12 +54,12 @@ def seal(folder: Path, key: str, about: Mapping[str, str]) -> None:
     path.chmod(0o600)
 
 
-def _check_writers(folder: Path) -> None:
+def _check_permissions(folder: Path) -> None:
     """Nobody else can have edited anything here."""
     for path in (folder, *folder.rglob("*")):
-        who = writers(path.lstat())
+        who = foreign_writers(path.lstat())
         if who and not path.is_symlink():  # whose mode says nothing, and which is refused as such
-            raise Damaged(f"{path.name} {who}")
+            raise DamagedEntry(f"{path.name} {who}")
 
 
 def _files(folder: Path) -> dict[str, os.stat_result]:
@@ -72,7 +72,7 @@ def _files(folder: Path) -> dict[str, os.stat_result]:
             if stat.S_ISDIR(status.st_mode):
                 continue
             if not stat.S_ISREG(status.st_mode):
-                raise Damaged(f"{name} is no plain file")
+                raise DamagedEntry(f"{name} is no plain file")
             found[path.relative_to(folder).as_posix()] = status
     found.pop(MANIFEST, None)
     return found
@@ -93,40 +93,40 @@ def read_manifest(folder: Path, key: str) -> dict[str, Any]:
             )
         )
     except FileNotFoundError:
-        raise Damaged("it has no manifest") from None
+        raise DamagedEntry("it has no manifest") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise Damaged(f"its manifest cannot be read ({error!r})") from error
+        raise DamagedEntry(f"its manifest cannot be read ({error!r})") from error
     if not right:
-        raise Damaged("its manifest is of another entry, or of another version")
+        raise DamagedEntry("its manifest is of another entry, or of another version")
     return manifest  # type: ignore[no-any-return]  # JSON
 
 
-_settled: dict[Path, object] = {}
+_verified: dict[Path, object] = {}
 """Entries that this process has hashed, with what tells whether a file was touched since."""
 
 
 def verify(folder: Path, key: str) -> None:
     """Raise unless the folder holds exactly the files that its manifest lists, with the same contents, and all ours."""
-    _check_writers(folder)
+    _check_permissions(folder)
     manifest, files = read_manifest(folder, key), _files(folder)
     if set(files) != set(manifest["files"]):
         wrong = sorted(set(files) ^ set(manifest["files"]))
-        raise Damaged(f"{wrong[0]} is {'missing' if wrong[0] in manifest['files'] else 'not in its manifest'}")
+        raise DamagedEntry(f"{wrong[0]} is {'missing' if wrong[0] in manifest['files'] else 'not in its manifest'}")
     touched = [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for name, s in sorted(files.items())]
     state = (manifest, touched)
-    if _settled.get(folder) == state:
+    if _verified.get(folder) == state:
         return
     for name, status in files.items():
         _check_file(folder / name, status, manifest["files"][name])
-    if all(time.time() - max(s.st_mtime, s.st_ctime) > _SETTLED for s in files.values()):
-        _settled[folder] = state
+    if all(time.time() - max(s.st_mtime, s.st_ctime) > _STABLE_AFTER for s in files.values()):
+        _verified[folder] = state
 
 
 def _check_file(path: Path, status: os.stat_result, listed: Mapping[str, Any]) -> None:
     if status.st_size != listed["bytes"]:
-        raise Damaged(f"{path.name} has {status.st_size} bytes instead of {listed['bytes']}")
+        raise DamagedEntry(f"{path.name} has {status.st_size} bytes instead of {listed['bytes']}")
     if _digest(path) != listed["sha256"]:
-        raise Damaged(f"{path.name} has other contents than were written")
+        raise DamagedEntry(f"{path.name} has other contents than were written")
 
 
 def _digest(path: Path) -> str:

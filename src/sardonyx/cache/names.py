@@ -47,17 +47,17 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(const)
 
 
-def _words(text: str) -> frozenset[str]:
+def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-READS_THE_WORLD = frozenset(
+IMPURE_BUILTINS = frozenset(
     {"open", "input", "eval", "exec", "compile", "__import__", "globals", "locals", "id", "hash"}
 )
 """Builtins whose results may differ from run to run, or lead to what the code does not name."""
-LEADS_ANYWHERE = frozenset({"__subclasses__", "__globals__", "__builtins__", "f_globals", "f_locals"})
+REFLECTION_ATTRIBUTES = frozenset({"__subclasses__", "__globals__", "__builtins__", "f_globals", "f_locals"})
 """Attributes that do so."""
-PURE = _words(
+PURE_MODULES = _names(
     """
     math cmath functools itertools operator collections typing dataclasses enum abc copy contextlib warnings
     logging numbers types string re statistics fractions decimal bisect heapq textwrap builtins inspect _operator
@@ -65,19 +65,19 @@ PURE = _words(
     """
 )
 """Modules of Python that compute from what they are given, and from nothing else."""
-NOT_OF_A_CLASS = _words(
+IGNORED_CLASS_ATTRIBUTES = _names(
     """
     __dict__ __weakref__ __doc__ __hash__ __module__ __qualname__ __annotations__ __abstractmethods__ _abc_impl
     __dataclass_fields__ __dataclass_params__ __firstlineno__ __static_attributes__ __slots__ __parameters__
     __slotnames__ __orig_bases__ __annotate__ __annotate_func__ __annotations_cache__
     """
 )
-CONSTRUCTORS = _words("__init__ __new__ __post_init__ __init_subclass__ __set_name__")
-BY_TEXT = _words("getattr attrgetter methodcaller __getattribute__ __dict__ dir inspect")
+CONSTRUCTORS = _names("__init__ __new__ __post_init__ __init_subclass__ __set_name__")
+DYNAMIC_LOOKUPS = _names("getattr attrgetter methodcaller __getattribute__ __dict__ dir inspect")
 """Names in code that may take a member of a class whose name the code does not have."""
-CALLS_NO_OTHERS = frozenset({"torch", "numpy"})
+CALL_ONLY_NN_MODULE_METHODS = frozenset({"torch", "numpy"})
 """Packages that call no methods of modules but those that `nn.Module` has."""
-NOT_OF_A_MODULE = _words(
+IGNORED_MODULE_ATTRIBUTES = _names(
     """
     _backward_pre_hooks _backward_hooks _is_full_backward_hook _state_dict_hooks _state_dict_pre_hooks
     _load_state_dict_pre_hooks _load_state_dict_post_hooks _forward_hooks _forward_pre_hooks
@@ -85,5 +85,5 @@ NOT_OF_A_MODULE = _words(
     """
 )
 """What concerns gradients and saving, and hooks, which are keyed by numbers that differ from process to process."""
-OF_ONE_PROCESS = frozenset({"_original_object_hash"})
+PROCESS_SPECIFIC = frozenset({"_original_object_hash"})
 """What transformers notes to tell later whether a configuration was edited: a hash that differs in each process."""

@@ -19,12 +19,12 @@ from typing import Any
 PYTHON = "python " + sys.version.split()[0]
 OURS = "sardonyx"
 """Our own code counts as released: `own_code` tells its states apart."""
-_OF_NO_CONCERN = ("torch._dynamo", "torch._inductor", "torch.testing", "torch.distributed", "torch.onnx")
+_IGNORED_MODULES = ("torch._dynamo", "torch._inductor", "torch.testing", "torch.distributed", "torch.onnx")
 """Parts of torch that have no say in what a model computes when it is exported."""
 
 
 @cache
-def _sites() -> tuple[str, ...]:
+def _site_packages() -> tuple[str, ...]:
     """The folders that packages are installed to."""
     found = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
     found |= {path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")}
@@ -36,9 +36,9 @@ def origin_of_file(path: str) -> str | None:
     """The package that a source file belongs to, with its version: 'torch 2.13.0'; None for the user's own."""
     if path.startswith("<frozen"):
         return PYTHON
-    for site in _sites():
+    for site in _site_packages():
         if path.startswith(site):
-            return _released(path[len(site) :].split(os.sep)[0].split(".")[0])
+            return _release_of(path[len(site) :].split(os.sep)[0].split(".")[0])
     if path.startswith(_OUR_FOLDER):
         return OURS
     return PYTHON if path.startswith(_STDLIB) else None
@@ -49,7 +49,7 @@ _OUR_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.s
 
 
 @cache
-def _released(package: str) -> str | None:
+def _release_of(package: str) -> str | None:
     """The distributions that a top-level package comes from, with their versions; None if one has none."""
     origins = [_origin(metadata.distribution(name)) for name in _distributions(package)]
     return None if None in origins else " ".join(map(str, origins)) or None
@@ -68,11 +68,11 @@ def _distributions(package: str) -> list[str]:
     try:
         metadata.version(package)
     except metadata.PackageNotFoundError:  # its distribution has another name
-        return sorted({found.name for found in metadata.distributions() if _has(found, package)})
+        return sorted({found.name for found in metadata.distributions() if _provides(found, package)})
     return [package]
 
 
-def _has(distribution: metadata.Distribution, package: str) -> bool:
+def _provides(distribution: metadata.Distribution, package: str) -> bool:
     """Whether a distribution installed a package; `packages_distributions` would take ten times as long to tell."""
     installed = "\n" + (distribution.read_text("RECORD") or distribution.read_text("top_level.txt") or "")
     return any(f"\n{package}{end}" in installed for end in ("/", ".", "\n"))
@@ -102,7 +102,7 @@ def origin_of_function(function: FunctionType) -> str | None:
     return PYTHON if home.startswith("namedtuple_") else origin_of_module(home)
 
 
-def leads_back(thing: Any) -> bool:
+def is_importable_by_name(thing: Any) -> bool:
     """Whether what stands under a class's or function's name, in its module, which is released, is the thing itself."""
     if origin_of_module(getattr(thing, "__module__", None) or "") is None:
         return False
@@ -125,56 +125,58 @@ def file_state(module: str) -> tuple[int, int] | None:
 # What was replaced at run time
 
 
-def namespace(held: Mapping[str, Any]) -> list[tuple[str, str]]:
+def functions_by_name(held: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Which function stands under which name: differs if one was replaced, by whatever other."""
-    return sorted((name, told) for name, value in list(held.items()) if (told := _told(value)))
+    return sorted((name, told) for name, value in list(held.items()) if (told := _describe_callable(value)))
 
 
-def _told(value: Any) -> str:
+def _describe_callable(value: Any) -> str:
     if isinstance(value, FunctionType):
         return f"{value.__module__} {value.__qualname__} {value.__code__.co_firstlineno}"
     if isinstance(value, (staticmethod, classmethod)):
-        return _told(value.__func__)
+        return _describe_callable(value.__func__)
     if isinstance(value, functools.partial):
-        return f"partial {_told(value.func)} {len(value.args)} {sorted(value.keywords)}"
+        return f"partial {_describe_callable(value.func)} {len(value.args)} {sorted(value.keywords)}"
     return value.__qualname__ if isinstance(value, BuiltinFunctionType) else ""
 
 
-def intrusions(packages: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+def monkeypatches(packages: Iterable[str]) -> Iterator[tuple[str, str | None]]:
     """What stands in modules and classes of these packages, and belongs to none that the package knows of.
 
     Each with where it stands, and what it is; None for the user's own.
     """
-    known = {package: _relatives(package) for package in packages}
+    known = {package: _allowed_distributions(package) for package in packages}
     for name, module in list(sys.modules.items()):
         relatives = known.get(name.partition(".")[0])
-        if relatives is None or not isinstance(module, ModuleType) or name.startswith(_OF_NO_CONCERN):
+        if relatives is None or not isinstance(module, ModuleType) or name.startswith(_IGNORED_MODULES):
             continue
         for where, thing in _callables(name, vars(module)):
-            origin = _whose(thing)
+            origin = _origin_of_callable(thing)
             if origin is None:
                 yield f"{name}.{where}", None
             elif origin.partition(" ")[0] not in relatives:
-                yield f"{name}.{where}", f"{origin} {_told(thing)}"
+                yield f"{name}.{where}", f"{origin} {_describe_callable(thing)}"
 
 
-def _whose(thing: Any) -> str | None:
+def _origin_of_callable(thing: Any) -> str | None:
     """Whose code something is that can be called; the user's own if any part of it is."""
     kind = type(thing)
     if kind is functools.partial:
-        return _whose(thing.func)
+        return _origin_of_callable(thing.func)
     if kind is MethodType:
-        return _whose(thing.__func__)
+        return _origin_of_callable(thing.__func__)
     if issubclass(kind, type):
         return origin_of_module(thing.__module__)
     if kind is not FunctionType:
         return origin_of_module(kind.__module__)
-    if thing.__closure__ and any(map(_holds_own, thing.__closure__)):  # a decorator's, of a function of the user's
+    if thing.__closure__ and any(
+        map(_holds_user_function, thing.__closure__)
+    ):  # a decorator's, of a function of the user's
         return None
     return origin_of_function(thing)
 
 
-def _holds_own(cell: CellType) -> bool:
+def _holds_user_function(cell: CellType) -> bool:
     try:
         inside = cell.cell_contents
     except ValueError:  # it is empty
@@ -190,20 +192,20 @@ def _callables(module: str, held: Mapping[str, Any]) -> Iterator[tuple[str, Any]
             continue
         if issubclass(kind, type):
             if value.__module__ == module:
-                yield from _of_class(name, value)
+                yield from _class_callables(name, value)
             elif not _is_released(value):
                 yield name, value
         elif kind is dict:
-            yield from _of_dict(name, value)
+            yield from _dict_callables(name, value)
         elif kind in _CALLABLES or not _is_released(kind):
             yield name, value
         elif kind.__module__.partition(".")[0] == module.partition(".")[0] and kind.__dictoffset__:
             for attribute, inside in list(object.__getattribute__(value, "__dict__").items()):
                 if type(inside) is dict:
-                    yield from _of_dict(f"{name}.{attribute}", inside)
+                    yield from _dict_callables(f"{name}.{attribute}", inside)
 
 
-def _of_class(name: str, held: type) -> Iterator[tuple[str, Any]]:
+def _class_callables(name: str, held: type) -> Iterator[tuple[str, Any]]:
     for attribute, value in list(vars(held).items()):
         kind = type(value)
         if kind is staticmethod or kind is classmethod:
@@ -211,12 +213,12 @@ def _of_class(name: str, held: type) -> Iterator[tuple[str, Any]]:
         elif kind is property:
             value, kind = value.fget, type(value.fget)
         if kind is dict:
-            yield from _of_dict(f"{name}.{attribute}", value)
+            yield from _dict_callables(f"{name}.{attribute}", value)
         elif kind not in _DATA and (kind in _CALLABLES or not _is_released(kind)):
             yield f"{name}.{attribute}", value
 
 
-def _of_dict(name: str, held: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+def _dict_callables(name: str, held: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
     for value in list(held.values()):
         kind = type(value)
         if kind not in _DATA and (kind in _CALLABLES or not _is_released(kind)):
@@ -234,7 +236,7 @@ def _is_released(kind: type) -> bool:
 
 
 @cache
-def _relatives(package: str) -> frozenset[str]:
+def _allowed_distributions(package: str) -> frozenset[str]:
     """What may stand in a package: its own, Python's, ours, and that of the packages that it says it can use."""
     names = {*_distributions(package), "python", OURS}
     for distribution in _distributions(package):

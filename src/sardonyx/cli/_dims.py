@@ -32,7 +32,7 @@ class DimExpression:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self._tree = _parsed(text)
+        self._tree = _parse(text)
         names = {node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name)} if self._tree else {text}
         self.names = frozenset(names - set(_FUNCTIONS) or {text})
 
@@ -46,7 +46,7 @@ class DimExpression:
             raise OptionError(f"the size {self.text!r} cannot be computed: {error}", hint="--size gives it") from error
 
 
-def _parsed(text: str) -> ast.expr | None:
+def _parse(text: str) -> ast.expr | None:
     """The tree of an arithmetic expression; None for a text that is none, or is too long."""
     if len(text) > _LONGEST:
         return None
@@ -84,13 +84,13 @@ def _value(node: ast.expr, sizes: Mapping[str, int]) -> Number:
         case ast.BinOp():
             found = _BINARY[type(node.op)](_value(node.left, sizes), _value(node.right, sizes))
         case ast.Call(func=ast.Name(id=name)):
-            found = _called(name, [_value(x, sizes) for x in node.args])
+            found = _call_function(name, [_value(x, sizes) for x in node.args])
     if not -_LARGEST <= found <= _LARGEST:
         raise OverflowError("it is larger than any size")
     return found
 
 
-def _called(name: str, args: list[Number]) -> Number:
+def _call_function(name: str, args: list[Number]) -> Number:
     try:
         return _FUNCTIONS[name](*args)
     except TypeError as error:
@@ -103,7 +103,7 @@ def _power(base: Number, exponent: Number) -> Number:
     return base**exponent
 
 
-def _divided(a: Number, b: Number) -> Number:
+def _divide(a: Number, b: Number) -> Number:
     found = Fraction(a) / Fraction(b)
     return found.numerator if found.denominator == 1 else found
 
@@ -114,7 +114,7 @@ _BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Number]] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
-    ast.Div: _divided,
+    ast.Div: _divide,
     ast.Mod: operator.mod,
     ast.Pow: _power,
 }
@@ -133,6 +133,6 @@ _FUNCTIONS: Mapping[str, Callable[..., Number]] = {
     "FloorDiv": operator.floordiv,
     "CleanDiv": operator.floordiv,
     "CeilDiv": lambda a, b: -(-a // b),
-    "IntTrueDiv": _divided,
+    "IntTrueDiv": _divide,
 }
 """What sympy and torch call the functions that they print sizes with."""

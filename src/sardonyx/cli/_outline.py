@@ -9,8 +9,8 @@ from typing import Any
 import onnx_ir as ir
 from rich.filesize import decimal
 
-from sardonyx.cli._feeds import dims_of, inputs_of, sizes
-from sardonyx.cli._told import counts
+from sardonyx.cli._feeds import dims_of, format_dims, inputs_of
+from sardonyx.cli._messages import format_counts
 
 _LARGEST = 10
 _SHORT = 8
@@ -33,7 +33,7 @@ def summary(model: ir.Model) -> dict[str, Any]:
         "functions": {f.name: {"domain": f.domain, "nodes": len(f)} for f in model.functions.values()},
         "weights": len(weights),
         "weight_bytes": sum(map(_bytes, weights.values())),
-        "weights_by_dtype": _by_dtype(list(weights.values())),
+        "weights_by_dtype": _bytes_by_dtype(list(weights.values())),
         "largest": [
             {**_value(value), "bytes": _bytes(value)}
             for value in sorted(weights.values(), key=lambda x: (-_bytes(x), str(x.name)))[:_LARGEST]
@@ -47,10 +47,12 @@ def lines(told: dict[str, Any]) -> list[str]:
     by_dtype = "".join(f"; {dtype} {decimal(size)}" for dtype, size in told["weights_by_dtype"].items())
     return [
         f"opset      {domains}; IR version {told['ir_version']}; by {told['producer'] or 'an unknown producer'}",
-        *_under("inputs", [_typed(x) for x in told["inputs"]]),
-        *_under("outputs", [_typed(x) for x in told["outputs"]]),
-        f"nodes      {told['nodes']}: {counts(told['operators'])}",
-        *_under("functions", [f"{x['domain']}.{name}, {x['nodes']} nodes" for name, x in told["functions"].items()]),
+        *_with_heading("inputs", [_format_value(x) for x in told["inputs"]]),
+        *_with_heading("outputs", [_format_value(x) for x in told["outputs"]]),
+        f"nodes      {told['nodes']}: {format_counts(told['operators'])}",
+        *_with_heading(
+            "functions", [f"{x['domain']}.{name}, {x['nodes']} nodes" for name, x in told["functions"].items()]
+        ),
         f"weights    {told['weights']}, {decimal(told['weight_bytes'])}{by_dtype}",
     ]
 
@@ -71,7 +73,7 @@ def nodes(model: ir.Model) -> list[dict[str, Any]]:
 
 def node_line(told: dict[str, Any]) -> str:
     """A node for people: what it gives, the operator, what it reads, and how."""
-    gives = ", ".join(_typed(x) for x in told["outputs"])
+    gives = ", ".join(_format_value(x) for x in told["outputs"])
     how = "".join(f", {name}={value}" for name, value in told["attributes"].items())
     return f"{gives} = {told['operator']}({', '.join(told['inputs'])}{how})"
 
@@ -96,8 +98,8 @@ def _dtype(value: ir.Value) -> str | None:
     return {"float": "float32", "double": "float64"}.get(name, name) if name else None
 
 
-def _typed(told: dict[str, Any]) -> str:
-    return f"{told['name']}: {told['dtype'] or '?'}{sizes(told['shape'])}"
+def _format_value(told: dict[str, Any]) -> str:
+    return f"{told['name']}: {told['dtype'] or '?'}{format_dims(told['shape'])}"
 
 
 def _attribute(attribute: ir.Attr) -> Any:
@@ -115,13 +117,13 @@ def _bytes(value: ir.Value) -> int:
     return value.const_value.nbytes if value.const_value is not None else 0
 
 
-def _by_dtype(weights: list[ir.Value]) -> dict[str, int]:
+def _bytes_by_dtype(weights: list[ir.Value]) -> dict[str, int]:
     found: Counter[str] = Counter()
     for value in weights:
         found[_dtype(value) or "?"] += _bytes(value)
     return dict(found.most_common())
 
 
-def _under(heading: str, listed: list[str]) -> list[str]:
+def _with_heading(heading: str, listed: list[str]) -> list[str]:
     """Lines of which the first has the heading before it."""
     return [f"{heading if index == 0 else '':<10} {line}" for index, line in enumerate(listed)]

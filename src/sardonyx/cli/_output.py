@@ -60,7 +60,7 @@ class OutputFolder(click.ParamType):  # type: ignore[type-arg]  # older versions
 
 
 @contextmanager
-def whole(folder: Path) -> Iterator[Path]:
+def atomic_folder(folder: Path) -> Iterator[Path]:
     """A folder to write to whose files are moved to their place at the end: all of them, or none."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.absolute().name}.") as beside:

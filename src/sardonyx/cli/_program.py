@@ -16,10 +16,10 @@ from typing import Any
 import click
 
 import sardonyx.cli
-from sardonyx.cli._told import Warnings, example, printable
+from sardonyx.cli._messages import WarningHandler, example, printable
 from sardonyx.errors import MissingDependency, SardonyxError, VerificationError
 
-FAILED, OF_THE_MODEL, MISSING, INTERRUPTED = 1, 3, 4, 130
+FAILED, BAD_MODEL, MISSING, INTERRUPTED = 1, 3, 4, 130
 _EXIT_CODES = """\b
 Exit codes:
   0  done
@@ -30,7 +30,7 @@ Exit codes:
   130  ended by Ctrl-C"""
 
 
-class Told(click.ClickException):
+class ErrorMessage(click.ClickException):
     """An error for the user, with the code that the program exits with."""
 
     def __init__(self, message: str, exit_code: int) -> None:
@@ -42,7 +42,7 @@ class Told(click.ClickException):
         click.echo(printable(self.message), file=file, err=True)
 
 
-class _Beside(click.Group):
+class _CommandGroup(click.Group):
     """Finds commands as modules of this package, each with its `command`, and imports the one that is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -61,11 +61,13 @@ class _Beside(click.Group):
         except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
             raise
         except KeyboardInterrupt as error:
-            raise Told("\ninterrupted", INTERRUPTED) from error
+            raise ErrorMessage("\ninterrupted", INTERRUPTED) from error
         except Exception as error:
             if ctx.params.get("debug"):
                 traceback.print_exc()
-            raise (Told("\ninterrupted", INTERRUPTED) if _is_interrupted(error) else _told(error, ctx)) from error
+            raise (
+                ErrorMessage("\ninterrupted", INTERRUPTED) if _is_interrupted(error) else _format_error(error, ctx)
+            ) from error
 
 
 def _is_interrupted(error: BaseException | None) -> bool:
@@ -75,27 +77,27 @@ def _is_interrupted(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _told(error: Exception, ctx: click.Context) -> Told:
+def _format_error(error: Exception, ctx: click.Context) -> ErrorMessage:
     error = _cause(error)
     if isinstance(error, OSError) and error.filename is not None and not isinstance(error, SardonyxError):
         said = f"{error.filename}: {error.strerror}"
-        return Told(f"error: {said}\n  next: look at that path, its folder, and the space on its disk", FAILED)
+        return ErrorMessage(f"error: {said}\n  next: look at that path, its folder, and the space on its disk", FAILED)
     if not isinstance(error, SardonyxError):
-        fault = _fault(ctx)
+        fault = _model_fault(ctx)
         if fault:
-            return Told(f"error: {fault}\n  next: write or copy it anew", OF_THE_MODEL)
+            return ErrorMessage(f"error: {fault}\n  next: write or copy it anew", BAD_MODEL)
         said = (str(error).strip() or "no reason given").splitlines()[0]
-        return Told(f"error: {type(error).__name__}: {said}\n  next: sardonyx --debug … shows where", FAILED)
+        return ErrorMessage(f"error: {type(error).__name__}: {said}\n  next: sardonyx --debug … shows where", FAILED)
     codes = {MissingDependency: MISSING, VerificationError: FAILED}
-    code = next((code for kind, code in codes.items() if isinstance(error, kind)), OF_THE_MODEL)
-    return Told(f"error: {error}", code)
+    code = next((code for kind, code in codes.items() if isinstance(error, kind)), BAD_MODEL)
+    return ErrorMessage(f"error: {error}", code)
 
 
-def _fault(ctx: click.Context) -> str | None:
+def _model_fault(ctx: click.Context) -> str | None:
     """What is wrong with the model of a command that failed unexpectedly."""
-    from sardonyx.cli._source import GIVEN  # loads torch, which `sardonyx --help` need not wait for
+    from sardonyx.cli._source import MODEL_KEY  # loads torch, which `sardonyx --help` need not wait for
 
-    model = ctx.meta.get(GIVEN)
+    model = ctx.meta.get(MODEL_KEY)
     return model.fault() if model is not None else None
 
 
@@ -114,7 +116,7 @@ _EXAMPLE = example(
 
 
 @click.command(
-    cls=_Beside,
+    cls=_CommandGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=f"{_EXAMPLE}\n\n{_EXIT_CODES}",
 )
@@ -123,5 +125,5 @@ _EXAMPLE = example(
 def program(debug: bool) -> None:
     """Run PyTorch through ONNX."""
     log = logging.getLogger("sardonyx")
-    if not any(isinstance(handler, Warnings) for handler in log.handlers):
-        log.addHandler(Warnings())
+    if not any(isinstance(handler, WarningHandler) for handler in log.handlers):
+        log.addHandler(WarningHandler())

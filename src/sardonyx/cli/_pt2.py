@@ -24,7 +24,7 @@ import torch
 from torch.utils._sympy import functions as torch_sympy
 
 from sardonyx.errors import SardonyxError
-from sardonyx.model_files import collecting
+from sardonyx.model_files import capture_logs
 
 _TRUST = "if you trust it, give file.py:factory, a function that returns torch.export.load(path).module()"
 _WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
@@ -64,7 +64,7 @@ def load(path: str) -> torch.export.ExportedProgram:
     said: list[str] = []
     try:
         _check(Path(path))
-        with collecting(said, "torch.export"), _only_weights():
+        with capture_logs(said, "torch.export"), _only_weights():
             return torch.export.load(path)
     except SardonyxError:
         raise

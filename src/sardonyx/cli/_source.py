@@ -26,28 +26,28 @@ from torch.utils import _pytree as pytree
 from sardonyx import dtypes
 from sardonyx.cli import _feeds, _pt2
 from sardonyx.cli._feeds import Array
-from sardonyx.cli._told import aside
+from sardonyx.cli._messages import stdout_to_stderr
 from sardonyx.doors.export import export
 from sardonyx.doors.optimize import optimize
 from sardonyx.doors.program import Program
 from sardonyx.errors import MissingDependency, OptionError, SardonyxError
-from sardonyx.model_files import fault_of, load_model
+from sardonyx.model_files import find_fault, load_model
 from sardonyx.options import Options
 
-Kind: TypeAlias = Literal["module", "pt2", "onnx"]
-Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+SourceKind: TypeAlias = Literal["module", "pt2", "onnx"]
+CallArguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
-_FORMS = "give model.onnx, a .pt2 file of torch.export.save, or package.module:factory, or path/file.py:factory"
-_RETURN = "let it return (module, args) or (module, args, kwargs)"
+_FORMS_HINT = "give model.onnx, a .pt2 file of torch.export.save, or package.module:factory, or path/file.py:factory"
+_RETURN_HINT = "let it return (module, args) or (module, args, kwargs)"
 _SEED = 0
-GIVEN = "sardonyx.model"
+MODEL_KEY = "sardonyx.model"
 """Under which the context of a command has its model."""
 
 
 class Source(ABC):
     """A model as it is given: a factory of modules, a file of torch.export, or an ONNX file."""
 
-    kind: Kind
+    kind: SourceKind
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -62,14 +62,14 @@ class Source(ABC):
         """The module, or another function of tensors; an error for an ONNX file, which has none."""
 
     @abstractmethod
-    def example(self) -> Call | None:
+    def example(self) -> CallArguments | None:
         """Arguments to call the module with, where it comes with some."""
 
-    def called_with(self) -> Call:
+    def called_with(self) -> CallArguments:
         """Those arguments, or an error where there are none."""
         call = self.example()
         if call is None:
-            raise SardonyxError(f"{self.text} gives a module without arguments to export it with", hint=_RETURN)
+            raise SardonyxError(f"{self.text} gives a module without arguments to export it with", hint=_RETURN_HINT)
         return call
 
     @abstractmethod
@@ -81,7 +81,7 @@ class Source(ABC):
         """The model after the rewrite rules, as `sardonyx.export` or `sardonyx.optimize` gives it."""
 
     @abstractmethod
-    def call(self, feeds: Mapping[str, Array]) -> Call:
+    def call(self, feeds: Mapping[str, Array]) -> CallArguments:
         """The arguments with which the module is given these inputs of the ONNX model."""
 
     def feeds(
@@ -92,9 +92,9 @@ class Source(ABC):
         if inputs is not None and sizes:
             raise OptionError(f"{inputs} says the sizes already", hint="leave out --size, or --inputs")
         if inputs is not None:
-            return _feeds.read(inputs, model)
+            return _feeds.read_inputs(inputs, model)
         own = None if sizes else self._own(model)
-        return own or _feeds.made_up(model, sizes, seed)
+        return own or _feeds.random_inputs(model, sizes, seed)
 
     def _own(self, model: ir.Model) -> dict[str, Array] | None:
         """The inputs that the model comes with."""
@@ -125,7 +125,7 @@ class OnnxFile(Source):
             hint="give package.module:factory, or a .pt2 file of torch.export.save",
         )
 
-    def example(self) -> Call | None:
+    def example(self) -> CallArguments | None:
         """There is none."""
         return None
 
@@ -137,22 +137,22 @@ class OnnxFile(Source):
 
     def program(self, options: Options, **export_options: Any) -> Program:
         """The file after the rewrite rules."""
-        return optimize(self.model(options, **export_options), **fields(options))
+        return optimize(self.model(options, **export_options), **option_keywords(options))
 
-    def call(self, feeds: Mapping[str, Array]) -> Call:
+    def call(self, feeds: Mapping[str, Array]) -> CallArguments:
         """The inputs in order, for the program."""
         return tuple(tensor(feeds[str(value.name)]) for value in _feeds.inputs_of(self._loaded)), {}
 
     def fault(self) -> str | None:
         """What ONNX's checker says of the file."""
-        return fault_of(self.text)
+        return find_fault(self.text)
 
     @cached_property
     def _loaded(self) -> ir.Model:
         return load_model(self.text)
 
 
-class _InTorch(Source):
+class _TorchSource(Source):
     """A model that torch has: it is exported once, and again only where something else is asked for."""
 
     _program: Program | None = None
@@ -164,17 +164,19 @@ class _InTorch(Source):
     def program(self, options: Options, **export_options: Any) -> Program:
         """The module as `sardonyx.export` gives it."""
         told = export_options if {"dynamic_shapes", "examples"} & set(export_options) else self._dynamic()
-        with aside():
-            self._program = export(self.module(), *self.called_with(), **{**fields(options), **told, **export_options})
+        with stdout_to_stderr():
+            self._program = export(
+                self.module(), *self.called_with(), **{**option_keywords(options), **told, **export_options}
+            )
         return self._program
 
-    def call(self, feeds: Mapping[str, Array]) -> Call:
+    def call(self, feeds: Mapping[str, Array]) -> CallArguments:
         """The example's arguments, with these in the place of its tensors."""
         program = self._program or self.program(Options.of())
         calling = program.calling
         leaves = pytree.tree_leaves(self.called_with())
         for name, place in zip(program.inputs, calling.binding.inputs, strict=True):
-            leaves[place] = _like(leaves[place], feeds[name])
+            leaves[place] = _to_argument(leaves[place], feeds[name])
         args, kwargs = pytree.tree_unflatten(leaves, calling.in_spec)
         return tuple(args), dict(kwargs)
 
@@ -185,11 +187,11 @@ class _InTorch(Source):
     def _own(self, model: ir.Model) -> dict[str, Array] | None:
         program = self._program or self.program(Options.of())
         leaves = program.calling.flatten(*self.called_with())
-        given = dict(zip(program.inputs, map(_array, leaves), strict=True))
+        given = dict(zip(program.inputs, map(_to_array, leaves), strict=True))
         return {str(value.name): given[str(value.name)] for value in _feeds.inputs_of(model)}
 
 
-class Factory(_InTorch):
+class Factory(_TorchSource):
     """`package.module:name` or `path/file.py:name`: a function that gives a module, or the module itself."""
 
     kind = "module"
@@ -203,7 +205,7 @@ class Factory(_InTorch):
         """The module that the factory gives."""
         return self._given[0]
 
-    def example(self) -> Call | None:
+    def example(self) -> CallArguments | None:
         """The arguments beside it."""
         return self._given[1]
 
@@ -211,19 +213,19 @@ class Factory(_InTorch):
         return {}
 
     @cached_property
-    def _given(self) -> tuple[Any, Call | None]:
+    def _given(self) -> tuple[Any, CallArguments | None]:
         place, _, name = self.text.rpartition(":")
-        held = _module_at(place)
+        held = _import_module(place)
         if not hasattr(held, name):
             near = difflib.get_close_matches(name, [x for x in vars(held) if not x.startswith("_")], n=1)
             hint = (
                 f"did you mean {place}:{near[0]}?" if near else "give a function, or an object, that is defined there"
             )
             raise SardonyxError(f"{place} has no {name!r}", hint=hint)
-        return _sorted_out(self.text, _made(self.text, getattr(held, name)))
+        return _split_module_and_arguments(self.text, _call_factory(self.text, getattr(held, name)))
 
 
-class Exported(_InTorch):
+class Exported(_TorchSource):
     """A file that torch.export.save wrote."""
 
     kind = "pt2"
@@ -239,7 +241,7 @@ class Exported(_InTorch):
         module.training = False
         return module
 
-    def example(self) -> Call | None:
+    def example(self) -> CallArguments | None:
         """The arguments it was exported with."""
         call = self._loaded.example_inputs
         return None if call is None else (tuple(call[0]), dict(call[1]))
@@ -250,7 +252,7 @@ class Exported(_InTorch):
         assert in_spec is not None
         user = set(self._loaded.graph_signature.user_inputs)
         nodes = [node for node in self._loaded.graph.nodes if node.op == "placeholder" and node.name in user]
-        leaves = [_sizes(node.meta.get("val")) for node in nodes]
+        leaves = [_dynamic_sizes(node.meta.get("val")) for node in nodes]
         if not any(leaves):
             return {}
         args, kwargs = pytree.tree_unflatten(leaves, in_spec)
@@ -261,7 +263,7 @@ class Exported(_InTorch):
         return _pt2.load(self.text)
 
 
-def source(text: str) -> Source:
+def find_source(text: str) -> Source:
     """The model that a text names.
 
     >>> source("torch.nn:ReLU").kind
@@ -274,51 +276,53 @@ def source(text: str) -> Source:
     suffix = Path(text).suffix
     if suffix in _FILES:
         if Path(text).is_dir():
-            raise SardonyxError(f"{text} is a folder", hint=_FORMS)
+            raise SardonyxError(f"{text} is a folder", hint=_FORMS_HINT)
         if not Path(text).is_file():
-            raise SardonyxError(f"there is no file {text}", hint=_beside(Path(text)))
+            raise SardonyxError(f"there is no file {text}", hint=_similar_file(Path(text)))
         return _FILES[suffix](text)
     place, colon, name = text.rpartition(":")
     if colon and place and name.isidentifier():
         return Factory(text)
-    raise SardonyxError(f"{text!r} names no model", hint=_INSTEAD.get(suffix, _FORMS).format(text=text, suffix=suffix))
+    raise SardonyxError(
+        f"{text!r} names no model", hint=_HINTS_BY_SUFFIX.get(suffix, _FORMS_HINT).format(text=text, suffix=suffix)
+    )
 
 
 _FILES: Mapping[str, type[Source]] = {".onnx": OnnxFile, ".pt2": Exported}
 _CHECKPOINT = "a {suffix} file has weights without the code: give package.module:factory, a function that loads them"
-_INSTEAD = {".py": "say what in it gives the model: {text}:factory"} | dict.fromkeys(
+_HINTS_BY_SUFFIX = {".py": "say what in it gives the model: {text}:factory"} | dict.fromkeys(
     (".pt", ".pth", ".bin", ".ckpt", ".safetensors"), _CHECKPOINT
 )
 
 
-def _beside(path: Path) -> str:
+def _similar_file(path: Path) -> str:
     found = sorted(str(x) for suffix in _FILES for x in path.parent.glob(f"*{suffix}")) if path.parent.is_dir() else []
     near = difflib.get_close_matches(str(path), found, n=1)
-    return f"did you mean {near[0]}?" if near else _FORMS
+    return f"did you mean {near[0]}?" if near else _FORMS_HINT
 
 
-def _module_at(place: str) -> ModuleType:
+def _import_module(place: str) -> ModuleType:
     """A module by its name or its file; those in the working directory are found, as `python -m` finds them."""
     path = Path(place)
     for folder in (path.resolve().parent, Path.cwd()) if path.suffix == ".py" else (Path.cwd(),):
         if str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
     try:
-        with aside():
+        with stdout_to_stderr():
             return _from_file(path) if path.suffix == ".py" else importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name and f"{place}.".startswith(f"{error.name}."):
-            raise SardonyxError(f"there is no module {error.name!r}", hint=_FORMS) from error
+            raise SardonyxError(f"there is no module {error.name!r}", hint=_FORMS_HINT) from error
         raise MissingDependency(f"{place} needs the module {error.name}", hint=f"pip install {error.name}") from error
     except SardonyxError:
         raise
     except (Exception, SystemExit) as error:
-        raise _failed(f"{place} cannot be imported", error) from error
+        raise _wrap_error(f"{place} cannot be imported", error) from error
 
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise SardonyxError(f"there is no file {path}", hint=_FORMS)
+        raise SardonyxError(f"there is no file {path}", hint=_FORMS_HINT)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -328,28 +332,30 @@ def _from_file(path: Path) -> ModuleType:
     return made
 
 
-def _made(text: str, found: Any) -> Any:
+def _call_factory(text: str, found: Any) -> Any:
     """What a factory gives, with the same random numbers each time; an object is what it is."""
     if isinstance(found, (torch.nn.Module, tuple)):
         return found
     if not callable(found):
-        raise SardonyxError(f"{text} is a {type(found).__name__}, and gives no module", hint=_RETURN)
-    needed = _needed(found)
+        raise SardonyxError(f"{text} is a {type(found).__name__}, and gives no module", hint=_RETURN_HINT)
+    needed = _required_arguments(found)
     if needed:
-        raise SardonyxError(f"{text} needs the argument {needed[0]!r}", hint=f"give one without arguments; {_RETURN}")
+        raise SardonyxError(
+            f"{text} needs the argument {needed[0]!r}", hint=f"give one without arguments; {_RETURN_HINT}"
+        )
     torch.manual_seed(_SEED)
     try:
-        with aside():
+        with stdout_to_stderr():
             return found()
     except ModuleNotFoundError as error:
         raise MissingDependency(f"{text} needs the module {error.name}", hint=f"pip install {error.name}") from error
     except SardonyxError:
         raise
     except (Exception, SystemExit) as error:
-        raise _failed(f"{text} failed", error) from error
+        raise _wrap_error(f"{text} failed", error) from error
 
 
-def _needed(function: Callable[..., Any]) -> list[str]:
+def _required_arguments(function: Callable[..., Any]) -> list[str]:
     """The arguments without which a function cannot be called."""
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -359,20 +365,20 @@ def _needed(function: Callable[..., Any]) -> list[str]:
     return [x.name for x in parameters if x.default is x.empty and x.kind not in optional]
 
 
-def _sorted_out(text: str, made: Any) -> tuple[Any, Call | None]:
+def _split_module_and_arguments(text: str, made: Any) -> tuple[Any, CallArguments | None]:
     """A module, and the arguments beside it."""
     if not isinstance(made, tuple):
         made = (made,)
     module, *rest = made
     if not callable(module) or len(rest) > 2:
-        raise SardonyxError(f"{text} gives {', '.join(type(x).__name__ for x in made)}", hint=_RETURN)
+        raise SardonyxError(f"{text} gives {', '.join(type(x).__name__ for x in made)}", hint=_RETURN_HINT)
     if not rest:
         return module, None
     args, kwargs = rest[0], rest[1] if len(rest) == 2 else {}
     args = (args,) if isinstance(args, torch.Tensor) else args
     if not isinstance(args, (tuple, list)) or not isinstance(kwargs, Mapping):
         raise SardonyxError(
-            f"{text} gives arguments that are {type(args).__name__}, {type(kwargs).__name__}", hint=_RETURN
+            f"{text} gives arguments that are {type(args).__name__}, {type(kwargs).__name__}", hint=_RETURN_HINT
         )
     _check_call(text, module, args, kwargs)
     return module, (tuple(args), dict(kwargs))
@@ -387,18 +393,20 @@ def _check_call(text: str, module: Any, args: Sequence[Any], kwargs: Mapping[str
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        raise SardonyxError(f"{text} gives arguments that its module does not take: {error}", hint=_RETURN) from error
+        raise SardonyxError(
+            f"{text} gives arguments that its module does not take: {error}", hint=_RETURN_HINT
+        ) from error
 
 
-def _failed(what: str, error: BaseException) -> SardonyxError:
+def _wrap_error(what: str, error: BaseException) -> SardonyxError:
     return SardonyxError(
         f"{what}: {type(error).__name__}: {_first_line(error)}",
-        where=_where(error),
+        where=_error_location(error),
         hint="sardonyx --debug … shows the whole traceback",
     )
 
 
-def _where(error: BaseException) -> str:
+def _error_location(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}, code: {(error.text or '').strip()}"
     frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -409,7 +417,7 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def fields(options: Options, **instead: Any) -> dict[str, Any]:
+def option_keywords(options: Options, **instead: Any) -> dict[str, Any]:
     """Options as keyword arguments."""
     return {field.name: getattr(options, field.name) for field in dataclasses.fields(options)} | instead
 
@@ -437,7 +445,7 @@ def tensor(array: Array) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array) if array.ndim else array)
 
 
-def _sizes(value: Any) -> dict[int, Any] | None:
+def _dynamic_sizes(value: Any) -> dict[int, Any] | None:
     """Which sizes of a traced argument are dynamic: by name where it is one, else for torch to find out."""
     if not isinstance(value, torch.Tensor):
         return None
@@ -445,11 +453,11 @@ def _sizes(value: Any) -> dict[int, Any] | None:
     return {axis: x if x.isidentifier() else torch.export.Dim.AUTO for axis, x in symbolic.items()} or None
 
 
-def _array(leaf: Any) -> Array:
+def _to_array(leaf: Any) -> Array:
     return dtypes.to_array(leaf.cpu() if isinstance(leaf, torch.Tensor) else torch.tensor([leaf]))
 
 
-def _like(leaf: Any, array: Array) -> Any:
+def _to_argument(leaf: Any, array: Array) -> Any:
     """An argument in the place of another: a number, a complex tensor that the model has as pairs, or a tensor."""
     if not isinstance(leaf, torch.Tensor):
         return array.item()

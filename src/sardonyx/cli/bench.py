@@ -16,23 +16,23 @@ from torch.utils import _pytree as pytree
 
 from sardonyx import timing
 from sardonyx.cli._feeds import Array
-from sardonyx.cli._given import (
+from sardonyx.cli._messages import stdout_to_stderr
+from sardonyx.cli._parameters import (
     FiniteRange,
     Source,
     as_json,
-    counted,
     duration,
     engine_options,
     example,
-    fields,
     in_memory,
     input_options,
     model_argument,
+    option_keywords,
+    print_result,
+    progress_bar,
     table,
-    tell,
     tensor,
 )
-from sardonyx.cli._told import aside
 from sardonyx.diagnose.profiling import Profile, profile
 from sardonyx.engines.registry import engines, require
 from sardonyx.errors import OptionError
@@ -40,7 +40,7 @@ from sardonyx.native.session import open_session
 from sardonyx.options import Options
 from sardonyx.telemetry.verify import close, difference
 
-Call: TypeAlias = Callable[[], list[torch.Tensor]]
+TimedCall: TypeAlias = Callable[[], list[torch.Tensor]]
 
 OURS = "sardonyx"
 _IN_TORCH = ("eager", "inductor")
@@ -58,7 +58,7 @@ class Contender:
     """Who runs the model, and how it went."""
 
     name: str
-    call: Call | None = None
+    call: TimedCall | None = None
     first: float | None = None
     difference: float | None = None
     failed: str = ""
@@ -122,11 +122,11 @@ def command(
     without our rules, in a session with default options. The exit code is 1 if sardonyx gives another result.
     """
     names = _names(model, against)
-    with aside(), torch.no_grad():
+    with stdout_to_stderr(), torch.no_grad():
         bench = _Bench(model, options, inputs, sizes, seed)
-        contenders = [bench.prepared(name) for name in counted([*names, OURS], "preparing", as_json)]
-        _compare(contenders)
-        for number in counted(range(rounds), "measuring", as_json):
+        contenders = [bench.prepared(name) for name in progress_bar([*names, OURS], "preparing", as_json)]
+        _check_results(contenders)
+        for number in progress_bar(range(rounds), "measuring", as_json):
             _round([x for x in contenders if x.call], number, seconds)
         found = bench.profile()
     ours = contenders[-1]
@@ -137,16 +137,16 @@ def command(
         "contenders": [x.as_dict() for x in contenders],
         "overhead": found.as_dict()["overhead"],
         "operators": found.as_dict()["operators"],
-        "dominates": _dominates(found),
+        "dominates": _dominant_cost(found),
     }
-    tell(
+    print_result(
         told,
         as_json,
         _table(contenders, ours),
         *[f"{x.name} failed: {x.failed}" for x in contenders if x.failed],
         "",
-        *_told(found),
-        *_doubts(contenders),
+        *_profile_lines(found),
+        *_uncertainty(contenders),
     )
     ctx.exit(int(bool(ours.failed)))
 
@@ -199,7 +199,7 @@ class _Bench:
             return profile(self._ours, *self._args, calls=5)
         return profile(self._model.module(), *self._args, calls=5, options=self._options, **self._kwargs)
 
-    def _call(self, name: str) -> Call:
+    def _call(self, name: str) -> TimedCall:
         if name == _PLAIN:
             return self._session()
         if name == OURS:
@@ -214,21 +214,21 @@ class _Bench:
     def _compiled(self) -> Any:
         if self._model.kind == "onnx":
             return self._model.program(self._options)
-        return torch.compile(self._model.module(), backend="sardonyx", options=fields(self._options))
+        return torch.compile(self._model.module(), backend="sardonyx", options=option_keywords(self._options))
 
-    def _of(self, function: Callable[..., Any]) -> Call:
+    def _of(self, function: Callable[..., Any]) -> TimedCall:
         def call() -> list[torch.Tensor]:
             leaves = pytree.tree_leaves(function(*self._args, **self._kwargs))
             return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
         return call
 
-    def _session(self) -> Call:
+    def _session(self) -> TimedCall:
         session = open_session(in_memory(self._plain), None)
         return lambda: [tensor(x) for x in session.run(None, self._feeds)]
 
 
-def _compare(contenders: Sequence[Contender]) -> None:
+def _check_results(contenders: Sequence[Contender]) -> None:
     """How far each one's result is from the first's that has one."""
     able = [x for x in contenders if x.call]
     expected = able[0].call() if able[0].call else []
@@ -270,7 +270,7 @@ def _table(contenders: Sequence[Contender], ours: Contender) -> Any:
     return table(headings, rows, right=headings[1:])
 
 
-def _doubts(contenders: Sequence[Contender]) -> list[str]:
+def _uncertainty(contenders: Sequence[Contender]) -> list[str]:
     """What makes the numbers less than certain."""
     wide = [x.name for x in contenders if x.spread is not None and x.spread > _WIDE]
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
@@ -278,7 +278,7 @@ def _doubts(contenders: Sequence[Contender]) -> list[str]:
     return [f"times of {', '.join(wide)} vary by more than {_WIDE:.0%}{busy}"] if wide else []
 
 
-def _dominates(found: Profile) -> str:
+def _dominant_cost(found: Profile) -> str:
     """In a word what takes most of a call: an operator, or what is around the kernels."""
     spent = found.overhead
     if not found.operators or spent.outside > spent.kernels:
@@ -286,13 +286,13 @@ def _dominates(found: Profile) -> str:
     return found.operators[0].name
 
 
-def _told(found: Profile) -> list[str]:
+def _profile_lines(found: Profile) -> list[str]:
     spent = found.overhead
     whole = spent.profiled or 1.0
     outside = {"the engine between kernels": spent.engine, "binding": spent.binding, "torch around it": spent.torch}
     parts = ", ".join(f"{name} {taken / whole:.0%}" for name, taken in outside.items())
     shares = ", ".join(f"{row.name} {row.seconds / whole:.0%}" for row in found.operators[:_SHOWN])
-    what = "overhead outside kernels" if _dominates(found) == "overhead" else f"{_dominates(found)} kernels"
+    what = "overhead outside kernels" if _dominant_cost(found) == "overhead" else f"{_dominant_cost(found)} kernels"
     return [
         f"{what} dominate{'s' if what.startswith('overhead') else ''} a call of sardonyx",
         f"  in kernels      {spent.kernels / whole:.0%}: {shares}",

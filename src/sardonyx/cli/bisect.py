@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import click
 
-from sardonyx.cli._given import (
+from sardonyx.cli._parameters import (
     FiniteRange,
     Source,
     as_json,
@@ -16,10 +16,10 @@ from sardonyx.cli._given import (
     example,
     input_options,
     model_argument,
-    tell,
-    working,
+    print_result,
+    show_status,
 )
-from sardonyx.cli.compare import called
+from sardonyx.cli.compare import model_and_arguments
 from sardonyx.diagnose.bisection import bisect
 from sardonyx.diagnose.bisection.setting import KINDS
 from sardonyx.options import Options
@@ -55,8 +55,8 @@ def command(
     Entries of options, ONNX Runtime's own optimizers, native kernels (with --option native=true) and rewrite rules.
     Exits with 1 where something is at fault.
     """
-    given, args, kwargs = called(model, inputs, sizes, seed)
-    with working("exporting the model", as_json) as progress:
+    given, args, kwargs = model_and_arguments(model, inputs, sizes, seed)
+    with show_status("exporting the model", as_json) as progress:
         found = bisect(
             given,
             *args,
@@ -67,5 +67,5 @@ def command(
             progress=progress,
             **kwargs,
         )
-    tell(found.as_dict(), as_json, str(found))
+    print_result(found.as_dict(), as_json, str(found))
     click.get_current_context().exit(int(bool(found.culprits)))

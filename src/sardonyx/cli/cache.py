@@ -11,8 +11,8 @@ import click
 from rich.filesize import decimal
 from rich.table import Table
 
-from sardonyx.cache.disk import DiskCache, Entry, place
-from sardonyx.cli._given import as_json, example, table, tell
+from sardonyx.cache.disk import DiskCache, Entry, cache_folder
+from sardonyx.cli._parameters import as_json, example, print_result, table
 from sardonyx.options import Options
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
@@ -35,7 +35,7 @@ def size_of(text: str) -> int:
 def command(ctx: click.Context, folder: str | None) -> None:
     """Show and clean up what was compiled and kept for other processes."""
     options = Options.of({"cache_dir": folder} if folder else {})
-    cache = DiskCache(place(options.cache_dir), options.cache_bytes)
+    cache = DiskCache(cache_folder(options.cache_dir), options.cache_bytes)
     cache.check()
     ctx.obj = cache
 
@@ -46,7 +46,7 @@ def command(ctx: click.Context, folder: str | None) -> None:
 def ls(cache: DiskCache, as_json: bool) -> None:
     """List what is kept, the most recently used first."""
     entries = cache.entries()
-    tell([asdict(x) for x in entries], as_json, _table(entries) if entries else f"{cache.root} is empty")
+    print_result([asdict(x) for x in entries], as_json, _table(entries) if entries else f"{cache.root} is empty")
 
 
 @command.command(epilog=example("sardonyx cache size"))
@@ -57,7 +57,9 @@ def size(cache: DiskCache, as_json: bool) -> None:
     entries = cache.entries()
     total = sum(entry.bytes for entry in entries)
     told = {"folder": str(cache.root), "entries": len(entries), "bytes": total, "limit": cache.limit}
-    tell(told, as_json, f"{decimal(total)} of {decimal(cache.limit)} in {_count(len(entries))}, in {cache.root}")
+    print_result(
+        told, as_json, f"{decimal(total)} of {decimal(cache.limit)} in {_count(len(entries))}, in {cache.root}"
+    )
 
 
 @command.command(epilog=example("sardonyx cache prune --limit 2GB"))
@@ -71,7 +73,7 @@ def prune(cache: DiskCache, limit: int | None, as_json: bool) -> None:
 
     What was used in the last minute stays: a process may be reading it.
     """
-    _tell(cache, cache.prune(cache.limit if limit is None else limit), as_json)
+    _print_freed(cache, cache.prune(cache.limit if limit is None else limit), as_json)
 
 
 @command.command(epilog=example("sardonyx cache clear --yes"))
@@ -84,12 +86,12 @@ def clear(cache: DiskCache, yes: bool, as_json: bool) -> None:
     if not yes and entries:
         total = decimal(sum(entry.bytes for entry in entries))
         click.confirm(f"Drop {_count(len(entries))} of {total} from {cache.root}?", abort=True, err=True)
-    _tell(cache, cache.clear(), as_json)
+    _print_freed(cache, cache.clear(), as_json)
 
 
-def _tell(cache: DiskCache, freed: int, as_json: bool) -> None:
+def _print_freed(cache: DiskCache, freed: int, as_json: bool) -> None:
     left = cache.size()
-    tell({"freed": freed, "bytes": left}, as_json, f"{decimal(freed)} dropped, {decimal(left)} left")
+    print_result({"freed": freed, "bytes": left}, as_json, f"{decimal(freed)} dropped, {decimal(left)} left")
 
 
 def _table(entries: list[Entry]) -> Table:

@@ -8,26 +8,28 @@ from typing import Any
 
 import click
 
-from sardonyx.cli._given import (
+from sardonyx.cli._parameters import (
     FiniteRange,
     Source,
     as_json,
     example,
     input_options,
     model_argument,
+    print_result,
+    show_status,
     table,
-    tell,
-    working,
 )
 from sardonyx.diagnose.comparison import Comparison, Nonfinite, Place, Row, compare, find_nonfinite
 from sardonyx.errors import SardonyxError
 from sardonyx.options import Options
 
 _SHOWN = 20
-_WAYS = "How to run it: torch, torch:float64, or an engine, as onnxruntime:optimize=none,level=none. Give two."
+_WAY_HELP = "How to run it: torch, torch:float64, or an engine, as onnxruntime:optimize=none,level=none. Give two."
 
 
-def called(model: Source, inputs: Path | None, sizes: Mapping[str, int], seed: int) -> tuple[Any, Any, Any]:
+def model_and_arguments(
+    model: Source, inputs: Path | None, sizes: Mapping[str, int], seed: int
+) -> tuple[Any, Any, Any]:
     """What is given on the command line as a function takes it: the model, its arguments and its keywords."""
     if model.kind == "onnx":
         found = model.model(Options.of())
@@ -50,7 +52,7 @@ def called(model: Source, inputs: Path | None, sizes: Mapping[str, int], seed: i
     )
 )
 @model_argument
-@click.option("--way", "ways", multiple=True, metavar="WAY", help=_WAYS)
+@click.option("--way", "ways", multiple=True, metavar="WAY", help=_WAY_HELP)
 @click.option(
     "--by", type=click.Choice(["value", "module"]), default="value", show_default=True, help="What is listed."
 )
@@ -80,8 +82,8 @@ def command(
     By default torch and onnxruntime; for an ONNX file, onnxruntime without and with rewrites. Exits with 1 where
     results differ, or where --nan finds something.
     """
-    given, args, kwargs = called(model, inputs, sizes, seed)
-    with working("exporting the model", as_json) as progress:
+    given, args, kwargs = model_and_arguments(model, inputs, sizes, seed)
+    with show_status("exporting the model", as_json) as progress:
         if nan:
             way = ways[0] if ways else None
             made = find_nonfinite(given, *args, way=way, budget=budget * 2**20, progress=progress, **kwargs)
@@ -96,30 +98,30 @@ def command(
                 **kwargs,
             )
     if nan:
-        _tell_makers(made, as_json)
+        _print_nonfinite(made, as_json)
         click.get_current_context().exit(int(bool(made)))
     listed = list(found.rows) if every else found.suspects[:_SHOWN]
-    _tell(found, found.modules() if by == "module" else listed, as_json)
+    _print_comparison(found, found.modules() if by == "module" else listed, as_json)
     click.get_current_context().exit(int(found.differs))
 
 
-def _tell(found: Comparison, rows: list[Row], as_json: bool) -> None:
+def _print_comparison(found: Comparison, rows: list[Row], as_json: bool) -> None:
     listed = [
         (f"{row.error:.1e}", f"{row.before:.1e}", "begins" if row.jumps else "", *_place(row.place)) for row in rows
     ]
     headings = ("error", "before", "", "operator", "value", "module", "line")
     shown = [table(headings, listed, right=("error", "before"))] if listed else []
-    tell(found.as_dict(), as_json, *([str(found)] if not listed else [str(found).splitlines()[0], *shown]))
+    print_result(found.as_dict(), as_json, *([str(found)] if not listed else [str(found).splitlines()[0], *shown]))
 
 
 def _place(place: Place) -> tuple[str, str, str, str]:
     return place.operator, place.key, place.module, place.where
 
 
-def _tell_makers(made: list[Nonfinite], as_json: bool) -> None:
+def _print_nonfinite(made: list[Nonfinite], as_json: bool) -> None:
     told = [
         {"operator": x.place.operator, "value": x.place.key, "module": x.place.module, "line": x.place.where}
         | {"makes": x.kind, "has": str(x.health), "reads": {name: str(h) for name, h in x.reads.items()}}
         for x in made
     ]
-    tell({"nonfinite": told}, as_json, *([str(x) for x in made] or ["every value is a finite number"]))
+    print_result({"nonfinite": told}, as_json, *([str(x) for x in made] or ["every value is a finite number"]))

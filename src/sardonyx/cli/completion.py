@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from sardonyx.cli._given import as_json, example, tell
+from sardonyx.cli._parameters import as_json, example, print_result
 from sardonyx.errors import SardonyxError
 
 _FILES = {
@@ -25,4 +25,4 @@ def command(ctx: click.Context, shell: str, as_json: bool) -> None:
     if found is None:
         raise SardonyxError(f"this version of click completes nothing in {shell}", hint="pip install --upgrade click")
     script = found(ctx.find_root().command, {}, "sardonyx", "_SARDONYX_COMPLETE").source()
-    tell({"shell": shell, "line": _FILES[shell], "script": script}, as_json, script.strip())
+    print_result({"shell": shell, "line": _FILES[shell], "script": script}, as_json, script.strip())

@@ -21,8 +21,8 @@ from packaging.requirements import Requirement
 from rich.filesize import decimal
 from rich.text import Text
 
-from sardonyx.cache.disk import DiskCache, place
-from sardonyx.cli._given import as_json, counted, example, table, tell
+from sardonyx.cache.disk import DiskCache, cache_folder
+from sardonyx.cli._parameters import as_json, example, print_result, progress_bar, table
 from sardonyx.doors.export import export
 from sardonyx.engines import engines
 from sardonyx.errors import SardonyxError
@@ -57,10 +57,10 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
     The exit code is 1 if something is wrong without which the default way does not work.
     """
-    found = [finding for check in counted(CHECKS, "looking", as_json) for finding in check()]
+    found = [finding for check in progress_bar(CHECKS, "looking", as_json) for finding in check()]
     problems = [finding for finding in found if finding.fix]
     broken = any(finding.breaks for finding in problems)
-    tell(
+    print_result(
         {"findings": [asdict(x) for x in found], "problems": [asdict(x) for x in problems], "broken": broken},
         as_json,
         table(["", "", "", ""], [(_mark(x), x.part, x.what, x.says) for x in found]),
@@ -130,7 +130,7 @@ def _installed(name: str) -> bool:
     return True
 
 
-def clashes() -> Findings:
+def conflicts() -> Findings:
     """Modules that two packages have installed, each over the other."""
     owners: dict[str, set[str]] = defaultdict(set)
     for found in distributions():
@@ -208,13 +208,13 @@ def compilers() -> Findings:
         yield Finding("compiler", "nvcc", error.what, error.hint or "install CUDA's toolkit")
 
 
-def folder() -> Findings:
+def cache_state() -> Findings:
     """The cache's folder."""
     options = Options.of()
     if options.cache_dir == "" or not options.cache_bytes:
         yield Finding("cache", "folder", "turned off", absent=True)
         return
-    cache = DiskCache(place(options.cache_dir), options.cache_bytes)
+    cache = DiskCache(cache_folder(options.cache_dir), options.cache_bytes)
     try:
         cache.check()
     except SardonyxError as error:
@@ -242,7 +242,7 @@ def memory() -> Findings:
     yield Finding("memory", "free", f"{decimal(free)} of {decimal(found.get('MemTotal', 0))}", fix)
 
 
-def default_way() -> Findings:
+def trial() -> Findings:
     """A small model on the way that all models take."""
     x = torch.linspace(-1, 1, 8)
     try:
@@ -259,12 +259,12 @@ def default_way() -> Findings:
 CHECKS: list[Callable[[], Findings]] = [
     packages,
     extras,
-    clashes,
+    conflicts,
     all_engines,
     providers,
     compilers,
-    folder,
+    cache_state,
     memory,
-    default_way,
+    trial,
 ]
 """What is looked at, in order."""

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import click
 
-from sardonyx.cli._given import as_json, example, table, tell
+from sardonyx.cli._parameters import as_json, example, print_result, table
 from sardonyx.engines import engines
 
 
@@ -16,7 +16,7 @@ def command(as_json: bool) -> None:
     """List the engines: installed or not, and why."""
     found = engines()
     rows = [(x.name, "yes" if x.installed else "no", x.version or x.reason) for x in found]
-    tell(
+    print_result(
         [{**asdict(x), "installed": x.installed} for x in found],
         as_json,
         table(["engine", "installed", "version, or why not"], rows),

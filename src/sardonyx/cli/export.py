@@ -15,9 +15,19 @@ from torch.utils import _pytree as pytree
 
 from sardonyx import native
 from sardonyx.cli import _outline
-from sardonyx.cli._feeds import near
-from sardonyx.cli._given import Source, as_json, counts, engine_options, example, model_argument, tell, times, working
+from sardonyx.cli._feeds import suggest
 from sardonyx.cli._output import OutputFile, OutputFolder
+from sardonyx.cli._parameters import (
+    Source,
+    as_json,
+    engine_options,
+    example,
+    format_counts,
+    format_times,
+    model_argument,
+    print_result,
+    show_status,
+)
 from sardonyx.errors import OptionError
 from sardonyx.options import Options
 
@@ -59,7 +69,7 @@ def command(
     chosen = Options.of(options, opset=opset or options.opset, verify=verify or options.verify)
     kind = OutputFolder() if natively else OutputFile(".onnx")
     path = kind.convert(output or (model.name if natively else f"{model.name}.onnx"), None, None)
-    with working("exporting", as_json) as say:
+    with show_status("exporting", as_json) as say:
         program = model.program(chosen, **({"dynamic_shapes": shapes} if shapes is not None else {}))
         compiled = native.compile(program.model, progress=say) if natively else None
         written = compiled.save(path) if compiled else program.save(path)
@@ -73,12 +83,12 @@ def command(
         "rules": dict(report.rules.most_common()),
         "seconds": report.seconds,
     } | ({"native": compiled.report.as_dict()} if compiled else {})
-    tell(
+    print_result(
         told,
         as_json,
         *_outline.lines(told),
-        f"rules      {counts(report.rules)}",
-        f"time       {times(report.seconds)}",
+        f"rules      {format_counts(report.rules)}",
+        f"time       {format_times(report.seconds)}",
         *([str(compiled.report)] if compiled else []),
         f"{written}  {decimal(told['bytes'])}{', verified against PyTorch' if chosen.verify else ''}",
     )
@@ -94,21 +104,21 @@ def _dynamic_shapes(model: Source, dynamic: Sequence[str], text: str | None) -> 
     if text is not None:
         if dynamic:
             raise click.UsageError("--dynamic and --dynamic-shapes both say what is dynamic")
-        return _parsed(text)
+        return _parse_shapes(text)
     if not dynamic:
         return None
     arguments = _arguments(model)
     shapes: dict[str, Any] = {name: pytree.tree_map(lambda leaf: None, x) for name, x in arguments.items()}
     for given in dynamic:
-        name, axis, size = _split(given)
+        name, axis, size = _split_dynamic(given)
         if name not in arguments:
-            raise OptionError(f"the model has no argument {name!r}", hint=near(name, arguments))
+            raise OptionError(f"the model has no argument {name!r}", hint=suggest(name, arguments))
         place = _axis(name, axis, arguments[name])
         shapes[name] = {**(shapes[name] or {}), place: size}
     return shapes
 
 
-def _split(given: str) -> tuple[str, str, str]:
+def _split_dynamic(given: str) -> tuple[str, str, str]:
     place, _, size = given.partition("=")
     name, _, axis = place.rpartition(".")
     if not (name and axis.removeprefix("-").isdecimal() and size.isidentifier()):
@@ -132,18 +142,18 @@ def _axis(name: str, axis: str, argument: Any) -> int:
     return int(axis) % argument.dim()
 
 
-def _parsed(text: str) -> Any:
+def _parse_shapes(text: str) -> Any:
     try:
         told = json.loads(text)
     except ValueError as error:
         raise click.BadParameter(f"--dynamic-shapes is no JSON: {error}") from error
     if not isinstance(told, (dict, list)):
         raise click.BadParameter(f"--dynamic-shapes is {text}, and no object or list of what each argument has")
-    return _numbered(told)
+    return _integer_keys(told)
 
 
-def _numbered(told: Any) -> Any:
+def _integer_keys(told: Any) -> Any:
     """JSON writes numbers of axes as text."""
     if isinstance(told, dict):
-        return {int(key) if key.isdigit() else key: _numbered(value) for key, value in told.items()}
-    return [_numbered(value) for value in told] if isinstance(told, list) else told
+        return {int(key) if key.isdigit() else key: _integer_keys(value) for key, value in told.items()}
+    return [_integer_keys(value) for value in told] if isinstance(told, list) else told

@@ -6,8 +6,8 @@ import click
 from rich.filesize import decimal
 
 from sardonyx.cli import _outline
-from sardonyx.cli._feeds import sizes
-from sardonyx.cli._given import Source, as_json, example, model_argument, table, tell
+from sardonyx.cli._feeds import format_dims
+from sardonyx.cli._parameters import Source, as_json, example, model_argument, print_result, table
 from sardonyx.options import Options
 
 
@@ -23,8 +23,8 @@ def command(model: Source, with_nodes: bool, as_json: bool) -> None:
     held = model.model(Options.of())
     told = {"model": model.text, **_outline.summary(held)}
     listed = _outline.nodes(held) if with_nodes else []
-    largest = [(x["name"], x["dtype"], sizes(x["shape"]), decimal(x["bytes"])) for x in told["largest"]]
-    tell(
+    largest = [(x["name"], x["dtype"], format_dims(x["shape"]), decimal(x["bytes"])) for x in told["largest"]]
+    print_result(
         {**told, "node_list": listed} if with_nodes else told,
         as_json,
         *_outline.lines(told),

@@ -8,9 +8,9 @@ import click
 from rich.filesize import decimal
 
 from sardonyx import native
-from sardonyx.cli._feeds import read
-from sardonyx.cli._given import Source, as_json, example, model_argument, tell, working
+from sardonyx.cli._feeds import read_inputs
 from sardonyx.cli._output import OutputFolder
+from sardonyx.cli._parameters import Source, as_json, example, model_argument, print_result, show_status
 from sardonyx.doors.optimize import optimize
 from sardonyx.errors import OptionError
 from sardonyx.native.select import Choice
@@ -73,20 +73,20 @@ def compile_(
     """
     if model.kind != "onnx":
         raise OptionError(f"{model.text} is no ONNX file", hint="sardonyx compile --native takes it")
-    with working("reading the model", as_json) as say:
+    with show_status("reading the model", as_json) as say:
         held = model.model(Options.of())
         compiled = native.compile(
             optimize(held) if first else held,
-            select=_choice(select),
-            inputs=_names(inputs),
-            outputs=_names(outputs),
-            measure=read(feed, held) if feed else measure,
+            select=_parse_selection(select),
+            inputs=_split_names(inputs),
+            outputs=_split_names(outputs),
+            measure=read_inputs(feed, held) if feed else measure,
             target=target,
             processor=processor,
             progress=say,
         )
         compiled.save(output)
-    _tell(compiled, output, as_json)
+    _print_native(compiled, output, as_json)
 
 
 @command.command(epilog=example("sardonyx native show compiled"))
@@ -94,20 +94,20 @@ def compile_(
 @as_json
 def show(folder: Path, as_json: bool) -> None:
     """Check a compiled model, and say what is in it."""
-    _tell(native.load(folder), folder, as_json)
+    _print_native(native.load(folder), folder, as_json)
 
 
-def _choice(text: str) -> Choice:
+def _parse_selection(text: str) -> Choice:
     if text == "auto" or text == "all":
         return text
-    return native.scope(text.removeprefix("scope:")) if text.startswith("scope:") else _names(text)
+    return native.scope(text.removeprefix("scope:")) if text.startswith("scope:") else _split_names(text)
 
 
-def _names(text: str | None) -> list[str]:
+def _split_names(text: str | None) -> list[str]:
     return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
-def _tell(compiled: native.NativeModel, folder: Path, as_json: bool) -> None:
+def _print_native(compiled: native.NativeModel, folder: Path, as_json: bool) -> None:
     total = decimal(sum(path.stat().st_size for path in folder.iterdir()))
     place = f"{folder}  {total}, for {compiled.processor.name} processors of {compiled.processor.machine}"
-    tell({"folder": str(folder), **compiled.report.as_dict()}, as_json, str(compiled.report), "", place)
+    print_result({"folder": str(folder), **compiled.report.as_dict()}, as_json, str(compiled.report), "", place)

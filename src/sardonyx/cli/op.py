@@ -15,8 +15,8 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from sardonyx.cli._given import as_json, example, table, tell
 from sardonyx.cli._output import OutputFolder
+from sardonyx.cli._parameters import as_json, example, print_result, table
 from sardonyx.customop import pack as packing
 from sardonyx.customop import project
 from sardonyx.customop.declaration import CustomOp
@@ -52,7 +52,7 @@ def new(name: str, domain: str | None, folder: Path | None, as_json: bool) -> No
     It has a declaration, a kernel, a test and a README; it works, and is meant to be changed. Nothing is overwritten.
     """
     files = [str(path) for path in project.create(name, domain=domain, folder=folder)]
-    tell({"files": files}, as_json, *files)
+    print_result({"files": files}, as_json, *files)
 
 
 @command.command(epilog=example("sardonyx op build", "sardonyx op build my_operators.py"))
@@ -63,16 +63,16 @@ def build(path: str, as_json: bool) -> None:
 
     Says where the libraries are and what they have. A mistake in a kernel is shown at its line.
     """
-    built = [_described(op) for op in project.load(path).operators]
-    tell(built, as_json, *[line for told in built for line in _built(told)])
+    built = [_describe(op) for op in project.load(path).operators]
+    print_result(built, as_json, *[line for told in built for line in _build_lines(told)])
 
 
-def _built(told: Mapping[str, Any]) -> list[str]:
+def _build_lines(told: Mapping[str, Any]) -> list[str]:
     where = f"{told['library']}  {decimal(told['bytes'])}" if told["library"] else "needs no library"
     return [f"{told['operator']}  {'; '.join(told['types'])}", f"  {where}"]
 
 
-def _described(op: CustomOp) -> dict[str, Any]:
+def _describe(op: CustomOp) -> dict[str, Any]:
     types = [", ".join(chosen.values()) for chosen in op.signature.choices]
     library = op.library if op.has_kernels else None
     return {
@@ -104,7 +104,7 @@ def test(ctx: click.Context, path: str, as_json: bool) -> None:
     shown: list[RenderableType] = []
     for operator, made in itertools.groupby(outcomes, lambda outcome: outcome.operator):
         shown += [operator, _table(made), ""]
-    tell([asdict(outcome) for outcome in outcomes], as_json, *shown, _counted(outcomes))
+    print_result([asdict(outcome) for outcome in outcomes], as_json, *shown, _count_results(outcomes))
     ctx.exit(int(any(outcome.result == "failed" for outcome in outcomes)))
 
 
@@ -116,7 +116,7 @@ def _table(outcomes: Iterable[Outcome]) -> Table:
     return table(["check", "example", "types", "result", ""], rows)
 
 
-def _counted(outcomes: Sequence[Outcome]) -> str:
+def _count_results(outcomes: Sequence[Outcome]) -> str:
     counts = Counter(outcome.result for outcome in outcomes)
     return ", ".join(f"{counts[word]} {word}" for word in _COLOURS if counts[word])
 
@@ -149,4 +149,4 @@ def pack(path: str, output: Path, wheel: bool, march: str | None, as_json: bool)
             click.echo(f"{op.signature.qualified} is packed for the CPU, without its CUDA kernel", err=True)
     packed = packing.pack(loaded, output, march=march)
     written = {"folder": str(packed)} | ({"wheel": str(packing.wheel(packed))} if wheel else {})
-    tell(written, as_json, *written.values())
+    print_result(written, as_json, *written.values())

@@ -11,32 +11,32 @@ import torch
 
 from sardonyx.capture.aot import decompositions
 from sardonyx.capture.export import capture
-from sardonyx.cli._given import MODEL, Source, as_json, example, table, tell
-from sardonyx.cli._told import aside
+from sardonyx.cli._messages import stdout_to_stderr
+from sardonyx.cli._parameters import MODEL, Source, as_json, example, print_result, table
 from sardonyx.translate import table as translations
 from sardonyx.translate import torchlib
 
-OWN, TORCHLIB, TAKEN_APART, MISSING = "own", "torchlib", "taken apart", "missing"
+OWN, TORCHLIB, DECOMPOSED, MISSING = "own", "torchlib", "taken apart", "missing"
 _MEANING = {
     OWN: "a translation of sardonyx",
     TORCHLIB: "onnxscript's translation",
-    TAKEN_APART: "torch writes it with other operators",
+    DECOMPOSED: "torch writes it with other operators",
     MISSING: "stays in torch, or is an error with fallback='error' and in exports",
 }
 
 
-def covered(everything: bool = False) -> dict[str, str]:
+def coverage(everything: bool = False) -> dict[str, str]:
     """How each operator is translated: those of sardonyx's table, and the core of ATen, or all of it."""
     own, apart = translations.names(), set(decompositions())
     found = dict.fromkeys(own, OWN)
-    for name, operator in _in_torch().items():
+    for name, operator in _aten_operators().items():
         if name not in own and (everything or torch.Tag.core in operator.tags):
             written = operator in apart or operator._can_decompose()
-            found[name] = TAKEN_APART if written else TORCHLIB if _in_torchlib(name, operator) else MISSING
+            found[name] = DECOMPOSED if written else TORCHLIB if _in_torchlib(name, operator) else MISSING
     return dict(sorted(found.items()))
 
 
-def _in_torch() -> dict[str, Any]:
+def _aten_operators() -> dict[str, Any]:
     """ATen's operators that write to nothing: the others are taken for those before a graph is translated."""
     names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
     found = {name: translations.find_operator(name) for name in names if not name.startswith("aten::sym_")}
@@ -54,10 +54,10 @@ def _matches(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern) if set(pattern) & set("*?[") else pattern in name
 
 
-def _calls(model: Source) -> Counter[str]:
+def _count_calls(model: Source) -> Counter[str]:
     """How often a model calls each operator."""
     module, call = model.module(), model.called_with()
-    with aside():
+    with stdout_to_stderr():
         graph = capture(module, *call).graph.graph
     called = [node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
     return Counter(translations.name_of(x) for x in called if x._schema.returns)  # the others only check something
@@ -81,8 +81,8 @@ def command(pattern: str, missing: bool, everything: bool, model: Source | None,
 
     PATTERN is a part of their names, or has *, ? and [] as file names have them.
     """
-    calls = None if model is None else _calls(model)
-    known = covered(everything or calls is not None)
+    calls = None if model is None else _count_calls(model)
+    known = coverage(everything or calls is not None)
     listed = known if calls is None else {name: known.get(name, MISSING) for name in sorted(calls)}
     found = {name: how for name, how in listed.items() if _matches(name, pattern) and (how == MISSING or not missing)}
     counts = Counter(found.values())
@@ -90,7 +90,7 @@ def command(pattern: str, missing: bool, everything: bool, model: Source | None,
     meant = [f"{counts[how]:>5}  {how}: {meaning}" for how, meaning in _MEANING.items() if counts[how]]
     told = {"operators": found, "counts": {how: counts[how] for how in _MEANING}}
     told |= {} if calls is None else {"calls": {name: calls[name] for name in found}}
-    tell(
+    print_result(
         told,
         as_json,
         table(["operator", "translation", *(["calls"] if calls else [])], rows, right=("calls",)),

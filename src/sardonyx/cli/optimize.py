@@ -8,8 +8,18 @@ import click
 from rich.filesize import decimal
 
 from sardonyx.cli import _outline
-from sardonyx.cli._given import Source, as_json, counts, engine_options, example, model_argument, tell, times, working
 from sardonyx.cli._output import OutputFile
+from sardonyx.cli._parameters import (
+    Source,
+    as_json,
+    engine_options,
+    example,
+    format_counts,
+    format_times,
+    model_argument,
+    print_result,
+    show_status,
+)
 from sardonyx.errors import OptionError, SardonyxError
 from sardonyx.options import Options
 
@@ -35,7 +45,7 @@ def command(model: Source, output: Path | None, opset: int | None, options: Opti
     path = output or OutputFile(".onnx").convert(Path(model.text).with_suffix(".optimized.onnx"), None, None)
     if path.resolve() == Path(model.text).resolve():
         raise SardonyxError(f"{path} is the model itself", hint="-o FILE names another file")
-    with working("rewriting", as_json):
+    with show_status("rewriting", as_json):
         program = model.program(Options.of(options, opset=opset or options.opset))
         program.save(path)
     after, report = _outline.summary(program.model), program.report
@@ -50,11 +60,11 @@ def command(model: Source, output: Path | None, opset: int | None, options: Opti
         "rules": dict(report.rules.most_common()),
         "seconds": report.seconds,
     }
-    tell(
+    print_result(
         told,
         as_json,
-        f"nodes   {before['nodes']} → {after['nodes']}: {counts(after['operators'])}",
-        f"rules   {counts(report.rules) or 'none applies'}",
-        f"time    {times(report.seconds)}",
+        f"nodes   {before['nodes']} → {after['nodes']}: {format_counts(after['operators'])}",
+        f"rules   {format_counts(report.rules) or 'none applies'}",
+        f"time    {format_times(report.seconds)}",
         f"{path}  {decimal(told['bytes'])}, opset {after['opset']}",
     )

@@ -9,19 +9,19 @@ from typing import Any
 import click
 import torch
 
-from sardonyx.cli._given import (
+from sardonyx.cli._output import OutputFile
+from sardonyx.cli._parameters import (
     Source,
     as_json,
     engine_options,
     example,
-    fields,
     input_options,
     model_argument,
-    tell,
+    option_keywords,
+    print_result,
+    show_status,
     tensor,
-    working,
 )
-from sardonyx.cli._output import OutputFile
 from sardonyx.diagnose.profiling import Profile, profile
 from sardonyx.doors.optimize import optimize
 from sardonyx.options import Options
@@ -54,12 +54,12 @@ def command(
     A module with arguments of its own is compiled as by torch.compile; an .onnx file, and a module with other inputs,
     runs as a file.
     """
-    with working("profiling", as_json):
-        found = _profiled(model, inputs, sizes, seed, options, calls=calls, trace=trace)
-    tell(found.as_dict(), as_json, str(found), *([f"\n{trace} written"] if trace else []))
+    with show_status("profiling", as_json):
+        found = _profile(model, inputs, sizes, seed, options, calls=calls, trace=trace)
+    print_result(found.as_dict(), as_json, str(found), *([f"\n{trace} written"] if trace else []))
 
 
-def _profiled(
+def _profile(
     model: Source, inputs: Path | None, sizes: Mapping[str, int], seed: int, options: Options, **how: Any
 ) -> Profile:
     call = None if inputs or sizes else model.example()
@@ -68,6 +68,6 @@ def _profiled(
         return profile(model.module(), *args, options=options, **how, **kwargs)
     held = model.model(Options.of(options, native=False))
     feeds = model.feeds(inputs, sizes, seed, held)
-    program = optimize(held, **fields(options, optimize="none"))
+    program = optimize(held, **option_keywords(options, optimize="none"))
     with torch.no_grad():
         return profile(program, *(tensor(feeds[name]) for name in program.inputs), **how)

@@ -8,18 +8,18 @@ from typing import Any, cast
 
 import click
 
-from sardonyx.cli._given import (
+from sardonyx.cli._output import OutputFolder, atomic_folder
+from sardonyx.cli._parameters import (
     FiniteRange,
     Source,
     as_json,
     example,
     input_options,
     model_argument,
-    tell,
-    working,
+    print_result,
+    show_status,
 )
-from sardonyx.cli._output import OutputFolder, whole
-from sardonyx.cli.compare import called
+from sardonyx.cli.compare import model_and_arguments
 from sardonyx.diagnose.reduction import reduce
 
 
@@ -79,8 +79,8 @@ def command(
     """
     if line is not None and "{model}" not in line:
         raise click.BadParameter(f"--command is {line!r}, and does not say where {{model}} goes")
-    given, args, kwargs = called(model, inputs, sizes, seed)
-    with working("running the model", as_json) as progress:
+    given, args, kwargs = model_and_arguments(model, inputs, sizes, seed)
+    with show_status("running the model", as_json) as progress:
         found = reduce(
             given,
             *args,
@@ -94,6 +94,6 @@ def command(
             progress=progress,
             **kwargs,
         )
-        with whole(output) as beside:
+        with atomic_folder(output) as beside:
             found.save(beside)
-    tell({"folder": str(output), **found.as_dict()}, as_json, str(found), f"{output}: python reproduce.py")
+    print_result({"folder": str(output), **found.as_dict()}, as_json, str(found), f"{output}: python reproduce.py")

@@ -8,19 +8,19 @@ from pathlib import Path
 import click
 from rich.filesize import decimal
 
-from sardonyx.cli._given import (
+from sardonyx.cli._output import OutputFile
+from sardonyx.cli._parameters import (
     Source,
     as_json,
     engine_options,
     example,
-    fields,
     input_options,
     model_argument,
-    tell,
+    option_keywords,
+    print_result,
+    show_status,
     tensor,
-    working,
 )
-from sardonyx.cli._output import OutputFile
 from sardonyx.diagnose import html
 from sardonyx.diagnose.explain import explain
 from sardonyx.doors.optimize import optimize
@@ -54,12 +54,12 @@ def command(
     is rewritten and run as a file. The page needs no network.
     """
     chosen = Options.of(options, report=str(output))
-    with working("compiling and measuring", as_json):
+    with show_status("compiling and measuring", as_json):
         found = _report(model, inputs, sizes, seed, chosen)
         html.save(found, output, chosen, title=model.name)
     size = output.stat().st_size
     told = {"output": str(output), "bytes": size, "nodes": found.nodes, "fallbacks": len(found.fallbacks)}
-    tell(told, as_json, str(found), f"\n{output}  {decimal(size)}")
+    print_result(told, as_json, str(found), f"\n{output}  {decimal(size)}")
 
 
 def _report(model: Source, inputs: Path | None, sizes: Mapping[str, int], seed: int, options: Options) -> Report:
@@ -69,6 +69,6 @@ def _report(model: Source, inputs: Path | None, sizes: Mapping[str, int], seed: 
         return explain(model.module(), *args, options=options, **kwargs)
     held = model.model(Options.of(options, report=None, native=False))
     feeds = model.feeds(inputs, sizes, seed, held)
-    program = optimize(held, **fields(options))
-    html.tell_program(program, [tensor(feeds[name]) for name in program.inputs], {})
+    program = optimize(held, **option_keywords(options))
+    html.report_program(program, [tensor(feeds[name]) for name in program.inputs], {})
     return program.report

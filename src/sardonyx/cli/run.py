@@ -11,26 +11,26 @@ from typing import Any
 import click
 import torch
 
-from sardonyx.cli._feeds import write
-from sardonyx.cli._given import (
+from sardonyx.cli._feeds import write_arrays
+from sardonyx.cli._output import OutputFile
+from sardonyx.cli._parameters import (
     Source,
     as_json,
     duration,
     engine_options,
     example,
-    fields,
     in_memory,
     input_options,
     model_argument,
+    option_keywords,
+    print_result,
+    show_status,
     table,
-    tell,
     tensor,
-    working,
 )
-from sardonyx.cli._output import OutputFile
 from sardonyx.doors.optimize import optimize
 from sardonyx.options import Options
-from sardonyx.telemetry.text import tensor_in_words
+from sardonyx.telemetry.text import summarize_tensor
 
 
 @click.command(
@@ -62,11 +62,11 @@ def command(
 
     MODEL is an .onnx file, a .pt2 file or module:factory; the rewrite rules are applied first.
     """
-    with working("preparing", as_json), torch.no_grad():
+    with show_status("preparing", as_json), torch.no_grad():
         held = model.program(Options.of(options, native=False)).model  # kernels are made below, with their library
         feeds = model.feeds(inputs, sizes, seed, held)
         # The program of a module takes the module's arguments; this one takes the inputs of the model.
-        program = optimize(in_memory(held), **fields(options, optimize="none"))
+        program = optimize(in_memory(held), **option_keywords(options, optimize="none"))
         given = [tensor(feeds[name]) for name in program.inputs]
         seconds, results = [], []
         for _ in range(repeat):
@@ -76,19 +76,19 @@ def command(
     results = [results] if isinstance(results, torch.Tensor) else list(results)
     outputs = dict(zip(program.outputs, results, strict=True))
     if output is not None:
-        write(output, outputs)
-    tell(
+        write_arrays(output, outputs)
+    print_result(
         {
             "model": model.text,
             "engine": options.engine,
-            "inputs": {name: _described(tensor(x)) for name, x in feeds.items()},
-            "outputs": {name: _described(x) for name, x in outputs.items()},
+            "inputs": {name: _describe(tensor(x)) for name, x in feeds.items()},
+            "outputs": {name: _describe(x) for name, x in outputs.items()},
             "seconds": seconds,
             "output": output and str(output),
         },
         as_json,
-        table(["input", ""], [(name, tensor_in_words(tensor(x))) for name, x in feeds.items()]),
-        table(["output", ""], [(name, tensor_in_words(x)) for name, x in outputs.items()]),
+        table(["input", ""], [(name, summarize_tensor(tensor(x))) for name, x in feeds.items()]),
+        table(["output", ""], [(name, summarize_tensor(x)) for name, x in outputs.items()]),
         _times(options.engine, seconds),
         *([f"{output} written"] if output else []),
     )
@@ -99,5 +99,5 @@ def _times(engine: str, seconds: list[float]) -> str:
     return first + (f"; then {duration(median(seconds[1:]))}" if len(seconds) > 1 else "")
 
 
-def _described(x: torch.Tensor) -> dict[str, Any]:
+def _describe(x: torch.Tensor) -> dict[str, Any]:
     return {"dtype": str(x.dtype).removeprefix("torch."), "shape": list(x.shape)}

@@ -24,7 +24,7 @@ from sardonyx.doors.program import Program
 from sardonyx.errors import OptionError
 from sardonyx.options import NUMBER, Options, defaults
 from sardonyx.telemetry import dump
-from sardonyx.telemetry.intercept import intercept, watched
+from sardonyx.telemetry.intercept import intercept, show_graph_calls
 
 __all__ = [
     "ONNXMLIRTorch",
@@ -49,7 +49,7 @@ Patterns: TypeAlias = str | Sequence[str] | None
 Backend: TypeAlias = Callable[..., Callable[..., Any]]
 
 _MICROSOFT = "onnxruntime"
-_SETS = ("default", _MICROSOFT, "experimental", "ml")
+_PATTERN_SETS = ("default", _MICROSOFT, "experimental", "ml")
 """Sets of patterns that there once were; ours are one."""
 
 _WITHOUT_EFFECT = {
@@ -92,7 +92,7 @@ def make_aot_ort(
     >>> make_aot_ort(dynamic=True, disable_pattern=["Silu"])[1]
     {'optimize': 'default-Silu'}
     """
-    chosen = _still_meant(more)
+    chosen = _drop_without_effect(more)
     if not rewrite or (enable_pattern, disable_pattern) != ("default", None):
         chosen["optimize"] = _rules(enable_pattern, disable_pattern) if rewrite else "none"
     if ort_optimization_level is not None:
@@ -166,7 +166,7 @@ class OptimizationOptions:
         self.optimize = _rules(patterns, [name for name, out in left_out.items() if out])
         self.domains = ("com.microsoft",) if _MICROSOFT in _terms(patterns) else ()
         self.verbose = verbose
-        Options.of(_still_meant(more), optimize=self.optimize)
+        Options.of(_drop_without_effect(more), optimize=self.optimize)
 
 
 class OxsDispatcher:
@@ -217,7 +217,7 @@ def to_onnx(
             input_names=input_names or (),
             optimize=chosen.optimize if optimize else "none",
             domains=[*chosen.domains, *(domain for domain in opsets if domain and domain not in chosen.domains)],
-            **_still_meant(more),
+            **_drop_without_effect(more),
         )
         if filename is not None:
             program.save(filename)
@@ -229,7 +229,7 @@ def to_onnx(
 
 _ENGINE = "onnx-mlir"
 _INTERCEPT = "onnxmlir-intercept"
-_ONNXMLIRS = {"compiler_image_name": "compiler_image", "compile_args": "compile_options", _INTERCEPT: "intercept"}
+_ONNXMLIR_NAMES = {"compiler_image_name": "compiler_image", "compile_args": "compile_options", _INTERCEPT: "intercept"}
 _NO_IMAGE = (None, "None", "local")
 _WITHOUT_EFFECT_ON_ONNXMLIR = {
     "compile_tag": "every library gets a tag of its own",
@@ -245,9 +245,9 @@ def onnxmlir_backend(
 
     With `"onnxmlir-intercept"` nothing is compiled: torch runs each graph, after its arguments are shown.
     """
-    chosen = _for_onnxmlir(options or {})
+    chosen = _from_onnxmlir_options(options or {})
     if _INTERCEPT in (options or {}) and Options.of(chosen).intercept:
-        return watched(graph, graph, chosen["intercept"])
+        return show_graph_calls(graph, graph, chosen["intercept"])
     return dynamo.sardonyx(graph, inputs, options=chosen, mode=mode)
 
 
@@ -258,7 +258,7 @@ def ONNXMLIRTorch(mod: torch.nn.Module, **options: Any) -> torch.nn.Module:
     """`sardonyx.compile` by onnx-mlir; it takes that package's options, and ours."""
     from sardonyx.doors import module
 
-    return module.compile(mod, **_for_onnxmlir(options))
+    return module.compile(mod, **_from_onnxmlir_options(options))
 
 
 def compile(mod: torch.nn.Module, **options: Any) -> torch.nn.Module:
@@ -271,24 +271,26 @@ def interceptForward(model: torch.nn.Module) -> torch.nn.Module:
     return intercept(model)
 
 
-def _for_onnxmlir(given: Any) -> dict[str, Any]:
+def _from_onnxmlir_options(given: Any) -> dict[str, Any]:
     """Options in the words of onnx-mlir's package as options of ours; what neither has stays, to be refused."""
     if not isinstance(given, Mapping):
         raise OptionError(f"options is {type(given).__name__}", hint='use a dict, or backend="sardonyx"')
-    meant = _still_meant(given, _WITHOUT_EFFECT_ON_ONNXMLIR)
+    meant = _drop_without_effect(given, _WITHOUT_EFFECT_ON_ONNXMLIR)
     engine = {"container": meant.pop("container_engine", None)}
     if meant.get("compiler_image_name") in _NO_IMAGE:
         meant.pop("compiler_image_name", None)
     elif "compiler_path" in meant:
         engine["binary"] = meant.pop("compiler_path")
-    chosen = {"engine": _ENGINE} | {_ONNXMLIRS.get(name, name): value for name, value in meant.items()}
+    chosen = {"engine": _ENGINE} | {_ONNXMLIR_NAMES.get(name, name): value for name, value in meant.items()}
     settings = {name: value for name, value in engine.items() if value is not None}
     if settings:
         chosen["engine_options"] = {**settings, **(chosen.get("engine_options") or {})}
     return chosen
 
 
-def _still_meant(given: Mapping[str, Any], without_effect: Mapping[str, str] = _WITHOUT_EFFECT) -> dict[str, Any]:
+def _drop_without_effect(
+    given: Mapping[str, Any], without_effect: Mapping[str, str] = _WITHOUT_EFFECT
+) -> dict[str, Any]:
     """The arguments less those without effect, of which the log tells."""
     for name in given:
         if name in without_effect:
@@ -304,8 +306,8 @@ def _terms(patterns: Patterns) -> list[str]:
 def _rules(patterns: Patterns, without: Patterns = None) -> str:
     """A choice of patterns as the option `optimize` takes it."""
     terms = _terms(patterns)
-    level = "default" if any(term in _SETS for term in terms) else "none"
-    names = [term if term.startswith("-") else f"+{term}" for term in terms if term not in _SETS]
+    level = "default" if any(term in _PATTERN_SETS for term in terms) else "none"
+    names = [term if term.startswith("-") else f"+{term}" for term in terms if term not in _PATTERN_SETS]
     return level + "".join(names) + "".join(f"-{name}" for name in _terms(without))
 
 

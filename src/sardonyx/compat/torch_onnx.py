@@ -115,7 +115,7 @@ def onnx_export(
     for name in more.keys() & _WITHOUT_EFFECT.keys():
         log.info("%s has no effect: %s", name, _WITHOUT_EFFECT[name])
     options = {name: value for name, value in more.items() if name not in _WITHOUT_EFFECT}
-    with _shapes_recorded(model, args):
+    with _fake_kernels_from_example(model, args):
         program = export(
             model,
             args,
@@ -144,10 +144,10 @@ def _dynamic_shapes(axes: Any, names: Sequence[str], count: int) -> Any:
         return None
     if len(names) != count:
         raise OptionError(f"dynamic_axes has names, and input_names has {len(names)} for {count} arguments")
-    return tuple(_named(name, axes.get(name)) for name in names)
+    return tuple(_axis_names(name, axes.get(name)) for name in names)
 
 
-def _named(name: str, axes: Mapping[int, str] | Sequence[int] | None) -> dict[int, str] | None:
+def _axis_names(name: str, axes: Mapping[int, str] | Sequence[int] | None) -> dict[int, str] | None:
     if axes is None:
         return None
     return dict(axes) if isinstance(axes, Mapping) else {axis: f"{name}_dynamic_axes_{axis}" for axis in axes}
@@ -166,21 +166,21 @@ def _set_versions(program: Program, versions: Mapping[str, int]) -> None:
 
 
 @contextmanager
-def _shapes_recorded(model: Callable[..., Any], args: Sequence[Any]) -> Iterator[None]:
+def _fake_kernels_from_example(model: Callable[..., Any], args: Sequence[Any]) -> Iterator[None]:
     """While active, operators with a symbolic function and no fake kernel give results like those of one call."""
     names = {name for name in _REGISTERED if not is_builtin(table.operator_of(name))}
     if not names:
         yield
         return
-    with torch.no_grad(), _Recording(names) as seen:
+    with torch.no_grad(), _ResultRecorder(names) as seen:
         model(*args)
     with ExitStack() as added:
         for name, calls in seen.calls.items():
-            added.callback(add_fake(table.operator_of(name), _Recorded(name, calls)))
+            added.callback(add_fake(table.operator_of(name), _RecordedFakeKernel(name, calls)))
         yield
 
 
-class _Recording(TorchFunctionMode):
+class _ResultRecorder(TorchFunctionMode):
     """Notes what operators give, by the types and sizes of what they are given."""
 
     def __init__(self, names: set[str]) -> None:
@@ -191,23 +191,23 @@ class _Recording(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         name = table.name_of(func.default if isinstance(func, torch._ops.OpOverloadPacket) else func)
         if name in self.calls:
-            self.calls[name][_described((args, kwargs or {}))] = result
+            self.calls[name][_argument_key((args, kwargs or {}))] = result
         return result
 
 
-def _described(given: Any) -> str:
+def _argument_key(given: Any) -> str:
     """What the arguments of a call look like."""
     return str([(x.dtype, tuple(x.shape)) if isinstance(x, torch.Tensor) else x for x in tree_leaves(given)])
 
 
-class _Recorded:
+class _RecordedFakeKernel:
     """A fake kernel that knows the calls of one run."""
 
     def __init__(self, name: str, calls: Mapping[str, Any]) -> None:
         self._name, self._calls = name, calls
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        like = self._calls.get(_described((args, kwargs)))
+        like = self._calls.get(_argument_key((args, kwargs)))
         if like is None:
             operator = f"torch.ops.{self._name.replace('::', '.')}"
             raise RuntimeError(

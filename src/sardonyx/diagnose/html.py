@@ -17,21 +17,22 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from sardonyx.atomic_files import write_file
 from sardonyx.capture.example import fresh
-from sardonyx.diagnose import html_study
+from sardonyx.diagnose import html_measurements
 from sardonyx.errors import MissingDependency, OptionError
 from sardonyx.options import Options
-from sardonyx.telemetry.picture import Picture, Seen
+from sardonyx.telemetry.graph_snapshot import GraphSnapshot, NodeSnapshot
 from sardonyx.telemetry.report import GraphReport, RegionReport, Report
 from sardonyx.telemetry.text import duration
 from sardonyx.telemetry.verify import difference
-from sardonyx.written_files import write_file
 
-compared, hindrance, study = html_study.compared, html_study.hindrance, html_study.study
+compare_values, measure_region = html_measurements.compare_values, html_measurements.measure_region
+why_not_compared = html_measurements.why_not_compared
 """What a region asks for at its first call."""
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_MOST_GRAPHS = 64
+_MAX_GRAPHS = 64
 """Graphs that one file tells of; those of a program that compiles ever more are too many to look at."""
 _OWN_STAGE = "report"
 _SHOWN = 20
@@ -43,7 +44,7 @@ _PASSES = {
 
 
 @dataclass
-class _Book:
+class _ReportFile:
     """What one file tells of."""
 
     options: Options
@@ -52,22 +53,22 @@ class _Book:
     """Graphs that are left out."""
 
 
-_books: dict[Path, _Book] = {}
+_files: dict[Path, _ReportFile] = {}
 _lock = threading.Lock()
 
 
-def follow(options: Options, graph: GraphReport) -> None:
+def add_graph(options: Options, graph: GraphReport) -> None:
     """Let the file that the options name tell of a graph too. What it needs is looked for now, before any work."""
     if not options.report:
         return
     path = _path(options)
     _jinja()
     with _lock:
-        book = _books.setdefault(path, _Book(options))
-        if len(book.report.graphs) < _MOST_GRAPHS:
-            book.report.graphs.append(graph)
+        file = _files.setdefault(path, _ReportFile(options))
+        if len(file.report.graphs) < _MAX_GRAPHS:
+            file.report.graphs.append(graph)
         else:
-            book.more += 1
+            file.more += 1
 
 
 def write(options: Options) -> None:
@@ -76,15 +77,15 @@ def write(options: Options) -> None:
         return
     path = _path(options)
     with _lock:
-        book = _books.get(path)
-        if book is not None:
-            write_file(path, render(book.report, book.options, more=book.more))
+        file = _files.get(path)
+        if file is not None:
+            write_file(path, render(file.report, file.options, more=file.more))
 
 
-def forget() -> None:
+def reset() -> None:
     """Begin every file anew."""
     with _lock:
-        _books.clear()
+        _files.clear()
 
 
 def save(report: Report, path: str | os.PathLike[str], options: Options | None = None, title: str = "") -> Path:
@@ -101,14 +102,14 @@ def save(report: Report, path: str | os.PathLike[str], options: Options | None =
     return path
 
 
-def tell_program(
+def report_program(
     program: Any, args: Sequence[Any], kwargs: Mapping[str, Any], model: Callable[..., Any] | None = None
 ) -> None:
     """Write the report on an exported program, with the times of its nodes for these arguments."""
     from sardonyx.diagnose.profiling import profile
 
     options, region = program._options, program.report.graphs[-1].regions[-1]
-    region.pictures["runs"] = Picture.of(program.model)
+    region.snapshots["runs"] = GraphSnapshot.of(program.model)
     with program.report.graphs[-1].stage("report"):
         for node in profile(program, *args, calls=5, **kwargs).nodes:
             if node.origin is not None:
@@ -116,7 +117,7 @@ def tell_program(
         if model is not None:
             region.max_error = _error(program, model, args, kwargs)
     region.remarks.append("errors of single nodes are measured by torch.compile and sardonyx.compile, not by export")
-    follow(options, program.report.graphs[-1])
+    add_graph(options, program.report.graphs[-1])
     write(options)
 
 
@@ -158,7 +159,7 @@ def _jinja() -> Any:
 def render(report: Report, options: Options, title: str = "", more: int = 0) -> str:
     """The page as text."""
     regions = [(g, r) for g in report.graphs for r in g.regions]
-    drawings = [_drawing(number, graph, region) for number, (graph, region) in enumerate(regions) if region.pictures]
+    views = [_graph_view(number, graph, region) for number, (graph, region) in enumerate(regions) if region.snapshots]
     errors = [region.max_error for _, region in regions if region.max_error is not None]
     page: str = (
         _jinja()
@@ -179,8 +180,8 @@ def render(report: Report, options: Options, title: str = "", more: int = 0) -> 
             remarks=list(dict.fromkeys(remark for _, region in regions for remark in region.remarks)),
             options=_options(options),
             environment=_environment(),
-            drawings=drawings,
-            data=json.dumps(drawings, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c"),
+            drawings=views,
+            data=json.dumps(views, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c"),
             style=(_TEMPLATES / "report.css.in").read_text(encoding="utf-8"),
             script=(_TEMPLATES / "report.js.in").read_text(encoding="utf-8"),
         )
@@ -212,27 +213,31 @@ def _purpose(name: str) -> str:
     return docs.get(name) or _PASSES.get(name, "")
 
 
-def _slowest(regions: Sequence[RegionReport]) -> list[tuple[Seen, float, float, float | None, int]]:
+def _slowest(regions: Sequence[RegionReport]) -> list[tuple[NodeSnapshot, float, float, float | None, int]]:
     """The slowest nodes: each with its seconds, its share, its error if known, and the number of its drawing."""
     total = sum(sum(region.times.values()) for region in regions) or 1.0
-    drawn = [region for region in regions if region.pictures]
+    drawn = [region for region in regions if region.snapshots]
     rows = [
-        (seen, region.times[seen.name], region.times[seen.name] / total, region.errors.get(seen.fx), number)
+        (node, region.times[node.name], region.times[node.name] / total, region.errors.get(node.fx), number)
         for number, region in enumerate(drawn)
-        for seen in (region.pictures["runs"].nodes if "runs" in region.pictures else ())
-        if seen.name in region.times
+        for node in (region.snapshots["runs"].nodes if "runs" in region.snapshots else ())
+        if node.name in region.times
     ]
     return sorted(rows, key=lambda row: -row[1])[:_SHOWN]
 
 
-def _native(regions: Sequence[RegionReport]) -> list[tuple[Seen, list[Seen], float | None]]:
+def _native(regions: Sequence[RegionReport]) -> list[tuple[NodeSnapshot, list[NodeSnapshot], float | None]]:
     """The kernels, with the nodes that each stands for and its seconds."""
-    drawn = [region for region in regions if {"runs", "rewritten"} <= set(region.pictures)]
+    drawn = [region for region in regions if {"runs", "rewritten"} <= set(region.snapshots)]
     return [
-        (seen, region.pictures["runs"].stands_for(seen, region.pictures["rewritten"]), region.times.get(seen.name))
+        (
+            node,
+            region.snapshots["runs"].replaced_nodes(node, region.snapshots["rewritten"]),
+            region.times.get(node.name),
+        )
         for region in drawn
-        for seen in region.pictures["runs"].nodes
-        if seen.is_native
+        for node in region.snapshots["runs"].nodes
+        if node.is_native
     ]
 
 
@@ -266,47 +271,49 @@ def _version(name: str) -> str | None:
 # Graphs, as the script in the page reads them
 
 
-def _drawing(number: int, graph: GraphReport, region: RegionReport) -> dict[str, Any]:
+def _graph_view(number: int, graph: GraphReport, region: RegionReport) -> dict[str, Any]:
     stages = {"before": "translated", "after": "runs"}
     return {
         "title": f"{number}: {graph.kind}, {region.nodes_translated} → {region.nodes} nodes",
-        **{key: _graph(region.pictures[stage], region) for key, stage in stages.items() if stage in region.pictures},
+        **{key: _graph(region.snapshots[stage], region) for key, stage in stages.items() if stage in region.snapshots},
     }
 
 
-def _graph(picture: Picture, region: RegionReport) -> dict[str, Any]:
-    makers = {value: index for index, seen in enumerate(picture.nodes) for value in seen.gives}
-    wheres: dict[str, int] = {}
+def _graph(snapshot: GraphSnapshot, region: RegionReport) -> dict[str, Any]:
+    producers = {value: index for index, node in enumerate(snapshot.nodes) for value in node.outputs}
+    lines: dict[str, int] = {}
     kinds: dict[str, str] = {}
     nodes = []
-    for seen in picture.nodes:
-        kinds |= {path: kind for path, kind in seen.kinds.items() if path}
-        nodes.append(_node(seen, picture, region, makers, wheres.setdefault(seen.where, len(wheres))))
+    for node in snapshot.nodes:
+        kinds |= {path: kind for path, kind in node.kinds.items() if path}
+        nodes.append(_node(node, snapshot, region, producers, lines.setdefault(node.where, len(lines))))
     return {
         "nodes": nodes,
-        "inputs": list(picture.inputs.items()),
-        "outputs": [[name, kind, makers.get(name)] for name, kind in picture.outputs.items()],
+        "inputs": list(snapshot.inputs.items()),
+        "outputs": [[name, kind, producers.get(name)] for name, kind in snapshot.outputs.items()],
         "kinds": kinds,
-        "wheres": list(map(_short, wheres)),
+        "wheres": list(map(_short, lines)),
     }
 
 
-def _node(seen: Seen, picture: Picture, region: RegionReport, makers: Mapping[str, int], where: int) -> dict[str, Any]:
+def _node(
+    node: NodeSnapshot, snapshot: GraphSnapshot, region: RegionReport, producers: Mapping[str, int], where: int
+) -> dict[str, Any]:
     told: dict[str, Any] = {
-        "n": seen.name,
-        "o": seen.operator,
-        "s": seen.scope,
-        "t": list(seen.types),
+        "n": node.name,
+        "o": node.operator,
+        "s": node.scope,
+        "t": list(node.types),
         "w": where,
-        "i": [makers[value] for value in seen.reads if value in makers],
-        "g": [value for value in seen.reads if value in picture.inputs],
-        "r": list(seen.reads),
+        "i": [producers[value] for value in node.inputs if value in producers],
+        "g": [value for value in node.inputs if value in snapshot.inputs],
+        "r": list(node.inputs),
     }
     more = {
-        "d": seen.domain,
-        "ms": _rounded(region.times.get(seen.name), 1e3),
-        "e": _rounded(region.errors.get(seen.fx), 1.0),
-        "k": _members(seen, picture, region),
+        "d": node.domain,
+        "ms": _rounded(region.times.get(node.name), 1e3),
+        "e": _rounded(region.errors.get(node.fx), 1.0),
+        "k": _members(node, snapshot, region),
     }
     return told | {key: value for key, value in more.items() if value or value == 0}
 
@@ -318,8 +325,8 @@ def _rounded(value: float | None, scale: float) -> float | str | None:
     return float(f"{value * scale:.3g}") if value != float("inf") else "inf"
 
 
-def _members(seen: Seen, picture: Picture, region: RegionReport) -> str:
+def _members(node: NodeSnapshot, snapshot: GraphSnapshot, region: RegionReport) -> str:
     """The operators that a native kernel stands for."""
-    if not seen.is_native or "rewritten" not in region.pictures:
+    if not node.is_native or "rewritten" not in region.snapshots:
         return ""
-    return " ".join(other.operator for other in picture.stands_for(seen, region.pictures["rewritten"]))
+    return " ".join(other.operator for other in snapshot.replaced_nodes(node, region.snapshots["rewritten"]))

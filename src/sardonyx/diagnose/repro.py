@@ -66,12 +66,12 @@ def traced(module: torch.nn.Module, inputs: Sequence[Any], args: Sequence[Any]) 
         return make_fx(module, tracing_mode="symbolic" if dynamic else "fake")(*args)
     fake = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     graph = torch.fx.symbolic_trace(module)
-    expected = [_expected(fake, i, x, arg) for i, (x, arg) in enumerate(zip(inputs, args, strict=True))]
+    expected = [_fake_argument(fake, i, x, arg) for i, (x, arg) in enumerate(zip(inputs, args, strict=True))]
     _Propagate(graph, fake).run(*expected)
     return graph
 
 
-def _expected(fake: FakeTensorMode, index: int, known: Any, arg: Any) -> Any:
+def _fake_argument(fake: FakeTensorMode, index: int, known: Any, arg: Any) -> Any:
     """An argument as torch thinks of it while it traces: sizes that are not fixed are symbols, equal ones the same."""
     from torch._dynamo.source import ConstantSource
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext

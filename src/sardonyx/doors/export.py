@@ -28,10 +28,10 @@ from sardonyx.options import Options
 from sardonyx.pipeline import build_file
 from sardonyx.run.binding import Binding
 from sardonyx.sizes import dim_of, dims_of
-from sardonyx.telemetry.page import page_of
 from sardonyx.telemetry.report import collecting, new_graph_report
-from sardonyx.telemetry.repro import reproducible
-from sardonyx.telemetry.repro_capture import reproducible_capture
+from sardonyx.telemetry.report_page import page_of
+from sardonyx.telemetry.repro import write_repro_on_error
+from sardonyx.telemetry.repro_capture import write_capture_repro_on_error
 from sardonyx.telemetry.source import source_of
 from sardonyx.telemetry.verify import close, difference
 from sardonyx.translate import functions as onnx_functions
@@ -86,14 +86,14 @@ def export(
     with collecting() as report:
         graph_report = new_graph_report("exported", 0)
         call = args, kwargs, dynamic_shapes, examples
-        with graph_report.stage("capture"), reproducible_capture(chosen, model, *call):
+        with graph_report.stage("capture"), write_capture_repro_on_error(chosen, model, *call):
             traced = _trace(model, *call, own)
         with graph_report.stage("translate"):
             traced, translation = _with_numbers(traced, chosen, own)
             refuse_constant_floats(traced, examples)
         captured = traced.captured
         graph_report.operators = sum(node.op == "call_function" for node in captured.graph.graph.nodes)
-        with reproducible(chosen, captured.graph, door="export", kind="exported"):
+        with write_repro_on_error(chosen, captured.graph, door="export", kind="exported"):
             with graph_report.stage("translate"):
                 translation = translation or _translate(captured, chosen, own)
                 calling = _calling(translation, traced)
@@ -115,7 +115,7 @@ def export(
         _verify(program, model, args, kwargs)
     page = page_of(chosen)
     if page is not None:
-        page.tell_program(program, args, kwargs, model)
+        page.report_program(program, args, kwargs, model)
     return program
 
 

@@ -232,7 +232,7 @@ class Restored:
         self._edits = -1
         self._lock = fork.Lock()
         self._verdict: Future[bool] | None = None
-        fork.watch(self)
+        fork.register(self)
 
     def forked(self) -> None:
         """In a child process: what was still being compared with the module there never will be, and is not used."""

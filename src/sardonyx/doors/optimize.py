@@ -17,7 +17,7 @@ from sardonyx.capture.regions import Result
 from sardonyx.doors.call_arguments import Argument
 from sardonyx.doors.program import Calling, Program, hold
 from sardonyx.errors import SardonyxError
-from sardonyx.model_files import UserModel, blaming, load_model, quietly
+from sardonyx.model_files import UserModel, blame_invalid_model, load_model, quiet_onnx_ir
 from sardonyx.options import Options
 from sardonyx.pipeline import build_file
 from sardonyx.run.binding import Binding
@@ -39,7 +39,7 @@ def optimize(model: UserModel, *, domains: Sequence[str] | None = None, **option
     tensor([0., 0.])
     """
     chosen = Options.of(options)
-    with blaming(model), collecting() as report:
+    with blame_invalid_model(model), collecting() as report:
         graph_report = new_graph_report("given", 0)
         with graph_report.stage("load"):
             loaded = _described(_modern(hold(load_model(model)), chosen.opset))
@@ -66,7 +66,7 @@ def _modern(model: ir.Model, wanted: int | None) -> ir.Model:
 
 def _described(model: ir.Model) -> ir.Model:
     """State sizes as the rules read them: numbers, and an expression for every size that has a name."""
-    with quietly():
+    with quiet_onnx_ir():
         model = ShapeInferencePass()(model).model
     graph = model.graph
     values = [*graph.inputs, *graph.initializers.values()]

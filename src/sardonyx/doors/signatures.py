@@ -25,7 +25,7 @@ from sardonyx.errors import CaptureError
 from sardonyx.options import Options
 from sardonyx.pipeline import compile_graph
 from sardonyx.run.recompute import Recompute
-from sardonyx.telemetry.intercept import shown
+from sardonyx.telemetry.intercept import show_call
 from sardonyx.telemetry.report import Fallback, GraphReport, Report, collecting
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class _Turn:
 
     def __init__(self) -> None:
         self.forked()
-        fork.watch(self)
+        fork.register(self)
 
     def forked(self) -> None:
         """In a child process: nobody builds."""
@@ -184,7 +184,7 @@ class Signatures:
                 hint="transform the module itself, which is .original",
             )
         if self.options.intercept:
-            shown(self.module, args, kwargs, self.options.intercept)
+            show_call(self.module, args, kwargs, self.options.intercept)
         return self._called(args, kwargs)
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -11,7 +11,7 @@ from sardonyx.cache.disk import DiskCache, default_cache
 from sardonyx.cache.machine import key_of
 from sardonyx.engines import Engine, Job, Runner
 from sardonyx.errors import EngineError
-from sardonyx.telemetry.progress import showing
+from sardonyx.telemetry.progress import show_progress
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class _Compilation:
 
     def write(self, folder: Path) -> None:
         self.done = True
-        with showing(f"compiling with {self.engine.name}"):
+        with show_progress(f"compiling with {self.engine.name}"):
             self.engine.compile(self.job, folder)
 
 

@@ -23,7 +23,7 @@ from sardonyx.engines.engine import Availability, Engine, EngineChoice, Job, Run
 from sardonyx.engines.registry import find
 from sardonyx.errors import EngineError, OptionError
 from sardonyx.options import Options
-from sardonyx.telemetry.progress import showing
+from sardonyx.telemetry.progress import show_progress
 from sardonyx.telemetry.report import Choice
 from sardonyx.telemetry.verify import close
 from sardonyx.timing import in_turns
@@ -227,7 +227,7 @@ class _Contest:
 
     def _measure(self) -> None:
         """The shortest time of each counts."""
-        with showing("choosing an engine, measuring " + ", ".join(self._ready)):
+        with show_progress("choosing an engine, measuring " + ", ".join(self._ready)):
             taken = in_turns(
                 [call for _, call in self._ready.values()],
                 rounds=_ROUNDS,

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from sardonyx.telemetry.text import lines
+from sardonyx.telemetry.text import summarize
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,14 +36,14 @@ class Call:
         kind = type(self.module).__name__
         head = f"call {self.number} of " + (f"{self.name} ({kind})" if self.name else kind)
         if self.returned:
-            return "\n  ".join([f"{head} returns", *lines("result", self.result)])
-        return "\n  ".join([head, *(line for name, value in self.arguments.items() for line in lines(name, value))])
+            return "\n  ".join([f"{head} returns", *summarize("result", self.result)])
+        return "\n  ".join([head, *(line for name, value in self.arguments.items() for line in summarize(name, value))])
 
 
 Hook: TypeAlias = Callable[[Call], object]
 
 
-def named(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def bind_arguments(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """What is given to a module, by the names in its signature.
 
     >>> named(signature_of(nn.Bilinear(2, 2, 2)), (1,), {"input2": 2})
@@ -65,23 +65,23 @@ def named(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str
     return found
 
 
-_ANYTHING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _WRAPPED = ("_orig_mod", "module")
 """Where torch.compile, DataParallel and others keep the module they wrap."""
 
 
 def signature_of(module: nn.Module) -> inspect.Signature:
     """The signature of `forward`; of the module inside where a wrapper takes anything."""
-    signature = declared(module)
-    if all(parameter.kind in _ANYTHING for parameter in signature.parameters.values()):
+    signature = declared_signature(module)
+    if all(parameter.kind in _VARIADIC for parameter in signature.parameters.values()):
         inside = (vars(module)["_modules"].get(name) for name in _WRAPPED)
         return next((signature_of(found) for found in inside if found is not None), signature)
     return signature
 
 
-def declared(module: nn.Module) -> inspect.Signature:
+def declared_signature(module: nn.Module) -> inspect.Signature:
     """What `forward` itself says that it takes; anything if it does not say."""
     try:
         return inspect.signature(module.forward)
     except ValueError:
-        return inspect.Signature([inspect.Parameter("args", _ANYTHING[0]), inspect.Parameter("kwargs", _ANYTHING[1])])
+        return inspect.Signature([inspect.Parameter("args", _VARIADIC[0]), inspect.Parameter("kwargs", _VARIADIC[1])])

@@ -13,9 +13,9 @@ import onnx_ir as ir
 import torch
 
 from sardonyx import dtypes
+from sardonyx.atomic_files import atomic_write, write_file
 from sardonyx.options import NUMBER
 from sardonyx.telemetry.source import annotate
-from sardonyx.written_files import replacing, write_file
 
 log = logging.getLogger(__name__)
 
@@ -27,21 +27,21 @@ def dump(
 
     A place with `{number}` in it is the path of the files, less their suffixes. Weights go into a third file.
     """
-    path = _claim(place, kind)
-    write_file(path, _with_weights(proto, weights, path.with_suffix(".onnx.data")).SerializeToString())
+    path = _next_path(place, kind)
+    write_file(path, _externalize_weights(proto, weights, path.with_suffix(".onnx.data")).SerializeToString())
     write_file(path.with_suffix(".txt"), graph.print_readable(print_output=False))
     log.info("dumped %s", path)
     return path
 
 
-def _with_weights(proto: onnx.ModelProto, weights: Mapping[str, torch.Tensor], path: Path) -> onnx.ModelProto:
+def _externalize_weights(proto: onnx.ModelProto, weights: Mapping[str, torch.Tensor], path: Path) -> onnx.ModelProto:
     """A copy of the model whose weights are in the file, one after the other, instead of in torch."""
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     held = [tensor for tensor in copy.graph.initializer if tensor.name in weights]
     if not held:
         return copy
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         for tensor in held:
             offset = file.tell()
             file.write(dtypes.to_array(weights[tensor.name].cpu()).tobytes())
@@ -51,7 +51,7 @@ def _with_weights(proto: onnx.ModelProto, weights: Mapping[str, torch.Tensor], p
     return copy
 
 
-def _claim(place: str, kind: str) -> Path:
+def _next_path(place: str, kind: str) -> Path:
     for number in itertools.count():
         path = Path(f"{place.replace(NUMBER, str(number))}.onnx")
         if NUMBER not in place:

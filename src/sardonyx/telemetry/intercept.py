@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from sardonyx.errors import OptionError, SardonyxError
-from sardonyx.telemetry.calls import Call, Hook, declared, named, signature_of
+from sardonyx.telemetry.calls import Call, Hook, bind_arguments, declared_signature, signature_of
 from sardonyx.telemetry.recording import record
 
 log = logging.getLogger(__name__)
@@ -77,14 +77,16 @@ def restore(model: nn.Module) -> None:
         watch.end()
 
 
-def shown(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], hook: Hook | bool = True) -> None:
+def show_call(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], hook: Hook | bool = True) -> None:
     """Show one call of a module, or hand it to the hook, without intercepting anything."""
     with _lock:
-        numbers = _shown.setdefault(module, itertools.count())
-    _hook(hook)(Call(module, "", next(numbers), named(signature_of(module), args, kwargs), tuple(args), kwargs))
+        numbers = _call_counts.setdefault(module, itertools.count())
+    _hook(hook)(
+        Call(module, "", next(numbers), bind_arguments(signature_of(module), args, kwargs), tuple(args), kwargs)
+    )
 
 
-_shown: WeakKeyDictionary[nn.Module, Iterator[int]] = WeakKeyDictionary()
+_call_counts: WeakKeyDictionary[nn.Module, Iterator[int]] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -132,13 +134,13 @@ class _Watch:
 def _watch(model: nn.Module, hook: Hook | None, results: bool, submodules: str | Sequence[str]) -> _Watch:
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise TypeError(f"intercept takes a module of Python code, not {type(model).__name__}")
-    modules = {"": model, **_matching(model, submodules)}
+    modules = {"": model, **_matching_modules(model, submodules)}
     watch = _Watch(_hook(hook), results, modules, {name: itertools.count() for name in modules})
     watch.begin()
     return watch
 
 
-def _matching(model: nn.Module, patterns: str | Sequence[str]) -> dict[str, nn.Module]:
+def _matching_modules(model: nn.Module, patterns: str | Sequence[str]) -> dict[str, nn.Module]:
     inside = {name: module for name, module in model.named_modules() if name}
     found: dict[str, nn.Module] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
@@ -172,16 +174,16 @@ class _Interception:
                 hint="call the model once before",
             )
         found = cls(module)
-        body = {**_body(found, declared(module)), **_extras(module)}
+        body = {**_subclass_body(found, declared_signature(module)), **_added_methods(module)}
         try:
-            watched = types.new_class(found.base.__name__, (found.base,), exec_body=lambda d: d.update(body))
-            object.__setattr__(module, "__class__", watched)  # some modules pass attributes on
+            subclass = types.new_class(found.base.__name__, (found.base,), exec_body=lambda d: d.update(body))
+            object.__setattr__(module, "__class__", subclass)  # some modules pass attributes on
         except Exception as error:  # the class may allow no subclass, in words of its own
             raise SardonyxError(
                 f"{found.base.__name__} cannot be intercepted: {error}",
                 hint="intercept the module around it, or one inside by submodules=",
             ) from error
-        vars(module)[_OWN] = vars(module).pop("forward", None)
+        vars(module)[_ORIGINAL_FORWARD] = vars(module).pop("forward", None)
         return found
 
     def undo(self, module: nn.Module) -> None:
@@ -192,7 +194,7 @@ class _Interception:
                 hint="undo that first, as torch.nn.utils.parametrize.remove_parametrizations does",
             )
         object.__setattr__(module, "__class__", self.base)
-        _give_back(vars(module))
+        _restore_forward(vars(module))
 
     def reduced(self, module: nn.Module) -> Any:
         """How to pickle or copy the module as what it is without interception.
@@ -200,12 +202,12 @@ class _Interception:
         By the oldest protocol: the newer ones insist on the class that the module has at the moment.
         """
         plain: Any = object.__new__(self.base)
-        object.__setattr__(plain, "__dict__", _give_back(dict(vars(module))))
+        object.__setattr__(plain, "__dict__", _restore_forward(dict(vars(module))))
         return plain.__reduce_ex__(1)
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[_Watch, Call]]:
         """Tell everybody of a call; those that wait for its result."""
-        arguments = named(self.signature, args, kwargs)
+        arguments = bind_arguments(self.signature, args, kwargs)
         waiting = []
         for watch, name in list(self.names.items()):
             call = Call(module, name, next(watch.numbers[name]), arguments, args, dict(kwargs))
@@ -215,12 +217,12 @@ class _Interception:
         return waiting
 
 
-_OWN = "_forward_of_its_own"
+_ORIGINAL_FORWARD = "_forward_of_its_own"
 """Where a `forward` that was set on the module itself is meanwhile: on the module, so that replicas have it too."""
 
 
-def _give_back(attributes: dict[str, Any]) -> dict[str, Any]:
-    own = attributes.pop(_OWN, None)
+def _restore_forward(attributes: dict[str, Any]) -> dict[str, Any]:
+    own = attributes.pop(_ORIGINAL_FORWARD, None)
     if own is not None:
         attributes.setdefault("forward", own)
     return attributes
@@ -231,16 +233,16 @@ def _interception(module: nn.Module) -> _Interception | None:
     return found
 
 
-def _after(waiting: Sequence[tuple[_Watch, Call]], result: Any) -> None:
+def _notify_results(waiting: Sequence[tuple[_Watch, Call]], result: Any) -> None:
     for watch, call in waiting:
         watch.hook(dataclasses.replace(call, returned=True, result=result))
 
 
-def _body(found: _Interception, signature: inspect.Signature) -> dict[str, Any]:
+def _subclass_body(found: _Interception, signature: inspect.Signature) -> dict[str, Any]:
     """The parts of the subclass that a module becomes an instance of."""
     reason = "sardonyx.intercept looks at the arguments; with fullgraph=True use the option intercept instead"
     disable: Callable[..., Callable[..., Any]] = torch.compiler.disable
-    before, after = disable(found.before, reason=reason), disable(_after, reason=reason)
+    before, after = disable(found.before, reason=reason), disable(_notify_results, reason=reason)
     base = found.base
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -259,7 +261,7 @@ def _body(found: _Interception, signature: inspect.Signature) -> dict[str, Any]:
     forward.__dict__["__signature__"] = signature.replace(parameters=[itself, *signature.parameters.values()])
     return {
         "_interception": found,
-        _OWN: False,  # of another object of the class, which was not intercepted
+        _ORIGINAL_FORWARD: False,  # of another object of the class, which was not intercepted
         "forward": forward,
         "__reduce_ex__": lambda self, protocol: found.reduced(self),
         "__module__": base.__module__,
@@ -272,25 +274,27 @@ def _record(self: nn.Module, path: str | PathLike[str], *, limit: int = 16) -> N
     _watch(self, record(path, limit=limit), False, ())
 
 
-_EXTRAS: Mapping[str, Any] = {"restore": restore, "record": _record}
+_ADDED_METHODS: Mapping[str, Any] = {"restore": restore, "record": _record}
 """What a module can do while it is intercepted."""
 
 
-def _extras(module: nn.Module) -> dict[str, Any]:
+def _added_methods(module: nn.Module) -> dict[str, Any]:
     """Those that hide nothing of the module's own."""
-    own = {name: getattr(getattr(module, name, None), "__func__", None) for name in _EXTRAS if hasattr(module, name)}
-    hidden = [name for name, function in own.items() if function not in _EXTRAS.values()]
+    own = {
+        name: getattr(getattr(module, name, None), "__func__", None) for name in _ADDED_METHODS if hasattr(module, name)
+    }
+    hidden = [name for name, function in own.items() if function not in _ADDED_METHODS.values()]
     if hidden:
         log.warning("%s has a %s of its own: use sardonyx.diagnose's", type(module).__name__, " and a ".join(hidden))
-    return {name: function for name, function in _EXTRAS.items() if name not in hidden}
+    return {name: function for name, function in _ADDED_METHODS.items() if name not in hidden}
 
 
 # Graphs of torch.compile
 
 
-def watched(run: Callable[..., Any], graph: torch.fx.GraphModule, hook: Hook | bool) -> Callable[..., Any]:
+def show_graph_calls(run: Callable[..., Any], graph: torch.fx.GraphModule, hook: Hook | bool) -> Callable[..., Any]:
     """A compiled graph, each call of which is shown first, or handed to the hook; weights are left out."""
-    hook, names, numbers = _hook(hook), _sources(graph), itertools.count()
+    hook, names, numbers = _hook(hook), _input_names(graph), itertools.count()
     name = f"graph {torch._guards.CompileContext.current_compile_id()}"
 
     def call(*args: Any) -> Any:
@@ -301,25 +305,25 @@ def watched(run: Callable[..., Any], graph: torch.fx.GraphModule, hook: Hook | b
     return call
 
 
-_PARTS = (
+_SOURCE_PATTERNS = (
     (re.compile(r"\b[LG]\['(\w+)'\]"), r"\1"),  # a local or a global variable
     (re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]"), r".\1"),
 )
 _WEIGHT = re.compile(r"\._(?:parameters|buffers)\[")
 
 
-def _sources(graph: torch.fx.GraphModule) -> dict[int, str]:
+def _input_names(graph: torch.fx.GraphModule) -> dict[int, str]:
     """The graph's inputs that a caller gives, by number: no weights, no sizes of tensors that are inputs too."""
     found = {}
     for index, node in enumerate(graph.graph.find_nodes(op="placeholder")):
         source = getattr(node.meta.get("grapharg"), "source", None)
         text = "" if source is None else source.name
         if source is None or not (_WEIGHT.search(text) or hasattr(source, "prop")):
-            found[index] = _in_the_users_words(text) or node.name
+            found[index] = _readable_source(text) or node.name
     return found
 
 
-def _in_the_users_words(source: str) -> str:
-    for pattern, words in _PARTS:
+def _readable_source(source: str) -> str:
+    for pattern, words in _SOURCE_PATTERNS:
         source = pattern.sub(words, source)
     return source

@@ -100,8 +100,16 @@ def _write(folder: Path, call: Call) -> Path:
 
 # Values as JSON. Lists and plain values are themselves; everything else is an object with one key that says what it is.
 
-_NUMPYS = {torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.bool, torch.uint8}
-_NUMPYS |= {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64}
+_NUMPY_DTYPES = {
+    torch.float16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+    torch.bool,
+    torch.uint8,
+}
+_NUMPY_DTYPES |= {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64}
 """Dtypes that numpy has; others are written as bytes."""
 
 
@@ -132,22 +140,22 @@ class _Writer:
         return self._object(value, where)
 
     def _object(self, value: Any, where: str) -> Any:
-        layers = _layers(value)
+        layers = _cache_layers(value)
         if layers is not None:
             return {"DynamicCache": self.value(layers, where)}
         name = pytree.SUPPORTED_SERIALIZED_TYPES[type(value)].serialized_type_name if _is_registered(value) else None
         if not isinstance(name, str):
-            raise _refusal(value, where)
+            raise _cannot_record(value, where)
         parts, context = pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)
         return {"node": [name, self.value(list(parts), where), self.value(context, where)]}
 
     def _tensor(self, tensor: torch.Tensor, where: str) -> dict[str, Any]:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided or tensor.is_meta:
-            raise _refusal(tensor, where)
+            raise _cannot_record(tensor, where)
         name = self._names.setdefault(id(tensor), str(len(self._names)))
         here = tensor.detach().cpu().resolve_conj().resolve_neg()
         flat = here.contiguous().reshape(-1)
-        self.arrays[name] = (flat if tensor.dtype in _NUMPYS else flat.view(torch.uint8)).numpy()
+        self.arrays[name] = (flat if tensor.dtype in _NUMPY_DTYPES else flat.view(torch.uint8)).numpy()
         return {
             "name": name,
             "dtype": str(tensor.dtype).removeprefix("torch."),
@@ -161,7 +169,7 @@ def _is_registered(value: Any) -> bool:
     return type(value) in pytree.SUPPORTED_NODES and type(value) in pytree.SUPPORTED_SERIALIZED_TYPES
 
 
-def _refusal(value: Any, where: str) -> SardonyxError:
+def _cannot_record(value: Any, where: str) -> SardonyxError:
     return SardonyxError(
         f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be recorded",
         hint="a dataclass can be once torch.export.register_dataclass knows it; "
@@ -214,7 +222,7 @@ def _type(name: str) -> Any:
 # The cache of transformers' generate()
 
 
-def _layers(value: Any) -> list[Any] | None:
+def _cache_layers(value: Any) -> list[Any] | None:
     """Keys and values by layer, None for a layer without any; None if it is no such cache, or has more to it."""
     known = sys.modules.get("transformers.cache_utils")
     if known is None or type(value) is not known.DynamicCache or value.offloading:
@@ -224,7 +232,7 @@ def _layers(value: Any) -> list[Any] | None:
     return [[layer.keys, layer.values] if layer.is_initialized else None for layer in value.layers]
 
 
-def _cache(layers: list[Any]) -> Any:
+def _rebuild_cache(layers: list[Any]) -> Any:
     try:
         from transformers import DynamicCache
     except ImportError as error:
@@ -244,5 +252,5 @@ _SIMPLE: Mapping[str, Callable[[Any], Any]] = {
     "float": float,
     "dtype": lambda name: getattr(torch, name),
     "device": torch.device,
-    "DynamicCache": _cache,
+    "DynamicCache": _rebuild_cache,
 }

@@ -11,10 +11,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
-from sardonyx.telemetry.progress import showing
+from sardonyx.telemetry.progress import show_progress
 
 if TYPE_CHECKING:
-    from sardonyx.telemetry.picture import Picture
+    from sardonyx.telemetry.graph_snapshot import GraphSnapshot
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class RegionReport:
     sessions: int = 0
     choice: Choice | None = None
     """Of the engine, where it was left to `auto`."""
-    pictures: dict[str, Picture] = field(default_factory=dict)
+    snapshots: dict[str, GraphSnapshot] = field(default_factory=dict)
     """With the option `report`: the model as it was "translated", as rules left it ("rewritten"), and as it "runs"."""
     times: dict[str, float] = field(default_factory=dict)
     """With the option `report`: seconds of a call by node, as the engine tells them."""
@@ -120,7 +120,7 @@ class GraphReport:
         """Count the time of what runs inside under the stage's name."""
         started = time.perf_counter()
         try:
-            with showing(f"{self.kind} graph of {self.operators} operators, {name}"):
+            with show_progress(f"{self.kind} graph of {self.operators} operators, {name}"):
                 yield
         finally:
             seconds = time.perf_counter() - started

@@ -19,14 +19,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from sardonyx.errors import SardonyxError
 from sardonyx.options import Options
-from sardonyx.telemetry.repro_code import class_of, constants_of, operators_of
+from sardonyx.telemetry.repro_code import class_source, constants, custom_operators
 from sardonyx.versions import versions
 
 log = logging.getLogger(__name__)
 
 Door: TypeAlias = Literal["graph", "dynamo", "export"]
 VALUES = "values.pt"
-MOST_VALUES = 2**24
+MAX_VALUE_BYTES = 2**24
 """Bytes of a call's tensors up to which their values are kept."""
 
 
@@ -46,13 +46,13 @@ class Tensor:
         made = torch.empty_strided(self.shape, self.strides, dtype=self.dtype)
         draw = torch.Generator().manual_seed(seed)
         if self.dtype.is_floating_point or self.dtype.is_complex:
-            made.copy_(torch.randn(self.shape, generator=draw, dtype=_drawn(self.dtype)))
+            made.copy_(torch.randn(self.shape, generator=draw, dtype=_random_dtype(self.dtype)))
         else:
             made.fill_(self.dtype == torch.bool)
         return made.to(self.device)
 
 
-def _drawn(dtype: torch.dtype) -> torch.dtype:
+def _random_dtype(dtype: torch.dtype) -> torch.dtype:
     """A dtype that random numbers can be drawn in."""
     return dtype if dtype in (torch.float64, torch.complex64, torch.complex128) else torch.float32
 
@@ -61,7 +61,7 @@ def _drawn(dtype: torch.dtype) -> torch.dtype:
 
 
 @contextmanager
-def reproducible(
+def write_repro_on_error(
     options: Options,
     graph: torch.fx.GraphModule,
     args: Callable[[], Sequence[Any]] | None = None,
@@ -77,11 +77,11 @@ def reproducible(
     try:
         yield
     except Exception as error:
-        note(error, options, graph, args() if args else None, door=door, kind=kind, weights=weights)
+        write_repro(error, options, graph, args() if args else None, door=door, kind=kind, weights=weights)
         raise
 
 
-def note(
+def write_repro(
     error: Exception,
     options: Options,
     graph: torch.fx.GraphModule,
@@ -98,17 +98,17 @@ def note(
         with _disable_current_modes(), torch.no_grad():
             folder = _write(Path(options.repro), error, options, graph, args, door, kind, weights)
     except Exception as failure:
-        not_written(error, failure)
+        log_write_failure(error, failure)
         return
-    written(error, folder, f"python {folder / 'repro.py'}")
+    attach_repro(error, folder, f"python {folder / 'repro.py'}")
 
 
-def not_written(error: Exception, failure: Exception) -> None:
+def log_write_failure(error: Exception, failure: Exception) -> None:
     """Log that an error could not be written down."""
     log.warning("no repro could be written for %s: %s", type(error).__name__, failure, exc_info=failure)
 
 
-def written(error: Exception, folder: Path, what: str) -> None:
+def attach_repro(error: Exception, folder: Path, what: str) -> None:
     """Let an error say what was written for it."""
     error.repro = folder  # type: ignore[attr-defined]  # so that who is further out does not write another
     told = f"repro: {what}"
@@ -130,10 +130,10 @@ def _write(
     weights: frozenset[int],
 ) -> Path:
     placeholders = graph.graph.find_nodes(op="placeholder")
-    known = [_known(node, args[i] if args is not None else None) for i, node in enumerate(placeholders)]
-    values = _kept(args) | constants_of(graph)
-    chosen, left_out = written_options(options)
-    folder = started(place, kind, error)
+    known = [_describe_argument(node, args[i] if args is not None else None) for i, node in enumerate(placeholders)]
+    values = _small_real_tensors(args) | constants(graph)
+    chosen, left_out = serializable_options(options)
+    folder = new_repro_folder(place, kind, error)
     if values:
         torch.save(values, folder / VALUES)
     names, how = [node.name for node in placeholders], f"door={door!r}, kind={kind!r}, weights={sorted(weights)}"
@@ -141,15 +141,15 @@ def _write(
     return folder
 
 
-def started(place: Path, kind: str, error: Exception) -> Path:
+def new_repro_folder(place: Path, kind: str, error: Exception) -> Path:
     """A new folder with what is written of any error: what it says, and the versions it happened with."""
-    folder = _claim(place, kind)
+    folder = _next_folder(place, kind)
     (folder / "error.txt").write_text("".join(traceback.format_exception(error)), encoding="utf-8")
     (folder / "versions.json").write_text(json.dumps(versions(), indent=1) + "\n", encoding="utf-8")
     return folder
 
 
-def _claim(place: Path, kind: str) -> Path:
+def _next_folder(place: Path, kind: str) -> Path:
     for number in itertools.count():
         folder = place.absolute() / f"{number:03d}_{kind}"
         if any(place.glob(f"{number:03d}_*")):
@@ -162,7 +162,7 @@ def _claim(place: Path, kind: str) -> Path:
     raise AssertionError("unreachable")
 
 
-def _known(node: torch.fx.Node, value: Any) -> Tensor | int | float | None:
+def _describe_argument(node: torch.fx.Node, value: Any) -> Tensor | int | float | None:
     """What a program has to know of an argument: of the value that is given, or of the one that torch expects."""
     expected = node.meta.get("val", node.meta.get("example_value"))
     value = expected if value is None else value
@@ -183,14 +183,14 @@ def _hint(size: int | torch.SymInt) -> int:
     return int(size.node.hint if size.node.has_hint() else 2)
 
 
-def _kept(args: Sequence[Any] | None) -> dict[str, torch.Tensor]:
+def _small_real_tensors(args: Sequence[Any] | None) -> dict[str, torch.Tensor]:
     """The tensors of a call, where they are real and small enough to be kept."""
     given = {str(i): x.detach() for i, x in enumerate(args or ()) if isinstance(x, torch.Tensor)}
     real = not any(isinstance(x, FakeTensor) or x.is_meta for x in given.values())
-    return given if real and sum(x.nbytes for x in given.values()) <= MOST_VALUES else {}
+    return given if real and sum(x.nbytes for x in given.values()) <= MAX_VALUE_BYTES else {}
 
 
-def written_options(options: Options) -> tuple[dict[str, Any], list[str]]:
+def serializable_options(options: Options) -> tuple[dict[str, Any], list[str]]:
     """The options that were chosen, and the names of those that cannot be written as text."""
     different = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
     different = {name: x for name, x in different.items() if x != getattr(Options(), name)}
@@ -216,17 +216,17 @@ def _program(
     options: Mapping[str, Any],
     left_out: Sequence[str],
 ) -> str:
-    imports, classes = class_of(graph)
-    needed = operators_of(graph)
+    imports, classes = class_source(graph)
+    needed = custom_operators(graph)
     lines = [
-        *told_first(error),
+        *header_lines(error),
         "from pathlib import Path",
         "",
         imports.strip(),
         "",
         "from sardonyx.diagnose.repro import Tensor, reproduce, values_in",
         "",
-        *told_options(left_out),
+        *omitted_option_lines(left_out),
         *(f"# Has to be registered before: the operator {name}." for name in needed),
         "VALUES = values_in(Path(__file__).parent)",
         "",
@@ -248,7 +248,7 @@ def _program(
     return "\n".join(lines)
 
 
-def told_first(error: Exception) -> list[str]:
+def header_lines(error: Exception) -> list[str]:
     """What a program begins with: the error that it is about."""
     first = str(error).splitlines()[0] if str(error) else ""
     return [
@@ -260,7 +260,7 @@ def told_first(error: Exception) -> list[str]:
     ]
 
 
-def told_options(left_out: Sequence[str]) -> list[str]:
+def omitted_option_lines(left_out: Sequence[str]) -> list[str]:
     """Which options a program lacks."""
     return [f"# Not written here, for it is no text: the option {name!r}." for name in left_out]
 

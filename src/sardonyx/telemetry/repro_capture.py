@@ -20,14 +20,14 @@ from sardonyx.errors import CaptureError
 from sardonyx.options import Options
 from sardonyx.telemetry import repro
 from sardonyx.telemetry.repro import VALUES, Tensor
-from sardonyx.telemetry.repro_source import CannotRebuild, Sources, is_theirs
+from sardonyx.telemetry.repro_source import CannotRebuild, Sources, is_user_module
 
 CALL = "call.pkl"
 _KIND = "uncaptured"
 
 
 @contextmanager
-def reproducible_capture(
+def write_capture_repro_on_error(
     options: Options,
     module: torch.nn.Module,
     args: Sequence[Any],
@@ -40,12 +40,12 @@ def reproducible_capture(
         yield
     except CaptureError as error:
         if options.repro:
-            _note(error, options, _Call(args, kwargs, dynamic_shapes, examples, module))
+            _write_repro(error, options, _ExportCall(args, kwargs, dynamic_shapes, examples, module))
         raise
 
 
 @dataclass(frozen=True)
-class _Call:
+class _ExportCall:
     """What is exported: the arguments come first, so that it is their values that are kept if not all can be."""
 
     args: Sequence[Any]
@@ -55,24 +55,24 @@ class _Call:
     module: torch.nn.Module
 
 
-def _note(error: CaptureError, options: Options, call: _Call) -> None:
+def _write_repro(error: CaptureError, options: Options, call: _ExportCall) -> None:
     assert options.repro
     try:
         with _disable_current_modes(), torch.no_grad():
-            folder = repro.started(Path(options.repro), _KIND, error)
+            folder = repro.new_repro_folder(Path(options.repro), _KIND, error)
             what = _write(folder, error, options, call)
     except Exception as failure:
-        repro.not_written(error, failure)
+        repro.log_write_failure(error, failure)
         return
-    repro.written(error, folder, what)
+    repro.attach_repro(error, folder, what)
 
 
-def _write(folder: Path, error: CaptureError, options: Options, call: _Call) -> str:
+def _write(folder: Path, error: CaptureError, options: Options, call: _ExportCall) -> str:
     """Write a program, or why there is none; what to do with it."""
     try:
-        held, sources, tensors = _pickled(call)
+        held, sources, tensors = _pickle_call(call)
     except Exception as failure:  # pickle raises what it likes
-        (folder / "README.md").write_text(_told(error, call, failure), encoding="utf-8")
+        (folder / "README.md").write_text(_readme(error, call, failure), encoding="utf-8")
         return str(folder / "README.md")
     (folder / CALL).write_bytes(held)
     if tensors:
@@ -82,13 +82,13 @@ def _write(folder: Path, error: CaptureError, options: Options, call: _Call) -> 
 
 
 def _program(error: CaptureError, options: Options, sources: Sources) -> str:
-    chosen, left_out = repro.written_options(options)
+    chosen, left_out = repro.serializable_options(options)
     lines = [
-        *repro.told_first(error),
+        *repro.header_lines(error),
         *sources.future(),
         sources.text(),
         "",
-        *repro.told_options(left_out),
+        *repro.omitted_option_lines(left_out),
         'if __name__ == "__main__":',
         "    from sardonyx.diagnose.repro import capture_again",
         "",
@@ -102,7 +102,7 @@ def _program(error: CaptureError, options: Options, sources: Sources) -> str:
 # A module and its call as bytes
 
 
-def _pickled(call: _Call) -> tuple[bytes, Sources, dict[str, torch.Tensor]]:
+def _pickle_call(call: _ExportCall) -> tuple[bytes, Sources, dict[str, torch.Tensor]]:
     file = BytesIO()
     pickler = _Pickler(file)
     pickler.dump(call)
@@ -114,7 +114,7 @@ class _Tensors:
     """The tensors that are met, each known by a number: their values as long as they are few."""
 
     values: dict[str, torch.Tensor] = field(default_factory=dict)
-    left: int = field(default_factory=lambda: repro.MOST_VALUES)
+    left: int = field(default_factory=lambda: repro.MAX_VALUE_BYTES)
     _met: dict[int, tuple[torch.Tensor, tuple[Any, ...]]] = field(default_factory=dict)
     """By identity; the tensors themselves are held, so that no other takes their place."""
 
@@ -145,7 +145,7 @@ class _Pickler(pickle.Pickler):
         """What is written in place of an object; None to write it as it is."""
         if isinstance(obj, torch.Tensor):
             return self.tensors.describe(obj)
-        if isinstance(obj, (type, FunctionType)) and is_theirs(obj.__module__):
+        if isinstance(obj, (type, FunctionType)) and is_user_module(obj.__module__):
             return "source", self.sources.name_of(obj)
         return None
 
@@ -153,9 +153,9 @@ class _Pickler(pickle.Pickler):
 # Where no program can be written
 
 
-def _told(error: CaptureError, call: _Call, failure: Exception) -> str:
+def _readme(error: CaptureError, call: _ExportCall, failure: Exception) -> str:
     """What is known, to be read."""
-    given = pytree.tree_map(_told_value, {"args": list(call.args), "kwargs": dict(call.kwargs)})
+    given = pytree.tree_map(_describe_value, {"args": list(call.args), "kwargs": dict(call.kwargs)})
     module = call.module
     return "\n".join(
         [
@@ -176,7 +176,7 @@ def _block(title: str, text: str) -> list[str]:
     return [f"## {title}", "", "```text", text.rstrip(), "```", ""]
 
 
-def _told_value(value: Any) -> Any:
+def _describe_value(value: Any) -> Any:
     return f"{value.dtype} {tuple(value.shape)} on {value.device}" if isinstance(value, torch.Tensor) else value
 
 

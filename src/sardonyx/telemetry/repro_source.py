@@ -22,16 +22,16 @@ class CannotRebuild(Exception):
     """Why a thing cannot be made from text."""
 
 
-def is_theirs(name: str) -> bool:
+def is_user_module(name: str) -> bool:
     """Whether a module is the user's, and not one that is installed."""
     if name == "__main__":
         return True
     file = getattr(sys.modules.get(name), "__file__", None)
-    return file is not None and not any(Path(file).resolve().is_relative_to(root) for root in _installed())
+    return file is not None and not any(Path(file).resolve().is_relative_to(root) for root in _package_folders())
 
 
 @cache
-def _installed() -> frozenset[Path]:
+def _package_folders() -> frozenset[Path]:
     """Where packages are: Python's own, those of others, and this one."""
     libraries = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
     roots = [*libraries, site.getusersitepackages()]
@@ -77,7 +77,7 @@ class Sources:
             return
         self._known.add((module.__name__, wanted.__qualname__))
         for base in getattr(wanted, "__bases__", ()):
-            if is_theirs(base.__module__):
+            if is_user_module(base.__module__):
                 self.name_of(base)
         try:
             text = textwrap.dedent(inspect.getsource(wanted))
@@ -90,7 +90,7 @@ class Sources:
         if (module.__name__, name) in self._known:
             return
         self._known.add((module.__name__, name))
-        lines, found = _top(module)
+        lines, found = _top_level_statements(module)
         statement = found.get(name)
         if statement is None:
             raise CannotRebuild(f"{module.__name__} defines {name} in a way that cannot be followed")
@@ -102,9 +102,9 @@ class Sources:
         self._define(module, name, "\n".join(lines[first - 1 : statement.end_lineno]) + "\n")
 
     def _define(self, module: ModuleType, name: str, text: str) -> None:
-        _, top = _top(module)
+        _, top = _top_level_statements(module)
         self._postponed |= "annotations" in top and getattr(top["annotations"], "module", "") == "__future__"
-        for other in sorted(_globals_of(text) - {name}):
+        for other in sorted(_free_names(text) - {name}):
             if other in top:
                 self._need(module, other)
             elif other in vars(module) and not other.startswith("__"):
@@ -116,7 +116,7 @@ class Sources:
         value = getattr(module, name, None)
         source = statement.module if isinstance(statement, ast.ImportFrom) else alias.name
         theirs = isinstance(statement, ast.ImportFrom) and bool(statement.level)
-        if not theirs and not is_theirs(source or "") and not is_theirs((source or "").partition(".")[0]):
+        if not theirs and not is_user_module(source or "") and not is_user_module((source or "").partition(".")[0]):
             names = f" as {alias.asname}" if alias.asname else ""
             start = f"from {source} import" if isinstance(statement, ast.ImportFrom) else "import"
             self._put(name, f"{start} {alias.name}{names}")
@@ -138,7 +138,7 @@ def _check_closure(wanted: Any) -> None:
             raise CannotRebuild(f"{wanted.__qualname__} reads {', '.join(sorted(free))} of the function around it")
 
 
-def _top(module: ModuleType) -> tuple[list[str], dict[str, ast.stmt]]:
+def _top_level_statements(module: ModuleType) -> tuple[list[str], dict[str, ast.stmt]]:
     """The lines of a file, and for each name the statement at its top that gives it a meaning, the last of several."""
     try:
         text = inspect.getsource(module)
@@ -146,11 +146,11 @@ def _top(module: ModuleType) -> tuple[list[str], dict[str, ast.stmt]]:
         raise CannotRebuild(f"{module.__name__} has no source: {error}") from error
     found: dict[str, ast.stmt] = {}
     for statement in ast.parse(text).body:
-        found |= dict.fromkeys(_bound(statement), statement)
+        found |= dict.fromkeys(_bound_names(statement), statement)
     return text.splitlines(), found
 
 
-def _bound(statement: ast.stmt) -> Iterator[str]:
+def _bound_names(statement: ast.stmt) -> Iterator[str]:
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         yield statement.name
     elif isinstance(statement, (ast.Import, ast.ImportFrom)):
@@ -161,7 +161,7 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
         yield statement.target.id
 
 
-def _globals_of(text: str) -> set[str]:
+def _free_names(text: str) -> set[str]:
     """The names that a text reads and does not define."""
     found: set[str] = set()
     tables = [symtable.symtable(text, "source", "exec")]

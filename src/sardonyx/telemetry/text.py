@@ -14,16 +14,16 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
-Entries: TypeAlias = Iterator[tuple[str, Any]]
+Children: TypeAlias = Iterator[tuple[str, Any]]
 
-_LOOKED_AT = 2**20
+_MAX_SAMPLED = 2**20
 """Elements of a tensor whose values are looked at; of a larger one they are spread over it."""
-_SMALL = 8
+_MAX_ELEMENTS = 8
 """Elements of a tensor that are shown: all of a smaller one, of a larger one of integers the first."""
-_ENTRIES = 16
+_MAX_ENTRIES = 16
 """Entries of a container that are shown."""
 _DEPTH = 6
-_NODES = 2000
+_MAX_NODES = 2000
 """Values inside one argument that are visited at most."""
 
 
@@ -37,18 +37,18 @@ def duration(seconds: float) -> str:
     return f"{seconds / scale:.3g} {unit}"
 
 
-def lines(name: str, value: Any) -> list[str]:
+def summarize(name: str, value: Any) -> list[str]:
     """The value under its name, with what it holds indented below.
 
-    >>> print("\\n".join(lines("x", {"mask": torch.ones(2, 3), "scale": 0.5})))
+    >>> print("\\n".join(summarize("x", {"mask": torch.ones(2, 3), "scale": 0.5})))
     x: dict
       ['mask']: float32[2, 3] cpu, 1 to 1, mean 1: [[1, 1, 1], [1, 1, 1]]
       ['scale']: 0.5
     """
-    return _Walk().lines(name, value, ())[0]
+    return _Summarizer().summarize(name, value, ())[0]
 
 
-def tensor_in_words(tensor: torch.Tensor) -> str:
+def summarize_tensor(tensor: torch.Tensor) -> str:
     """Dtype, sizes, device and range; the values of a small tensor, and the first of integers.
 
     >>> tensor_in_words(torch.tensor([1.0, 3.0, float("nan")]))
@@ -56,28 +56,28 @@ def tensor_in_words(tensor: torch.Tensor) -> str:
     >>> tensor_in_words(torch.arange(100, 120))
     'int64[20] cpu, 100 to 119, mean 109.5: 100, 101, 102, 103, 104, 105, 106, 107, …'
     """
-    words = [f"{_kind(tensor)} {tensor.device}"]
+    words = [f"{_dtype_and_shape(tensor)} {tensor.device}"]
     if tensor.requires_grad:
         words.append("requires grad")
-    return ", ".join([*words, *_values(tensor)]) + _shown_elements(tensor)
+    return ", ".join([*words, *_value_range(tensor)]) + _shown_elements(tensor)
 
 
-class _Walk:
+class _Summarizer:
     """One pass through a value, which ends however large, deep or circular the value is."""
 
     def __init__(self) -> None:
-        self._left = _NODES
+        self._left = _MAX_NODES
 
-    def lines(self, name: str, value: Any, around: tuple[int, ...]) -> tuple[list[str], bool]:
-        """The lines of a value, and whether there are tensors in it: one without is short."""
+    def summarize(self, name: str, value: Any, around: tuple[int, ...]) -> tuple[list[str], bool]:
+        """Return the lines for a value, and whether it holds tensors; a value without any takes one line."""
         self._left -= 1
         if isinstance(value, torch.Tensor):
-            return [f"{name}: {tensor_in_words(value)}"], True
+            return [f"{name}: {summarize_tensor(value)}"], True
         known = id(value) in around or len(around) >= _DEPTH or self._left < 0
-        entries = None if known else _entries(value)
+        entries = None if known else _children(value)
         below, found = [], False
-        for label, child in islice(entries or (), _ENTRIES):
-            more, holds = self.lines(label, child, (*around, id(value)))
+        for label, child in islice(entries or (), _MAX_ENTRIES):
+            more, holds = self.summarize(label, child, (*around, id(value)))
             found |= holds
             if holds or _is_container(value):
                 below += [f"  {line}" for line in more]
@@ -92,7 +92,7 @@ def _is_container(value: Any) -> bool:
     return isinstance(value, (Mapping, list, tuple, set, frozenset)) or dataclasses.is_dataclass(value)
 
 
-def _entries(value: Any) -> Entries | None:
+def _children(value: Any) -> Children | None:
     """An iterator over what a value holds, each with the way to it; None if it is no container."""
     if isinstance(value, Mapping):
         return ((f"[{_short.repr(key)}]", child) for key, child in value.items())
@@ -117,7 +117,7 @@ class _Short(reprlib.Repr):
 
     def repr_instance(self, x: Any, level: int) -> str:
         if isinstance(x, torch.Tensor):
-            return _kind(x)
+            return _dtype_and_shape(x)
         if isinstance(x, (*_PLAIN, torch.Size, Enum, range, slice, torch.layout, torch.memory_format)):
             text = repr(x)
             return text if len(text) <= self.maxother else text[: self.maxother - 1] + "…"
@@ -131,22 +131,22 @@ _short.maxstring = _short.maxother = 80
 _short.maxdict = _short.maxlist = _short.maxtuple = _short.maxset = 6
 
 
-def _kind(tensor: torch.Tensor) -> str:
+def _dtype_and_shape(tensor: torch.Tensor) -> str:
     name = str(tensor.dtype).removeprefix("torch.")
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, FakeTensor)
     sizes = "[…]" if tensor.is_nested else str(list(tensor.shape))
     return ("" if plain else f"{type(tensor).__name__} ") + name + sizes
 
 
-def _values(tensor: torch.Tensor) -> list[str]:
+def _value_range(tensor: torch.Tensor) -> list[str]:
     reason = _unreadable(tensor)
     if reason:
         return [reason]
     if not tensor.numel():
         return ["empty"]
     with torch.no_grad(), _disable_current_modes():
-        looked_at = _spread(tensor.detach())
-        words = _range(looked_at)
+        looked_at = _sample(tensor.detach())
+        words = _format_range(looked_at)
     if looked_at.numel() < tensor.numel():
         words.append(f"{looked_at.numel()} elements looked at")
     return words
@@ -158,24 +158,24 @@ def _shown_elements(tensor: torch.Tensor) -> str:
         return ""
     with torch.no_grad(), _disable_current_modes():
         held = tensor.detach()
-        if held.numel() <= _SMALL:
-            return f": {_nested(_wide(held).tolist())}"
+        if held.numel() <= _MAX_ELEMENTS:
+            return f": {_format_nested(_widen(held).tolist())}"
         if held.dtype == torch.bool or held.dtype.is_floating_point or held.is_complex():
             return ""
         row = held[(0,) * (held.dim() - 1)]
-        return f": {', '.join(map(str, row[:_SMALL].tolist()))}, …"
+        return f": {', '.join(map(str, row[:_MAX_ELEMENTS].tolist()))}, …"
 
 
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
+def _widen(tensor: torch.Tensor) -> torch.Tensor:
     """Values that Python can have."""
     if tensor.is_complex():
         return tensor.resolve_conj().to(torch.complex128)
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def _nested(value: Any) -> str:
+def _format_nested(value: Any) -> str:
     if isinstance(value, list):
-        return f"[{', '.join(map(_nested, value))}]"
+        return f"[{', '.join(map(_format_nested, value))}]"
     return f"{value:.4g}" if isinstance(value, (float, complex)) else str(value)
 
 
@@ -194,11 +194,11 @@ def _unreadable(tensor: torch.Tensor) -> str | None:
     return None
 
 
-def _spread(tensor: torch.Tensor) -> torch.Tensor:
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or as a view every so manyth element of its longest axes."""
-    while tensor.numel() > _LOOKED_AT:
+    while tensor.numel() > _MAX_SAMPLED:
         axis = max(range(tensor.dim()), key=tensor.size)
-        step = min(-(-tensor.numel() // _LOOKED_AT), tensor.size(axis))
+        step = min(-(-tensor.numel() // _MAX_SAMPLED), tensor.size(axis))
         tensor = tensor[(slice(None),) * axis + (slice(None, None, step),)]
     return tensor
 
@@ -206,11 +206,11 @@ def _spread(tensor: torch.Tensor) -> torch.Tensor:
 _COMPARABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
-def _range(tensor: torch.Tensor) -> list[str]:
+def _format_range(tensor: torch.Tensor) -> list[str]:
     if tensor.dtype == torch.bool:
         return [f"{int(tensor.sum())} true"]
     if tensor.is_complex():
-        size, *rest = _range(torch.view_as_real(tensor.resolve_conj()).double().norm(dim=-1))
+        size, *rest = _format_range(torch.view_as_real(tensor.resolve_conj()).double().norm(dim=-1))
         return [f"magnitude {size}", *rest]
     if not tensor.dtype.is_floating_point and tensor.dtype != torch.uint64:
         whole = tensor.long()

@@ -9,14 +9,14 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from sardonyx.diagnose.bisection.delta import smallest
-from sardonyx.diagnose.bisection.setting import KINDS, Item, Kind, Settings
+from sardonyx.diagnose.bisection.delta import minimal_subset
+from sardonyx.diagnose.bisection.setting import KINDS, Item, ItemKind, Settings
 from sardonyx.diagnose.comparison.comparing import opset_for
 from sardonyx.diagnose.comparison.errors import error_of, tolerance_of
 from sardonyx.diagnose.comparison.result import as_number
+from sardonyx.diagnose.comparison.run_config import RunConfig
 from sardonyx.diagnose.comparison.subject import Model, subject_of
 from sardonyx.diagnose.comparison.trace import TorchTrace
-from sardonyx.diagnose.comparison.way import Way
 from sardonyx.errors import OptionError
 from sardonyx.options import Options
 from sardonyx.timing import in_turns
@@ -29,10 +29,10 @@ _SLOWER = 1.25
 
 
 @dataclass(frozen=True)
-class Found:
+class Culprit:
     """What is at fault: one item, or several that are so only together."""
 
-    kind: Kind
+    kind: ItemKind
     names: tuple[str, ...]
     error: float
     """How far the result is from that without them, relative to its largest magnitude."""
@@ -49,7 +49,7 @@ class Found:
         return f"{self.kind} {' with '.join(self.names)}: {effect}\n  next: {self.remedy}"
 
 
-_REMEDIES: Mapping[Kind, Callable[[Sequence[str]], str]] = {
+_REMEDIES: Mapping[ItemKind, Callable[[Sequence[str]], str]] = {
     "rule": lambda names: f'optimize="default{"".join(f"-{name}" for name in names)}"',
     "kernel": lambda names: "native=False, or sardonyx.native.compile(model, select=…) without these nodes",
     "level": lambda names: 'session_options={"graph_optimization_level": …}, a lower one',
@@ -64,7 +64,7 @@ _REMEDIES: Mapping[Kind, Callable[[Sequence[str]], str]] = {
 class Bisection:
     """What `bisect` returns."""
 
-    culprits: tuple[Found, ...]
+    culprits: tuple[Culprit, ...]
     tried: Mapping[str, int]
     """How many items of each kind there were."""
     error: float
@@ -98,7 +98,7 @@ def bisect(
     model: Model,
     *args: Any,
     options: Options | Mapping[str, Any] | None = None,
-    over: Sequence[Kind] = KINDS,
+    over: Sequence[ItemKind] = KINDS,
     by: By = "result",
     tolerance: float | None = None,
     slower: float = _SLOWER,
@@ -126,14 +126,14 @@ def bisect(
         raise OptionError(f"bisect cannot go over {unknown or by}", hint=f"over={list(KINDS)}, by='result' or 'time'")
     chosen = Options.of(options)
     subject = subject_of(
-        model, args, kwargs, opset=opset_for([Way(chosen.engine, chosen)]), translator=chosen.translator
+        model, args, kwargs, opset=opset_for([RunConfig(chosen.engine, chosen)]), translator=chosen.translator
     )
     judge = _Slower(slower) if by == "time" else _Changed(tolerance)
     search = _Search(Settings(subject, chosen), judge, progress or (lambda line: None))
     found = search.run([kind for kind in KINDS if kind in over])
     engine = None
     if subject.captured is not None:
-        torchs = TorchTrace(Way.of("torch"), subject).outputs(0)
+        torchs = TorchTrace(RunConfig.of("torch"), subject).outputs(0)
         engine = max(map(error_of, search.results(()), torchs), default=0.0)
     error = max(map(error_of, search.results(search.everything), search.results(())), default=0.0)
     return Bisection(tuple(found), search.tried, error, engine, search.runs)
@@ -154,16 +154,16 @@ class _Search:
         """How often the model was made ready."""
         return len(self._known)
 
-    def run(self, kinds: Sequence[Kind]) -> list[Found]:
+    def run(self, kinds: Sequence[ItemKind]) -> list[Culprit]:
         """Take one kind after the other away, and search in those that made a difference."""
-        there: list[tuple[Kind, list[Item]]] = []
+        there: list[tuple[ItemKind, list[Item]]] = []
         context: list[Item] = []
         for kind in reversed(KINDS):  # what comes first to a model decides what the later ones find
             items = self.settings.items(kind, context)
             there.insert(0, (kind, items))
             context += items
         self.everything = tuple(context)
-        found: list[Found] = []
+        found: list[Culprit] = []
         for kind, items in there:
             if kind in kinds or kind == "kernel":  # kernels are built anew for every choice of rules
                 context = [item for item in context if item.kind != kind]
@@ -172,16 +172,16 @@ class _Search:
                 found += self._culprits(kind, items, context)
         return found
 
-    def _culprits(self, kind: Kind, items: list[Item], context: list[Item]) -> list[Found]:
+    def _culprits(self, kind: ItemKind, items: list[Item], context: list[Item]) -> list[Culprit]:
         """One after the other, until what is left does no harm."""
-        found: list[Found] = []
+        found: list[Culprit] = []
         while items and self._matters(items, context):
-            part = smallest(items, lambda part: self._matters(part, context))
+            part = minimal_subset(items, lambda part: self._matters(part, context))
             if not part:
                 break  # it changes from call to call
             error = max(map(error_of, self.results([*context, *part]), self.results(context)), default=0.0)
             ratio = self.judge.ratio(self._call([*context, *part]), self._call(context))
-            found.append(Found(kind, tuple(item.name for item in part), error, ratio))
+            found.append(Culprit(kind, tuple(item.name for item in part), error, ratio))
             items = [item for item in items if item not in part]
         return found
 

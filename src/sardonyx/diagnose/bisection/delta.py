@@ -8,7 +8,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def smallest(items: Sequence[T], happens: Callable[[list[T]], bool]) -> list[T]:
+def minimal_subset(items: Sequence[T], happens: Callable[[list[T]], bool]) -> list[T]:
     """A part of the items with which it happens, while with no part of that one fewer it does; none if it never does.
 
     `happens` is asked about parts in the order of the items, and not about the empty one.

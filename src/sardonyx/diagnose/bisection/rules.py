@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from sardonyx.diagnose.bisection.delta import smallest
+from sardonyx.diagnose.bisection.delta import minimal_subset
 from sardonyx.optimize.selection import selected
 from sardonyx.options import Options
 from sardonyx.telemetry.report import collecting
@@ -21,7 +21,7 @@ _MANY_COMPILATIONS = 10_000
 
 
 @dataclass(frozen=True)
-class Culprit:
+class RuleCulprit:
     """A rule, or rules that do so only together, whose use changes the result."""
 
     rules: tuple[str, ...]
@@ -38,7 +38,7 @@ class Culprit:
 class RuleBisection:
     """What `bisect_rules` found."""
 
-    culprits: tuple[Culprit, ...]
+    culprits: tuple[RuleCulprit, ...]
     hits: Counter[str]
     """How often each rule applies, with all in use."""
     error: float
@@ -99,14 +99,14 @@ class _Search:
         allowed = selected(self.options.optimize)
         results, hits = self._compiled(sorted(allowed))
         error = self._error(results)
-        culprits: list[Culprit] = []
+        culprits: list[RuleCulprit] = []
         suspects = hits
         while not self._same(results):
-            culprit = smallest(list(suspects), self._changes)
+            culprit = minimal_subset(list(suspects), self._changes)
             if not culprit:
                 break  # the result changes from call to call
             alone, applied = self._compiled(culprit)
-            culprits.append(Culprit(tuple(culprit), sum(applied.values()), self._error(alone)))
+            culprits.append(RuleCulprit(tuple(culprit), sum(applied.values()), self._error(alone)))
             allowed -= set(culprit)
             results, suspects = self._compiled(sorted(allowed))
         return RuleBisection(tuple(culprits), hits, error, self._error(results), len(self._known))

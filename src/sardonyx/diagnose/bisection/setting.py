@@ -15,17 +15,17 @@ from typing import Any, Literal, TypeAlias
 import onnx_ir as ir
 import torch
 
+from sardonyx.diagnose.comparison.run_config import level
 from sardonyx.diagnose.comparison.subject import Feeds, Subject
-from sardonyx.diagnose.comparison.trace import rewritten, run, runner, with_session
-from sardonyx.diagnose.comparison.way import level
+from sardonyx.diagnose.comparison.trace import apply_rules, run, runner, with_session
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.native.carve import Part, Plan, plan
 from sardonyx.optimize.selection import selected
 from sardonyx.options import Options
 from sardonyx.toolchain import compiler
 
-Kind: TypeAlias = Literal["option", "optimizer", "level", "kernel", "rule"]
-KINDS: tuple[Kind, ...] = ("option", "optimizer", "level", "kernel", "rule")
+ItemKind: TypeAlias = Literal["option", "optimizer", "level", "kernel", "rule"]
+KINDS: tuple[ItemKind, ...] = ("option", "optimizer", "level", "kernel", "rule")
 """In the order in which they are taken away: what comes last to a model goes first."""
 
 _APPLIED = re.compile(r"GraphTransformer (\S+) modified: 1")
@@ -37,7 +37,7 @@ _NOT_FLAGS = ("graph_optimization_level", "custom_ops", "config")
 class Item:
     """A thing that may change a result: a rule, a kernel, an optimizer of ONNX Runtime, an entry of an option."""
 
-    kind: Kind
+    kind: ItemKind
     name: str
 
 
@@ -51,14 +51,14 @@ class Settings:
 
     def __post_init__(self) -> None:
         self._cpu = torch.device("cpu")
-        self._flags = _flags(self.options)
+        self._flags = _option_entries(self.options)
         given = self.options.session_options
         self._level = given.get("graph_optimization_level") if isinstance(given, Mapping) else None
         self._optimizers: list[str] = []
 
-    def items(self, kind: Kind, context: Sequence[Item]) -> list[Item]:
+    def items(self, kind: ItemKind, context: Sequence[Item]) -> list[Item]:
         """What there is of a kind, with the context in use."""
-        return [Item(kind, name) for name in _NAMES[kind](self, context)]
+        return [Item(kind, name) for name in _LIST_NAMES[kind](self, context)]
 
     def _rule_names(self, context: Sequence[Item]) -> list[str]:
         return sorted(selected(self.options.optimize))
@@ -66,7 +66,7 @@ class Settings:
     def _kernel_names(self, context: Sequence[Item]) -> list[str]:
         if self.options.native is not True or not find_engine(self.options.engine).takes_kernels(self._cpu):
             return []
-        return [_name(part) for part in plan(self._rewritten(context)).parts]
+        return [_kernel_name(part) for part in plan(self._rewritten(context)).parts]
 
     def _level_names(self, context: Sequence[Item]) -> list[str]:
         off = not find_engine(self.options.engine).takes_session_options or self._level == level("none")
@@ -77,7 +77,7 @@ class Settings:
         if not self._level_names(context):
             return []
         model, options = self.ready([*context, *self.items("option", context)])
-        with _listening() as heard:
+        with _capture_stderr() as heard:
             run(model, with_session(options, log_severity_level=1), self.subject.calls[0])
         self._optimizers = list(dict.fromkeys(_APPLIED.findall("".join(heard))))
         return self._optimizers
@@ -101,7 +101,7 @@ class Settings:
 
     def _rewritten(self, items: Sequence[Item]) -> ir.Model:
         names = [item.name for item in items if item.kind == "rule"]
-        return rewritten(Options.of(self.options, optimize=names or "none"), self.subject)
+        return apply_rules(Options.of(self.options, optimize=names or "none"), self.subject)
 
     def _splice(self, model: ir.Model, items: Sequence[Item], names: Sequence[str]) -> Path:
         """Put kernels into a model; the library that has them, which is built once for all that could be there."""
@@ -110,11 +110,11 @@ class Settings:
         if key not in self._kernels:
             self._kernels[key] = (found, compiler.built(found.source, self.options))
         library = self._kernels[key][1]
-        parts = [part for part in found.parts if _name(part) in names]
+        parts = [part for part in found.parts if _kernel_name(part) in names]
         Plan(model, parts, found.library, found.refused).splice()
         return library
 
-    def _chosen(self, names: Mapping[Kind, Sequence[str]]) -> Options:
+    def _chosen(self, names: Mapping[ItemKind, Sequence[str]]) -> Options:
         given = self.options.session_options
         kept = {"custom_ops": given["custom_ops"]} if isinstance(given, Mapping) and "custom_ops" in given else {}
         session: dict[str, Any] = {**kept, "config": {}}
@@ -141,14 +141,14 @@ class Settings:
             **chosen,
         )
 
-    def _set_level(self, session: dict[str, Any], names: Mapping[Kind, Sequence[str]]) -> None:
+    def _set_level(self, session: dict[str, Any], names: Mapping[ItemKind, Sequence[str]]) -> None:
         session["graph_optimization_level"] = self._level if names["level"] or names["optimizer"] else level("none")
         disabled = [name for name in self._optimizers if name not in names["optimizer"]]
         if disabled and (names["level"] or names["optimizer"]):
             session["config"][_DISABLE] = ";".join(disabled)
 
 
-_NAMES: Mapping[Kind, Callable[[Settings, Sequence[Item]], list[str]]] = {
+_LIST_NAMES: Mapping[ItemKind, Callable[[Settings, Sequence[Item]], list[str]]] = {
     "option": Settings._flag_names,
     "optimizer": Settings._optimizer_names,
     "level": Settings._level_names,
@@ -157,13 +157,13 @@ _NAMES: Mapping[Kind, Callable[[Settings, Sequence[Item]], list[str]]] = {
 }
 
 
-def _name(part: Part) -> str:
+def _kernel_name(part: Part) -> str:
     """A kernel by what it computes and the operators that are in it."""
     operators = " ".join(node.op_type for node in part.group)
     return f"{part.gives[0].name} ({operators})"
 
 
-def _flags(options: Options) -> dict[str, tuple[str, str, Any]]:
+def _option_entries(options: Options) -> dict[str, tuple[str, str, Any]]:
     """Entries of options, each by the name a user knows it by: where it belongs, its key and its value."""
     found: dict[str, tuple[str, str, Any]] = {}
     session = options.session_options if isinstance(options.session_options, Mapping) else {}
@@ -180,7 +180,7 @@ def _flags(options: Options) -> dict[str, tuple[str, str, Any]]:
 
 
 @contextmanager
-def _listening() -> Iterator[list[str]]:
+def _capture_stderr() -> Iterator[list[str]]:
     """While active, what native code writes to standard error is kept instead; the list is filled at the end."""
     heard: list[str] = []
     with tempfile.TemporaryFile("w+", errors="replace") as file:

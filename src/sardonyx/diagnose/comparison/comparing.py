@@ -8,28 +8,28 @@ from typing import Any
 
 import torch
 
-from sardonyx.diagnose.comparison.errors import Health, error_of, health_of, tolerance_of
-from sardonyx.diagnose.comparison.result import Comparison, Row, ranked
+from sardonyx.diagnose.comparison.errors import ValueStats, error_of, tolerance_of, value_stats
+from sardonyx.diagnose.comparison.result import Comparison, Row, rank_rows
+from sardonyx.diagnose.comparison.run_config import PLAIN, RunConfig, RunConfigLike
 from sardonyx.diagnose.comparison.subject import Model, Place, Subject, is_onnx, subject_of
 from sardonyx.diagnose.comparison.trace import Trace, trace_of
-from sardonyx.diagnose.comparison.way import PLAIN, Given, Way
 from sardonyx.engines.registry import opset_of_files
 from sardonyx.errors import OptionError
 
 _BUDGET = 2**28
 """Bytes of values that are held at a time, of each way."""
 
-Tell = Callable[[str], object]
+Progress = Callable[[str], object]
 
 
 def compare(
     model: Model,
     *args: Any,
-    ways: Sequence[Given] | None = None,
+    ways: Sequence[RunConfigLike] | None = None,
     also: Sequence[Any] = (),
     tolerance: float | None = None,
     budget: int = _BUDGET,
-    progress: Tell | None = None,
+    progress: Progress | None = None,
     **kwargs: Any,
 ) -> Comparison:
     """Run a model in two ways, compare every value that both have, and say where the error begins.
@@ -37,7 +37,7 @@ def compare(
     The model is a module or a function, which is exported, or ONNX: a path, a proto, an `onnx_ir.Model`, a `Program`.
     For ONNX the arguments are its inputs, in order or by name; where there are none, they are made up.
 
-    `ways` are two ways, see `Way`: by default torch and onnxruntime, for ONNX onnxruntime without and with rewrites.
+    `ways` are two ways, see `RunConfig`: by default torch and onnxruntime, for ONNX onnxruntime without and with rewrites.
     The first counts as right. `also` are further calls: the worst of all counts. `tolerance` is what counts as a
     difference, relative to the largest magnitude; by default what `verify` allows. `budget` is how many bytes of values
     are held at a time: what does not fit is fetched by further runs.
@@ -48,8 +48,8 @@ def compare(
     >>> print(found.first.place.operator)
     aten.exp.default
     """
-    first, second = _two(ways, model)
-    tell = progress or _quietly
+    first, second = _two_configs(ways, model)
+    tell = progress or _no_progress
     tell("exporting the model")
     subject = subject_of(model, args, kwargs, also=also, opset=opset_for([first, second]), translator=_translator(ways))
     tell(f"preparing {first}")
@@ -63,30 +63,30 @@ def compare(
         pairs = zip(order, expected.values(keys, call), found.values(keys, call), strict=True)
         for index, (place, a, b) in enumerate(pairs):
             tell(f"comparing value {index + 1} of {len(keys)}, call {call + 1} of {len(subject.calls)}")
-            if (expected.stands_in(place.key) or found.stands_in(place.key)) and not _alike(a, b):
+            if (expected.stands_in(place.key) or found.stands_in(place.key)) and not _are_comparable(a, b):
                 continue
             row = _row(place, a, b, tolerance, call)
             if place.key not in measured or not row.error <= measured[place.key].error:
                 measured[place.key] = row
     graph = found if not second.is_torch else expected
     order = [place for place in order if place.key in measured]
-    rows = ranked(order, measured, _parents(graph, list(measured)), subject.outputs)
-    errors, differs = _results(expected, found, subject, tolerance)
-    return Comparison((str(first), str(second)), rows, errors, differs, _traced(expected, subject, tolerance))
+    rows = rank_rows(order, measured, _parents(graph, list(measured)), subject.outputs)
+    errors, differs = _output_errors(expected, found, subject, tolerance)
+    return Comparison((str(first), str(second)), rows, errors, differs, _tracing_error(expected, subject, tolerance))
 
 
-def _quietly(line: str) -> None:
+def _no_progress(line: str) -> None:
     pass
 
 
-def _two(ways: Sequence[Given] | None, model: Model) -> tuple[Way, Way]:
+def _two_configs(ways: Sequence[RunConfigLike] | None, model: Model) -> tuple[RunConfig, RunConfig]:
     chosen = ways or ((PLAIN, "onnxruntime") if is_onnx(model) else ("torch", "onnxruntime"))
     if isinstance(chosen, str) or len(chosen) != 2:
         raise OptionError(f"ways is {chosen!r}", hint="give two, as ways=('torch', 'onnxruntime')")
-    return Way.of(chosen[0]), Way.of(chosen[1])
+    return RunConfig.of(chosen[0]), RunConfig.of(chosen[1])
 
 
-def opset_for(ways: Sequence[Way]) -> int | None:
+def opset_for(ways: Sequence[RunConfig]) -> int | None:
     """The opset that every engine takes."""
     chosen = [way.options for way in ways if way.options is not None]
     if not chosen:
@@ -94,9 +94,9 @@ def opset_for(ways: Sequence[Way]) -> int | None:
     return min(map(opset_of_files, chosen))
 
 
-def _translator(ways: Sequence[Given] | None) -> str:
+def _translator(ways: Sequence[RunConfigLike] | None) -> str:
     """Whose translations are used: of one model there is one graph."""
-    named = {way.options.translator for way in map(Way.of, ways or ()) if way.options is not None}
+    named = {way.options.translator for way in map(RunConfig.of, ways or ()) if way.options is not None}
     if len(named) > 1:
         raise OptionError(
             "the two ways have different translators, so that their graphs have nothing in common",
@@ -105,13 +105,13 @@ def _translator(ways: Sequence[Given] | None) -> str:
     return named.pop() if named else "sardonyx"
 
 
-def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _are_comparable(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and a.is_floating_point() == b.is_floating_point()
 
 
 def _row(place: Place, expected: torch.Tensor, found: torch.Tensor, tolerance: float | None, call: int) -> Row:
     allowed = tolerance_of(found) if tolerance is None else tolerance
-    health = health_of(expected), health_of(found)
+    health = value_stats(expected), value_stats(found)
     return Row(place, error_of(found, expected), 0.0, allowed, call, health)
 
 
@@ -137,7 +137,9 @@ def _parents(trace: Trace, keys: Sequence[str]) -> dict[str, list[str]]:
     return {key: sorted(nearest(trace.keys[key]) - {key}) for key in keys}
 
 
-def _results(expected: Trace, found: Trace, subject: Subject, tolerance: float | None) -> tuple[dict[str, float], bool]:
+def _output_errors(
+    expected: Trace, found: Trace, subject: Subject, tolerance: float | None
+) -> tuple[dict[str, float], bool]:
     errors = dict.fromkeys(subject.outputs, 0.0)
     differs = False
     for call in range(len(subject.calls)):
@@ -148,7 +150,7 @@ def _results(expected: Trace, found: Trace, subject: Subject, tolerance: float |
     return errors, differs
 
 
-def _traced(trace: Trace, subject: Subject, tolerance: float | None) -> float:
+def _tracing_error(trace: Trace, subject: Subject, tolerance: float | None) -> float:
     """How far torch's graph is from the module, where that is more than rounding."""
     if not trace.way.is_torch or trace.way.dtype is not None:
         return 0.0
@@ -168,8 +170,8 @@ class Nonfinite:
     kind: str
     """"NaN" or "Inf"."""
     call: int
-    health: Health
-    reads: Mapping[str, Health]
+    health: ValueStats
+    reads: Mapping[str, ValueStats]
     """What is in the values that it is computed from."""
 
     def __str__(self) -> str:
@@ -181,10 +183,10 @@ class Nonfinite:
 def find_nonfinite(
     model: Model,
     *args: Any,
-    way: Given | None = None,
+    way: RunConfigLike | None = None,
     also: Sequence[Any] = (),
     budget: int = _BUDGET,
-    progress: Tell | None = None,
+    progress: Progress | None = None,
     **kwargs: Any,
 ) -> list[Nonfinite]:
     """Where a model makes NaN or Inf: every value that has some, computed from values that have none.
@@ -196,31 +198,31 @@ def find_nonfinite(
     >>> print(found.place.operator, found.kind)
     aten.log.default NaN
     """
-    chosen = Way.of(way or (PLAIN if is_onnx(model) else "torch"))
+    chosen = RunConfig.of(way or (PLAIN if is_onnx(model) else "torch"))
     subject = subject_of(model, args, kwargs, also=also, opset=opset_for([chosen]), translator=_translator([chosen]))
     trace = trace_of(chosen, subject, budget)
     keys = [key for key in subject.places if key in trace.keys]
     parents = _parents(trace, keys)
     found: list[Nonfinite] = []
     for call in range(len(subject.calls)):
-        given = {name: health_of(x) for name, x in subject.calls[call].items()}
-        found += _makers(subject, trace, keys, parents, given, call, progress or _quietly)
+        given = {name: value_stats(x) for name, x in subject.calls[call].items()}
+        found += _find_sources(subject, trace, keys, parents, given, call, progress or _no_progress)
     return sorted(found, key=lambda made: (made.kind != "NaN", made.call))
 
 
-def _makers(
+def _find_sources(
     subject: Subject,
     trace: Trace,
     keys: Sequence[str],
     parents: Mapping[str, Sequence[str]],
-    given: Mapping[str, Health],
+    given: Mapping[str, ValueStats],
     call: int,
-    tell: Tell,
+    tell: Progress,
 ) -> Iterator[Nonfinite]:
-    known: dict[str, Health] = {}
+    known: dict[str, ValueStats] = {}
     for index, (key, value) in enumerate(zip(keys, trace.values(keys, call), strict=True)):
         tell(f"looking at value {index + 1} of {len(keys)}")
-        known[key] = here = health_of(value)
+        known[key] = here = value_stats(value)
         reads = {name: known[name] for name in parents[key]}
         reads |= {name: given[name] for name in trace.reads(trace.keys[key]) if name in given}
         if here.nan and not any(health.nan for health in reads.values()):

@@ -10,7 +10,7 @@ from sardonyx.telemetry.verify import TOLERANCES, difference
 
 
 @dataclass(frozen=True)
-class Health:
+class ValueStats:
     """How many elements of a value are no finite numbers, and its range where they are."""
 
     nan: int = 0
@@ -28,7 +28,7 @@ class Health:
         return ", ".join([f"{self.low:.4g} to {self.high:.4g}", *words])
 
 
-def health_of(value: torch.Tensor) -> Health:
+def value_stats(value: torch.Tensor) -> ValueStats:
     """What is in a value.
 
     >>> print(health_of(torch.tensor([1.0, -2.0, float("nan")])))
@@ -36,13 +36,13 @@ def health_of(value: torch.Tensor) -> Health:
     """
     value = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
     if not value.numel():
-        return Health()
+        return ValueStats()
     if not value.is_floating_point():
-        return Health(low=float(value.min().item()), high=float(value.max().item()))
+        return ValueStats(low=float(value.min().item()), high=float(value.max().item()))
     nan, inf = int(value.isnan().sum()), int(value.isinf().sum())
     finite = value[value.isfinite()] if nan or inf else value
     low, high = (x.item() for x in finite.aminmax()) if finite.numel() else (0.0, 0.0)
-    return Health(nan, inf, low, high)
+    return ValueStats(nan, inf, low, high)
 
 
 def error_of(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -57,12 +57,14 @@ def error_of(found: torch.Tensor, expected: torch.Tensor) -> float:
     if found.is_floating_point() and expected.is_floating_point():
         found, expected = found.double(), expected.double()
         strange = ~expected.isfinite()
-        if found.shape == expected.shape and not torch.equal(_strange(found, strange), _strange(expected, strange)):
+        if found.shape == expected.shape and not torch.equal(
+            _encode_nonfinite(found, strange), _encode_nonfinite(expected, strange)
+        ):
             return float("inf")
     return difference(found, expected)
 
 
-def _strange(value: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+def _encode_nonfinite(value: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
     """What is no finite number, with NaN as a number that is equal to itself."""
     return value[where].nan_to_num(nan=0.5, posinf=1.0, neginf=-1.0)
 

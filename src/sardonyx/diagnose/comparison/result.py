@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sardonyx.diagnose.comparison.errors import Health
+from sardonyx.diagnose.comparison.errors import ValueStats
 from sardonyx.diagnose.comparison.subject import Place
 
 _JUMP = 10.0
@@ -28,7 +28,7 @@ class Row:
     tolerance: float
     call: int
     """Which call has the largest error."""
-    health: tuple[Health, Health]
+    health: tuple[ValueStats, ValueStats]
     """What is in the value in each way, in that call."""
     reaches: bool = True
     """Whether a difference here is seen in what is computed from it, or in a result."""
@@ -103,8 +103,8 @@ class Comparison:
             "differs": self.differs,
             "errors": {name: as_number(error) for name, error in self.errors.items()},
             "traced": as_number(self.traced),
-            "suspects": [_told(row) for row in self.suspects],
-            "rows": [_told(row) for row in self.rows],
+            "suspects": [_row_dict(row) for row in self.suspects],
+            "rows": [_row_dict(row) for row in self.rows],
         }
 
     def __str__(self) -> str:
@@ -125,7 +125,7 @@ def as_number(x: float) -> float | str:
     return x if math.isfinite(x) else str(x)
 
 
-def _told(row: Row) -> dict[str, Any]:
+def _row_dict(row: Row) -> dict[str, Any]:
     return {
         **dataclasses.asdict(row.place),
         "error": as_number(row.error),
@@ -136,7 +136,7 @@ def _told(row: Row) -> dict[str, Any]:
     }
 
 
-def ranked(
+def rank_rows(
     order: Sequence[Place],
     measured: Mapping[str, Row],
     parents: Mapping[str, Sequence[str]],

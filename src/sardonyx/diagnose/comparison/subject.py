@@ -24,7 +24,7 @@ from sardonyx.telemetry.source import source_of
 Model: TypeAlias = "torch.nn.Module | Any"
 """A module, a function of tensors, or ONNX: a path, a proto, an `onnx_ir.Model` or a `Program`."""
 Feeds: TypeAlias = "dict[str, torch.Tensor]"
-Call: TypeAlias = "tuple[tuple[Any, ...], dict[str, Any]]"
+CallArguments: TypeAlias = "tuple[tuple[Any, ...], dict[str, Any]]"
 
 _FX_NAME = re.compile(r"%?(\w+)")
 
@@ -58,7 +58,7 @@ class Subject:
     captured: Captured | None = None
     """torch's graph, where there is a module."""
     module: Any = None
-    arguments: list[Call] = field(default_factory=list)
+    arguments: list[CallArguments] = field(default_factory=list)
     """What the module is called with."""
 
     def __post_init__(self) -> None:
@@ -82,10 +82,10 @@ def subject_of(
 ) -> Subject:
     """The model and its calls; `also` are further ones, each a tuple of arguments, a dict of keywords, or both."""
     if is_onnx(model):
-        return _of_onnx(model, args, kwargs, also)
+        return _onnx_subject(model, args, kwargs, also)
     from sardonyx.doors.export import export
 
-    calls: list[Call] = [(tuple(args), dict(kwargs)), *(_call(x, args, kwargs) for x in also)]
+    calls: list[CallArguments] = [(tuple(args), dict(kwargs)), *(_to_call(x, args, kwargs) for x in also)]
     program = export(model, args, kwargs, examples=also, opset=opset, optimize="none", translator=translator)
     module = as_module(model)
     named = program.calling.flatten
@@ -108,7 +108,7 @@ def as_module(function: Any) -> torch.nn.Module:
     return module
 
 
-def _call(given: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+def _to_call(given: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallArguments:
     if isinstance(given, Mapping):
         return tuple(args), {**kwargs, **given}
     if isinstance(given, torch.Tensor):
@@ -121,14 +121,14 @@ def _call(given: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
 # ONNX
 
 
-def _of_onnx(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], also: Sequence[Any]) -> Subject:
+def _onnx_subject(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], also: Sequence[Any]) -> Subject:
     from sardonyx.doors.optimize import optimize
 
     given = model.model if isinstance(getattr(model, "model", None), ir.Model) else model
     base = optimize(given, optimize="none").model
     inputs = [str(x.name) for x in base.graph.inputs if not x.is_initializer()]
     first = _feeds(inputs, base, args, kwargs)
-    calls = [({**first, **x},) if isinstance(x, Mapping) else _call(x, (), {})[0] for x in also]
+    calls = [({**first, **x},) if isinstance(x, Mapping) else _to_call(x, (), {})[0] for x in also]
     return Subject(base, [first, *(_feeds(inputs, base, call, {}) for call in calls)])
 
 
@@ -168,23 +168,23 @@ def _places(base: ir.Model) -> dict[str, Place]:
 
 def _place(key: str, node: ir.Node) -> Place:
     told = node.metadata_props
-    scopes = _list(told.get("pkg.torch.onnx.name_scopes", ""))
-    kinds = _list(told.get("pkg.torch.onnx.class_hierarchy", ""))
+    scopes = _parse_list(told.get("pkg.torch.onnx.name_scopes", ""))
+    kinds = _parse_list(told.get("pkg.torch.onnx.class_hierarchy", ""))
     fx = _FX_NAME.match(told.get("pkg.torch.onnx.fx_node", ""))
     module = scopes[-2] if len(scopes) > 1 else ""
-    trace: Any = _Traced({"stack_trace": told.get("pkg.torch.onnx.stack_trace", "")})
+    trace: Any = _NodeMeta({"stack_trace": told.get("pkg.torch.onnx.stack_trace", "")})
     operator = kinds[-1] if kinds else node.op_type
     return Place(key, operator, module, source_of(trace), fx[1] if fx else "")
 
 
 @dataclass(frozen=True)
-class _Traced:
+class _NodeMeta:
     """What a node's metadata keeps of the FX node, as `source_of` reads it."""
 
     meta: Mapping[str, str]
 
 
-def _list(text: str) -> list[str]:
+def _parse_list(text: str) -> list[str]:
     """A list as metadata has it written; none where another program wrote something else."""
     try:
         found = literal_eval(text)
@@ -200,12 +200,12 @@ def _fx_values(base: ir.Model, places: Mapping[str, Place], captured: Captured) 
     for node in base.graph:
         for value in node.outputs:
             fx = places[str(value.name)].fx
-            if isinstance(nodes.get(fx), torch.Tensor) and _is(value, nodes[fx]):
+            if isinstance(nodes.get(fx), torch.Tensor) and _matches(value, nodes[fx]):
                 found[fx] = str(value.name)
     return {name: fx for fx, name in found.items()}
 
 
-def _is(value: ir.Value, val: torch.Tensor) -> bool:
+def _matches(value: ir.Value, val: torch.Tensor) -> bool:
     if value.dtype is None or not dtypes.is_known(val.dtype) or value.dtype != dtypes.to_onnx(val.dtype):
         return False
     rank = val.dim() + val.dtype.is_complex
@@ -218,7 +218,7 @@ def _is(value: ir.Value, val: torch.Tensor) -> bool:
     )
 
 
-def leaves_of(captured: Captured, call: Call) -> list[Any]:
+def leaves_of(captured: Captured, call: CallArguments) -> list[Any]:
     """The flattened arguments of a call, in the order that the graph was traced with."""
     args, kwargs = call
     named = captured.in_spec.children()[1].context

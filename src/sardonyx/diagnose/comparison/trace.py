@@ -20,8 +20,8 @@ from torch.utils import _pytree as pytree
 
 from sardonyx import dtypes
 from sardonyx.diagnose.comparison.blocked import show_blocked
+from sardonyx.diagnose.comparison.run_config import RunConfig, level
 from sardonyx.diagnose.comparison.subject import Feeds, Subject, leaves_of
-from sardonyx.diagnose.comparison.way import Way, level
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import EngineError, OptionError, SardonyxError
 from sardonyx.native import native
@@ -40,7 +40,7 @@ _UNKNOWN = 4
 class Trace(ABC):
     """A model run in one way: its outputs, and the values on the way to them."""
 
-    way: Way
+    way: RunConfig
     keys: Mapping[str, str]
     """The values that it has, by their names in the graph without rewrites: their names here."""
 
@@ -61,7 +61,7 @@ class Trace(ABC):
         return False
 
 
-def trace_of(way: Way, subject: Subject, budget: int) -> Trace:
+def trace_of(way: RunConfig, subject: Subject, budget: int) -> Trace:
     """How a subject is run in a way."""
     return TorchTrace(way, subject) if way.is_torch else OnnxTrace(way, subject, budget)
 
@@ -72,7 +72,7 @@ def trace_of(way: Way, subject: Subject, budget: int) -> Trace:
 class TorchTrace(Trace):
     """The graph that torch.export traced, node by node in torch."""
 
-    def __init__(self, way: Way, subject: Subject) -> None:
+    def __init__(self, way: RunConfig, subject: Subject) -> None:
         if subject.captured is None:
             raise OptionError(
                 f"{way} needs the module, and an ONNX model is given",
@@ -127,7 +127,7 @@ class TorchTrace(Trace):
         leaves = leaves_of(self._captured, self._subject.arguments[call])
         held, given = self._captured.held, self._captured.given
         found = [held[i][1] if i in held else leaves[given[i]] for i in range(len(self._placeholders))]
-        return [in_precision(x, self.way.dtype) for x in found]
+        return [cast_floating(x, self.way.dtype) for x in found]
 
 
 class Interpreter(torch.fx.Interpreter):
@@ -147,13 +147,13 @@ class Interpreter(torch.fx.Interpreter):
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         """A constant of the graph."""
-        return in_precision(super().get_attr(target, args, kwargs), self._dtype)
+        return cast_floating(super().get_attr(target, args, kwargs), self._dtype)
 
     def _wider(self, dtype: torch.dtype) -> torch.dtype | None:
         return self._dtype if dtype.is_floating_point else dtype
 
 
-def in_precision(x: Any, dtype: torch.dtype | None) -> Any:
+def cast_floating(x: Any, dtype: torch.dtype | None) -> Any:
     """A tensor of real or complex numbers in another precision; anything else, and without one, as it is."""
     if dtype is None or not isinstance(x, torch.Tensor):
         return x
@@ -179,12 +179,12 @@ class _Origin:
 class OnnxTrace(Trace):
     """The model as an engine is given it, and its values, fetched by as many runs as the budget takes."""
 
-    def __init__(self, way: Way, subject: Subject, budget: int) -> None:
+    def __init__(self, way: RunConfig, subject: Subject, budget: int) -> None:
         assert way.options is not None
         self.way, self._subject, self._budget = way, subject, budget
-        self.model, self._options = prepared(way.options, subject)
-        names = _named(self.model, subject)
-        self._watched, self._watching = _as_engine_runs(self.model, self._options, subject.calls[0])
+        self.model, self._options = prepare_model(way.options, subject)
+        names = _value_names(self.model, subject)
+        self._watched, self._watching = _optimized_by_engine(self.model, self._options, subject.calls[0])
         blocked = show_blocked(self._watched, self.model)
         made = {str(x.name): x for node in self._watched.graph for x in node.outputs}
         self._reads = _reads(made, blocked)
@@ -199,7 +199,7 @@ class OnnxTrace(Trace):
         """Fetch the values in portions that fit the budget; each run computes no more than its portion needs."""
         feeds = self._subject.calls[call]
         for portion in self._portions([self.keys[key] for key in keys], feeds):
-            cut = part_of(self._watched, list(feeds), list(dict.fromkeys(portion)))
+            cut = extract(self._watched, list(feeds), list(dict.fromkeys(portion)))
             found = dict(zip(dict.fromkeys(portion), run(cut, self._watching, feeds), strict=True))
             yield from (found[name] for name in portion)
 
@@ -262,24 +262,26 @@ def runner(model: ir.Model, options: Options) -> Callable[[Feeds], list[torch.Te
         except SardonyxError:
             raise
         except Exception as error:
-            raise EngineError(f"the engine {options.engine!r} cannot run the model: {error}", hint=_OTHER) from error
+            raise EngineError(
+                f"the engine {options.engine!r} cannot run the model: {error}", hint=_OTHER_ENGINE_HINT
+            ) from error
         return list(found) if isinstance(found, tuple) else [found]
 
     return call
 
 
-_OTHER = "compare with another one; sardonyx.engines() lists them"
+_OTHER_ENGINE_HINT = "compare with another one; sardonyx.engines() lists them"
 
 
-def part_of(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> ir.Model:
+def extract(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> ir.Model:
     """What of a model computes some of its values."""
     graph = ir.convenience.extract(model.graph, list(inputs), list(outputs))
     return ir.Model(graph, ir_version=model.ir_version, functions=list(model.functions.values()))
 
 
-def prepared(options: Options, subject: Subject) -> tuple[ir.Model, Options]:
+def prepare_model(options: Options, subject: Subject) -> tuple[ir.Model, Options]:
     """The model as the engine is given it: rewritten, and with kernels of its own."""
-    model = rewritten(options, subject)
+    model = apply_rules(options, subject)
     if options.native is True and find_engine(options.engine).takes_kernels(torch.device("cpu")):
         library = native(model, options)
         if library is not None:
@@ -287,7 +289,7 @@ def prepared(options: Options, subject: Subject) -> tuple[ir.Model, Options]:
     return model, options
 
 
-def rewritten(options: Options, subject: Subject) -> ir.Model:
+def apply_rules(options: Options, subject: Subject) -> ir.Model:
     """The model after the rules that the options choose; each node knows the value it stands for."""
     model = subject.base.clone()
     for node in model.graph.all_nodes():
@@ -311,7 +313,7 @@ def with_session(options: Options, **more: Any) -> Options:
     return Options.of(options, session_options=merged)
 
 
-def _named(model: ir.Model, subject: Subject) -> dict[str, str]:
+def _value_names(model: ir.Model, subject: Subject) -> dict[str, str]:
     """For values of the graph without rewrites, their names in the rewritten one: the same, or what took their place.
 
     A rule says that what it makes equals what it replaces, and the last of the nodes it made is that.
@@ -327,7 +329,7 @@ def _named(model: ir.Model, subject: Subject) -> dict[str, str]:
     return {key: name for key, name in {**found, **ends}.items() if name is not None and name in here}
 
 
-def _as_engine_runs(model: ir.Model, options: Options, feeds: Feeds) -> tuple[ir.Model, Options]:
+def _optimized_by_engine(model: ir.Model, options: Options, feeds: Feeds) -> tuple[ir.Model, Options]:
     """The model after ONNX Runtime's own rewrites, to be run without further ones; of other engines as it is.
 
     To ask for a value inside what would be fused prevents the fusion. So the session is asked for what it makes of the

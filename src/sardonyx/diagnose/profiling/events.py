@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx
 
-from sardonyx.telemetry.picture import Picture, Seen
+from sardonyx.telemetry.graph_snapshot import GraphSnapshot, NodeSnapshot
 
 _SUFFIX = "_kernel_time"
 _MICRO = 1e-6
@@ -26,7 +26,7 @@ class NodeTime:
     seconds: float
     count: float
     """How often it ran in a call: a node in a loop more than once."""
-    origin: Seen | None
+    origin: NodeSnapshot | None
     """The node of the model that it is, or whose result it computes; None where that cannot be told."""
     output_bytes: int = 0
     threads: int = 1
@@ -71,13 +71,13 @@ class _Sum:
     threads: int = 1
 
 
-def read(file: Path, optimized: Path | None, picture: Picture, skip: int, calls: int) -> Events:
+def read(file: Path, optimized: Path | None, snapshot: GraphSnapshot, skip: int, calls: int) -> Events:
     """Read what a session wrote: all its runs but the first ones. The others were for so many calls of the model."""
     raw = json.loads(file.read_text(encoding="utf-8"))
     runs = sorted((e for e in raw if e["name"] == "model_run"), key=lambda e: e["ts"])[skip:]
     start = runs[0]["ts"] if runs else float("inf")
     kernels = [e for e in raw if e["cat"] == "Node" and e["name"].endswith(_SUFFIX) and e["ts"] >= start]
-    origins = _Origins(picture, optimized)
+    origins = _Origins(snapshot, optimized)
     return Events(
         [_node(total, calls, origins) for total in _sums(kernels)],
         calls,
@@ -117,7 +117,7 @@ def _sums(kernels: Iterable[Any]) -> list[_Sum]:
         total = sums.setdefault(_key(event), _Sum(event, outer))
         total.micros += event["dur"]
         total.count += 1
-        total.threads = max(total.threads, 1 + sum(sub["num_run"] > 0 for sub in _others(event)))
+        total.threads = max(total.threads, 1 + sum(sub["num_run"] > 0 for sub in _worker_threads(event)))
     return list(sums.values())
 
 
@@ -129,27 +129,27 @@ def _key(event: Any) -> tuple[str, str]:
     return _name(event), str(event["args"].get("node_index"))
 
 
-def _others(event: Any) -> list[Any]:
+def _worker_threads(event: Any) -> list[Any]:
     """What the other threads of the pool did for a kernel; nothing where there is no pool."""
     told = event["args"].get("thread_scheduling_stats")
     return list(told["sub_threads"].values()) if isinstance(told, dict) else []
 
 
 def _pool(event: Any) -> int:
-    return 1 + len(_others(event))
+    return 1 + len(_worker_threads(event))
 
 
 class _Origins:
     """Which node of the model one of onnxruntime's is: by its name, or by the result that both give."""
 
-    def __init__(self, picture: Picture, optimized: Path | None) -> None:
-        self._by_name = {seen.name: seen for seen in picture.nodes}
-        makers = {value: seen for seen in picture.nodes for value in seen.gives}
-        self._by_result: dict[str, Seen | None] = {}
+    def __init__(self, snapshot: GraphSnapshot, optimized: Path | None) -> None:
+        self._by_name = {node.name: node for node in snapshot.nodes}
+        producers = {value: node for node in snapshot.nodes for value in node.outputs}
+        self._by_result: dict[str, NodeSnapshot | None] = {}
         for node in onnx.load(optimized, load_external_data=False).graph.node if optimized else ():
-            found = next((makers[value] for value in node.output if value in makers), None)
+            found = next((producers[value] for value in node.output if value in producers), None)
             self._by_result[node.name] = None if node.name in self._by_result else found
 
-    def of(self, name: str) -> Seen | None:
+    def of(self, name: str) -> NodeSnapshot | None:
         """The node, if it can be told."""
         return self._by_name.get(name) or self._by_result.get(name)

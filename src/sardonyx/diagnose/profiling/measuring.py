@@ -19,12 +19,12 @@ import torch
 
 from sardonyx import dtypes, fork
 from sardonyx.diagnose.explain import unchanged
-from sardonyx.diagnose.profiling.result import Measured, Profile, profile_of
-from sardonyx.diagnose.profiling.session import Watched, events_of, profiling
+from sardonyx.diagnose.profiling.result import Measurement, Profile, profile_of
+from sardonyx.diagnose.profiling.session import ProfiledRunner, events_of, profiling_options
 from sardonyx.errors import EngineError, OptionError
 from sardonyx.model_files import load_model
 from sardonyx.options import Options
-from sardonyx.telemetry.picture import Picture
+from sardonyx.telemetry.graph_snapshot import GraphSnapshot
 from sardonyx.telemetry.report import observing
 
 _WARM_UPS = 2
@@ -54,7 +54,7 @@ def profile(
     if calls < 1:
         raise OptionError(f"calls is {calls!r}", hint="use an integer of at least 1")
     with torch.no_grad(), unchanged(model):
-        measured = _measured(model, args, kwargs, calls, options, dynamic)
+        measured = _measure(model, args, kwargs, calls, options, dynamic)
     found = profile_of(measured)
     if trace is not None:
         found.save_trace(trace)
@@ -64,28 +64,28 @@ def profile(
 # What is called
 
 
-def _measured(
+def _measure(
     model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], calls: int, options: Any, dynamic: bool | None
-) -> Measured:
+) -> Measurement:
     from sardonyx.doors.module import CompiledModule
     from sardonyx.doors.program import Program
     from sardonyx.native.model import NativeModel
 
     if isinstance(model, (str, os.PathLike, onnx.ModelProto, ir.Model, NativeModel)):
-        _no_options(options)
-        return _of_session(model, _fed(args, kwargs), calls)
+        _reject_options(options)
+        return _measure_session(model, _session_feeds(args, kwargs), calls)
     if isinstance(model, Program):
-        _no_options(options)
-        return _of_calls(_fresh_program(model), args, kwargs, calls)
+        _reject_options(options)
+        return _measure_calls(_fresh_program(model), args, kwargs, calls)
     if isinstance(model, CompiledModule):
         core = model._core
         chosen = Options.of(core.options if options is None else options, cache_dir="", intercept=False)
-        return _of_calls(CompiledModule(model.original, chosen, core.dynamic), args, kwargs, calls)
-    original, own = _uncompiled(model)
-    return _of_calls(_compiled(original, own if options is None else options, dynamic), args, kwargs, calls)
+        return _measure_calls(CompiledModule(model.original, chosen, core.dynamic), args, kwargs, calls)
+    original, own = _unwrap(model)
+    return _measure_calls(_compiled(original, own if options is None else options, dynamic), args, kwargs, calls)
 
 
-def _no_options(options: Any) -> None:
+def _reject_options(options: Any) -> None:
     if options is not None:
         raise OptionError("options are given for a model that is compiled already", hint="leave them out")
 
@@ -97,7 +97,7 @@ def _fresh_program(program: Any) -> Any:
     return fresh
 
 
-def _uncompiled(model: Any) -> tuple[Any, Any]:
+def _unwrap(model: Any) -> tuple[Any, Any]:
     """What torch.compile was given, and the options if it was for us; a model that is not compiled is itself."""
     if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
         return model._orig_mod, _options_of(model.dynamo_ctx.callback)
@@ -134,20 +134,20 @@ def _compiled(model: Callable[..., Any], options: Any, dynamic: bool | None) -> 
     return compiled
 
 
-def _of_calls(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], calls: int) -> Measured:
+def _measure_calls(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], calls: int) -> Measurement:
     """Call first without a profiler, then with one."""
-    watched: list[Watched] = []
+    watched: list[ProfiledRunner] = []
 
-    def watch(job: Any, runner: Any) -> Watched:
-        watched.append(Watched(job, runner))
+    def watch(job: Any, runner: Any) -> ProfiledRunner:
+        watched.append(ProfiledRunner(job, runner))
         return watched[-1]
 
     try:
         with observing(watch):
-            plain, _ = _timed(call, args, kwargs, calls, watched)
+            plain, _ = _time_calls(call, args, kwargs, calls, watched)
             for session in watched:
                 session.is_profiled = True
-            profiled, inside = _timed(call, args, kwargs, calls, watched)
+            profiled, inside = _time_calls(call, args, kwargs, calls, watched)
         used = [session for session in watched if session.seconds]
         found = [(session, session.finish(calls)) for session in used]
     finally:
@@ -156,18 +156,24 @@ def _of_calls(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
     others = {session.engine for session, events in found if events is None}
     remarks = [f"the engine {name!r} does not tell the times of nodes" for name in sorted(others)]
     remarks += [] if found else ["nothing was compiled: everything ran in torch"]
-    remarks += _on_device(used)
+    remarks += _device_remarks(used)
     events = [events for _, events in found if events is not None]
-    return Measured(events, sum(s.picture.weights for s in used), median(plain), mean(profiled), mean(inside), remarks)
+    return Measurement(
+        events, sum(s.snapshot.weights for s in used), median(plain), mean(profiled), mean(inside), remarks
+    )
 
 
-def _on_device(watched: Iterable[Watched]) -> list[str]:
+def _device_remarks(watched: Iterable[ProfiledRunner]) -> list[str]:
     devices = {session.job.device.type for session in watched} - {"cpu"}
     return [f"on {name}, times of kernels are those of launching them" for name in sorted(devices)]
 
 
-def _timed(
-    call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], calls: int, watched: Sequence[Watched]
+def _time_calls(
+    call: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    calls: int,
+    watched: Sequence[ProfiledRunner],
 ) -> tuple[list[float], list[float]]:
     """The seconds of each call, and of what of it was in sessions; a few calls before are not counted."""
     whole, inside = [], []
@@ -185,7 +191,7 @@ def _timed(
     return whole, inside
 
 
-def _wait(watched: Iterable[Watched]) -> None:
+def _wait(watched: Iterable[ProfiledRunner]) -> None:
     if any(session.job.device.type == "cuda" for session in watched):
         torch.cuda.synchronize()
 
@@ -193,7 +199,7 @@ def _wait(watched: Iterable[Watched]) -> None:
 # An ONNX model as it is
 
 
-def _fed(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[Any], dict[str, Any]]:
+def _session_feeds(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[Any], dict[str, Any]]:
     """Inputs for a session: in order, or by name."""
 
     def feeds(session: Any) -> dict[str, Any]:
@@ -214,19 +220,19 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
     return dtypes.to_array(value.detach().cpu()) if isinstance(value, torch.Tensor) else np.asarray(value)
 
 
-def _of_session(model: Any, fed: Callable[[Any], dict[str, Any]], calls: int) -> Measured:
-    loaded, library, path = _loaded(model)
-    picture = Picture.of(loaded)
+def _measure_session(model: Any, fed: Callable[[Any], dict[str, Any]], calls: int) -> Measurement:
+    loaded, library, path = _load(model)
+    snapshot = GraphSnapshot.of(loaded)
     with tempfile.TemporaryDirectory(prefix="sardonyx-profile-") as folder:
-        plain = _calling(_session(loaded, library, path, {}), fed)
-        seconds, _ = _timed(plain, (), {}, calls, ())
-        session = _session(loaded, library, path, profiling(None, Path(folder), picture.weights))
-        profiled, _ = _timed(_calling(session, fed), (), {}, calls, ())
-        events = events_of(session, Path(folder), picture, skip=_WARM_UPS, calls=calls)
-    return Measured([events], picture.weights, median(seconds), mean(profiled), mean(profiled))
+        plain = _session_call(_session(loaded, library, path, {}), fed)
+        seconds, _ = _time_calls(plain, (), {}, calls, ())
+        session = _session(loaded, library, path, profiling_options(None, Path(folder), snapshot.weights))
+        profiled, _ = _time_calls(_session_call(session, fed), (), {}, calls, ())
+        events = events_of(session, Path(folder), snapshot, skip=_WARM_UPS, calls=calls)
+    return Measurement([events], snapshot.weights, median(seconds), mean(profiled), mean(profiled))
 
 
-def _loaded(model: Any) -> tuple[ir.Model, Path | None, Path | None]:
+def _load(model: Any) -> tuple[ir.Model, Path | None, Path | None]:
     """The model, the library of its kernels, and its file: onnxruntime finds weights beside that."""
     from sardonyx.native.model import NativeModel
 
@@ -252,7 +258,7 @@ def _session(model: ir.Model, library: Path | None, path: Path | None, settings:
         raise EngineError(f"onnxruntime refused {path}: {error}") from error
 
 
-def _calling(session: Any, fed: Callable[[Any], dict[str, Any]]) -> Callable[[], Any]:
+def _session_call(session: Any, fed: Callable[[Any], dict[str, Any]]) -> Callable[[], Any]:
     feeds = fed(session)
 
     def call() -> Any:

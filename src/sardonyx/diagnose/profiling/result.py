@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sardonyx.atomic_files import write_file
 from sardonyx.diagnose.profiling.events import Events, NodeTime
-from sardonyx.written_files import write_file
 
 FUSED = "fused by onnxruntime"
 """What stands for the module and the line of a node that onnxruntime made of others and gave another name."""
 NATIVE_KERNELS = "native kernels"
 """What stands for the module of a kernel in a model that does not say whence it is."""
-_NOWHERE = "not in the source"
+_NO_SOURCE = "not in the source"
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Scope:
 
     def as_dict(self) -> dict[str, Any]:
         """As plain data."""
-        told = {"name": self.name, "path": self.path, "kind": self.kind, "seconds": self.seconds, "nodes": self.nodes}
-        return {**told, "children": [child.as_dict() for child in self.by_time()]}
+        entry = {"name": self.name, "path": self.path, "kind": self.kind, "seconds": self.seconds, "nodes": self.nodes}
+        return {**entry, "children": [child.as_dict() for child in self.by_time()]}
 
     def by_time(self) -> list[Scope]:
         """The modules inside, the slowest first."""
@@ -129,7 +129,7 @@ class Profile:
             "lines": [asdict(row) for row in self.lines],
             "threads": asdict(self.threads),
             "memory": asdict(self.memory),
-            "nodes": [_node_told(node) for node in self.nodes],
+            "nodes": [_node_dict(node) for node in self.nodes],
             "remarks": list(self.remarks),
         }
 
@@ -140,13 +140,13 @@ class Profile:
         return Path(path)
 
     def __str__(self) -> str:
-        from sardonyx.diagnose.profiling.text import told
+        from sardonyx.diagnose.profiling.text import format_profile
 
-        return told(self)
+        return format_profile(self)
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """The calls: of each session what onnxruntime tells; and the seconds of a call, by who spent them."""
 
     events: Sequence[Events]
@@ -161,7 +161,7 @@ class Measured:
 # From what was measured
 
 
-def profile_of(measured: Measured) -> Profile:
+def profile_of(measured: Measurement) -> Profile:
     """What was measured, added up by module, operator and line."""
     nodes = [node for events in measured.events for node in events.nodes]
     kernels = sum(node.seconds for node in nodes)
@@ -195,7 +195,7 @@ def profile_of(measured: Measured) -> Profile:
 def _line_of(node: NodeTime) -> str:
     if node.origin is None:
         return FUSED
-    return node.origin.where or _NOWHERE
+    return node.origin.where or _NO_SOURCE
 
 
 def _rows(nodes: Iterable[NodeTime], name_of: Callable[[NodeTime], str]) -> list[Row]:
@@ -215,7 +215,7 @@ def _tree(nodes: Iterable[NodeTime]) -> Scope:
     root = Scope("", "")
     for node in nodes:
         scope = root
-        for path, name in _way(node):
+        for path, name in _module_path(node):
             kinds = node.origin.kinds if node.origin is not None else {}
             scope = scope.children.setdefault(name, Scope(name, path))
             scope.kind = scope.kind or kinds.get(path, "")
@@ -224,7 +224,7 @@ def _tree(nodes: Iterable[NodeTime]) -> Scope:
     return root
 
 
-def _way(node: NodeTime) -> Iterator[tuple[str, str]]:
+def _module_path(node: NodeTime) -> Iterator[tuple[str, str]]:
     """The modules around a node from the outermost on, each by its path and its name."""
     if node.origin is None:
         yield FUSED, FUSED
@@ -236,7 +236,7 @@ def _way(node: NodeTime) -> Iterator[tuple[str, str]]:
         yield ".".join(parts[:end]), parts[end - 1]
 
 
-def _node_told(node: NodeTime) -> dict[str, Any]:
+def _node_dict(node: NodeTime) -> dict[str, Any]:
     origin = node.origin
     return {
         "name": node.name,

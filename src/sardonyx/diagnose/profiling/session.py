@@ -16,16 +16,18 @@ from sardonyx.diagnose.profiling.events import Events, read
 from sardonyx.engines.engine import Job, Runner
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.options import Options
-from sardonyx.telemetry.picture import Picture
+from sardonyx.telemetry.graph_snapshot import GraphSnapshot
 
-_MOST_WEIGHTS = 2**30
+_MAX_WEIGHT_BYTES = 2**30
 """Bytes of weights up to which a session writes the model it made, weights inside, for names of fused nodes."""
 
 
-def profiling(given: Any, folder: Path, weights: int) -> dict[str, Any]:
+def profiling_options(given: Any, folder: Path, weights: int) -> dict[str, Any]:
     """Session options that have a profile written into a folder, and the model as it was optimised if that is small."""
     options = {**_as_mapping(given), "enable_profiling": True, "profile_file_prefix": str(folder / "profile")}
-    return options | ({"optimized_model_filepath": str(folder / "optimized.onnx")} if weights <= _MOST_WEIGHTS else {})
+    return options | (
+        {"optimized_model_filepath": str(folder / "optimized.onnx")} if weights <= _MAX_WEIGHT_BYTES else {}
+    )
 
 
 def _as_mapping(given: Any) -> Mapping[str, Any]:
@@ -37,18 +39,18 @@ def _as_mapping(given: Any) -> Mapping[str, Any]:
     return _changed_attributes(given, type(given)())
 
 
-def events_of(session: Any, folder: Path, picture: Picture, *, skip: int, calls: int) -> Events:
+def events_of(session: Any, folder: Path, snapshot: GraphSnapshot, *, skip: int, calls: int) -> Events:
     """End a session's profile, and read it."""
     file, optimized = Path(session.end_profiling()), folder / "optimized.onnx"
-    return read(file, optimized if optimized.exists() else None, picture, skip, calls)
+    return read(file, optimized if optimized.exists() else None, snapshot, skip, calls)
 
 
-class Watched(Runner):
+class ProfiledRunner(Runner):
     """A runner beside one that is profiled: calls go to the one that is asked for, and their times are kept."""
 
     def __init__(self, job: Job, runner: Runner) -> None:
         self.job, self._plain, self.engine = job, runner, job.options.engine
-        self.picture = Picture.of_bytes(job.model)
+        self.snapshot = GraphSnapshot.of_bytes(job.model)
         self.seconds: list[float] = []
         self._folder = Path(tempfile.mkdtemp(prefix="sardonyx-profile-"))
         self._profiled = self._load() if find_engine(self.engine).takes_session_options else None
@@ -60,7 +62,7 @@ class Watched(Runner):
         self._skip = self._runs
 
     def _load(self) -> Any:
-        wanted = profiling(self.job.options.session_options, self._folder, self.picture.weights)
+        wanted = profiling_options(self.job.options.session_options, self._folder, self.snapshot.weights)
         options = Options.of(self.job.options, session_options=wanted)
         return find_engine(self.engine).load(replace(self.job, options=options), None)
 
@@ -79,7 +81,7 @@ class Watched(Runner):
         try:
             if self._profiled is None:
                 return None
-            return events_of(self._profiled._session, self._folder, self.picture, skip=self._skip, calls=calls)
+            return events_of(self._profiled._session, self._folder, self.snapshot, skip=self._skip, calls=calls)
         finally:
             self.close()
 

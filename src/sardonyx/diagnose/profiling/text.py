@@ -13,7 +13,7 @@ _SHOWN = 12
 _LEAST_SHOWN = 0.01
 
 
-def told(found: Profile) -> str:
+def format_profile(found: Profile) -> str:
     """The profile, in lines."""
     return "\n".join([*_head(found), "", *_tree_lines(found), "", *_table_lines(found)])
 
@@ -22,14 +22,14 @@ def _head(found: Profile) -> list[str]:
     spent = found.overhead
     whole = spent.profiled or 1.0
     parts = {"kernels": spent.kernels, "engine": spent.engine, "binding": spent.binding, "torch": spent.torch}
-    told = ", ".join(f"{name} {duration(seconds)} ({seconds / whole:.0%})" for name, seconds in parts.items())
+    shares = ", ".join(f"{name} {duration(seconds)} ({seconds / whole:.0%})" for name, seconds in parts.items())
     memory = found.memory
     return [
         f"a call takes {duration(spent.call)}; {duration(spent.profiled)} while profiled, the mean of {found.calls}",
-        f"  {told}",
+        f"  {shares}",
         f"  threads: {found.threads.pool}, more than one at work in {found.threads.parallel:.0%} of the kernels' time",
-        f"  memory: weights {size_told(memory.weights)}, written by nodes {size_told(memory.activations)}, "
-        f"arena's peak {size_told(memory.arena_peak) if memory.arena_peak else 'not told'}",
+        f"  memory: weights {format_bytes(memory.weights)}, written by nodes {format_bytes(memory.activations)}, "
+        f"arena's peak {format_bytes(memory.arena_peak) if memory.arena_peak else 'not told'}",
         *(f"  {remark}" for remark in found.remarks),
     ]
 
@@ -65,7 +65,7 @@ def _line(seconds: float, total: float, count: float, name: str) -> str:
     return f"{duration(seconds):>9} {seconds / total:>5.0%} {count:>5.0f} ×{name}"
 
 
-def size_told(count: float) -> str:
+def format_bytes(count: float) -> str:
     """A number of bytes for people.
 
     >>> size_told(512), size_told(4_200_000)

@@ -14,26 +14,26 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import onnx
 
-from sardonyx.diagnose.comparison.way import Way
+from sardonyx.diagnose.comparison.run_config import RunConfig
 from sardonyx.diagnose.reduction.case import Array, Case
 from sardonyx.diagnose.reduction.traced import TracedCase
-from sardonyx.diagnose.reduction.worker import Outcome, Request, Worker, raised
+from sardonyx.diagnose.reduction.worker import Outcome, Request, Worker, exception_outcome
 from sardonyx.errors import SardonyxError
 
-Kind: TypeAlias = Literal["wrong", "exception", "crash", "slow"]
+FailureKind: TypeAlias = Literal["wrong", "exception", "crash", "slow"]
 Predicate: TypeAlias = Callable[[onnx.ModelProto, Mapping[str, Array]], bool]
 AnyCase: TypeAlias = Case | TracedCase
 
 
 @dataclass(frozen=True)
-class Test:
+class FailureTest:
     """Whether a case fails, in the way that the whole model does."""
 
     kind: str
     text: str
     """What the failure of the whole model says."""
-    way: Way
-    against: Way | None
+    way: RunConfig
+    against: RunConfig | None
     asks: Callable[[AnyCase], str | None]
     """What a case's failure says; None if it does not fail so."""
     tolerance: float | None = None
@@ -42,16 +42,16 @@ class Test:
 # By what others say
 
 
-def by_predicate(predicate: Predicate, way: Way, case: AnyCase) -> Test:
+def by_predicate(predicate: Predicate, way: RunConfig, case: AnyCase) -> FailureTest:
     """It fails where a function says so."""
 
     def asks(part: AnyCase) -> str | None:
         return "the predicate holds" if predicate(part.model(), part.feeds()) else None
 
-    return Test("predicate", _first("predicate", asks(case)), way, None, asks)
+    return FailureTest("predicate", _require_failure("predicate", asks(case)), way, None, asks)
 
 
-def by_command(command: str, way: Way, limit: float, case: AnyCase) -> Test:
+def by_command(command: str, way: RunConfig, limit: float, case: AnyCase) -> FailureTest:
     """It fails where a command does: its status is not zero, or it is killed or takes too long."""
     line = command if "{model}" in command else f"{command} {{model}}"
 
@@ -71,14 +71,14 @@ def by_command(command: str, way: Way, limit: float, case: AnyCase) -> Test:
                 )
             return f"the command ends with status {done.returncode}" if done.returncode else None
 
-    return Test("command", _first("command", asks(case)), way, None, asks)
+    return FailureTest("command", _require_failure("command", asks(case)), way, None, asks)
 
 
 _CANNOT_RUN = (126, 127)
 """What a shell ends with where a program is not there, or is none."""
 
 
-def _first(kind: str, text: str | None) -> str:
+def _require_failure(kind: str, text: str | None) -> str:
     if text is None:
         raise SardonyxError(f"the {kind} does not fail with the whole model", hint="it has to, before it is cut")
     return text
@@ -89,39 +89,41 @@ def _first(kind: str, text: str | None) -> str:
 
 def by_running(
     worker: Worker,
-    way: Way,
-    against: Way,
-    fails: Kind | None,
+    way: RunConfig,
+    against: RunConfig,
+    fails: FailureKind | None,
     tolerance: float | None,
     slower: float,
     limit: float,
     case: AnyCase,
-) -> Test:
+) -> FailureTest:
     """It fails where it does so by itself, or beside what counts as right; how is found out where nothing says it."""
     assert way.options is not None
     compares = fails in (None, "wrong", "slow")
     other = against.options if compares else None
     request = Request(b"", {}, way.options, other, tolerance=tolerance, timed=fails == "slow", limit=limit)
-    runs = _Runs(worker, request, compares)
+    runs = _IsolatedRun(worker, request, compares)
     first = runs(case)
-    kind = _kind(first, fails, slower, against, isinstance(case, TracedCase))
+    kind = _failure_kind(first, fails, slower, against, isinstance(case, TracedCase))
     compares = kind in ("wrong", "slow")
     if not compares:  # what raises needs nothing to compare with
-        runs = _Runs(worker, replace(request, against=None), False)
+        runs = _IsolatedRun(worker, replace(request, against=None), False)
 
     def asks(part: AnyCase) -> str | None:
         now = runs(part)
         if kind == "slow":
             same = now.error >= slower
         else:
-            same = now.kind == kind and (kind == "wrong" or alike(now.text) == alike(first.text))
-        return _said(kind, now) if same else None
+            same = now.kind == kind and (
+                kind == "wrong" or normalize_message(now.text) == normalize_message(first.text)
+            )
+        return _failure_text(kind, now) if same else None
 
-    return Test(kind, _said(kind, first), way, against if compares else None, asks, tolerance)
+    return FailureTest(kind, _failure_text(kind, first), way, against if compares else None, asks, tolerance)
 
 
 @dataclass(frozen=True)
-class _Runs:
+class _IsolatedRun:
     """A case run in a process of its own, and compared with what counts as right where that is wanted."""
 
     worker: Worker
@@ -133,7 +135,7 @@ class _Runs:
             given = self._request(part)
         except Exception as error:
             if isinstance(part, TracedCase):
-                return raised(error)  # it is exported here
+                return exception_outcome(error)  # it is exported here
             raise
         now = self.worker(given)
         if now.kind in ("crash", "timeout") and given.against is not None:  # of which of the two?
@@ -146,7 +148,7 @@ class _Runs:
         return replace(self.request, model=part.model().SerializeToString(), feeds=part.feeds(), expected=expected)
 
 
-def _kind(first: Outcome, fails: Kind | None, slower: float, against: Way, is_traced: bool) -> str:
+def _failure_kind(first: Outcome, fails: FailureKind | None, slower: float, against: RunConfig, is_traced: bool) -> str:
     """How the whole model fails; an error where it does not, or not so."""
     if first.kind == "incomparable":
         raise SardonyxError(
@@ -156,7 +158,7 @@ def _kind(first: Outcome, fails: Kind | None, slower: float, against: Way, is_tr
     found = "slow" if fails == "slow" and first.error >= slower else first.kind
     if found == "ran" or fails not in (None, found):
         raise SardonyxError(
-            f"the model does not {_FAILING[fails]}: {_ENDED.get(first.kind, first.kind)} {first.text}".rstrip(),
+            f"the model does not {_FAILING[fails]}: {_OUTCOMES.get(first.kind, first.kind)} {first.text}".rstrip(),
             hint="give the inputs that it fails with, the way it is run in, or another tolerance"
             + ("" if is_traced else "; with a module, against='torch' compares with torch"),
         )
@@ -170,16 +172,16 @@ _FAILING: Mapping[Any, str] = {
     "crash": "crash",
     "slow": "take so much longer",
 }
-_ENDED = {"ran": "it ran", "wrong": "its results differ", "exception": "it raised", "crash": "it crashed"}
+_OUTCOMES = {"ran": "it ran", "wrong": "its results differ", "exception": "it raised", "crash": "it crashed"}
 
 
-def _said(kind: str, outcome: Outcome) -> str:
+def _failure_text(kind: str, outcome: Outcome) -> str:
     if kind == "wrong":
         return f"results differ by {outcome.error:.2e} of their magnitude"
     return f"a call takes {outcome.error:.1f} times as long" if kind == "slow" else outcome.text
 
 
-def alike(text: str) -> str:
+def normalize_message(text: str) -> str:
     """What two messages of the same failure have in common: names and numbers are left out.
 
     >>> alike("Name:'gather_12' idx=7 out of bounds") == alike("Name:'y' idx=31 out of bounds")

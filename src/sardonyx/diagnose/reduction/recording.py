@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from sardonyx.diagnose.comparison.way import Way
+from sardonyx.diagnose.comparison.run_config import RunConfig
 from sardonyx.diagnose.reduction.case import Array, Case
 from sardonyx.diagnose.reduction.worker import Request, Worker
 
@@ -34,7 +34,7 @@ class Bounds:
     """Of what one node computes; of one that computes more nothing is recorded."""
 
 
-def record(case: Case, worker: Worker, way: Way, bounds: Bounds | None = None) -> Case:
+def record_values(case: Case, worker: Worker, way: RunConfig, bounds: Bounds | None = None) -> Case:
     """The case with every value that can be had: computed without rewrites, node groups that fail being halved.
 
     So are those that compute too much at a time.
@@ -48,14 +48,14 @@ def record(case: Case, worker: Worker, way: Way, bounds: Bounds | None = None) -
         part = replace(case, nodes=tuple(block), recorded=known)
         size = _bytes(part, bounds.asked) if part.runs_alone else 0
         fits = part.runs_alone and size <= (bounds.asked if len(block) > 1 else bounds.largest)
-        found = _values(part, worker, way) if fits else None
+        found = _compute_values(part, worker, way) if fits else None
         if found is not None:
             known |= store.keep(found)
         elif len(block) > 1:
             half = len(block) // 2
             waiting += [block[half:], block[:half]]
         elif fits:
-            known |= store.keep(_made_up(part))
+            known |= store.keep(_random_outputs(part))
         elif part.runs_alone:
             log.warning("%s computes %d MB, which are not recorded", block[0].op_type, size >> 20)
     return replace(case, recorded=known)
@@ -105,13 +105,13 @@ class _Store:
             return dict(found)
         small = {name: x for name, x in found.items() if name not in large}
         try:
-            return small | _mapped(large)
+            return small | _memory_mapped(large)
         except OSError as error:
             log.warning("%d MB of values are not recorded: %s", size >> 20, error)
             return small
 
 
-def _mapped(arrays: Mapping[str, Array]) -> dict[str, Array]:
+def _memory_mapped(arrays: Mapping[str, Array]) -> dict[str, Array]:
     """Arrays in a file without a name; there is one for all, for each that is mapped stays open."""
     places: dict[str, int] = {}
     with tempfile.TemporaryFile() as file:
@@ -123,7 +123,7 @@ def _mapped(arrays: Mapping[str, Array]) -> dict[str, Array]:
     return {name: np.ndarray(x.shape, x.dtype, memory, places[name]) for name, x in arrays.items()}
 
 
-def _values(part: Case, worker: Worker, way: Way) -> dict[str, Array] | None:
+def _compute_values(part: Case, worker: Worker, way: RunConfig) -> dict[str, Array] | None:
     """What the nodes compute, by the engine with nothing rewritten, or else by ONNX's own evaluator."""
     names = [name for node in part.nodes for name in node.output if name]
     model = part.model(names).SerializeToString()
@@ -141,7 +141,7 @@ def _values(part: Case, worker: Worker, way: Way) -> dict[str, Array] | None:
     return None
 
 
-def _made_up(part: Case) -> dict[str, Array]:
+def _random_outputs(part: Case) -> dict[str, Array]:
     """Numbers for what a node that does not run would give, where ONNX says of which type and size that is."""
     try:
         inferred = onnx.shape_inference.infer_shapes(part.model(), data_prop=True)

@@ -12,11 +12,19 @@ import onnx
 import onnx_ir as ir
 
 from sardonyx import dtypes
-from sardonyx.diagnose.comparison.subject import Call, Model, as_module, is_onnx, subject_of
-from sardonyx.diagnose.comparison.way import Given, Way
+from sardonyx.diagnose.comparison.run_config import RunConfig, RunConfigLike
+from sardonyx.diagnose.comparison.subject import CallArguments, Model, as_module, is_onnx, subject_of
 from sardonyx.diagnose.reduction.case import Array, Case
-from sardonyx.diagnose.reduction.failing import AnyCase, Kind, Predicate, Test, by_command, by_predicate, by_running
-from sardonyx.diagnose.reduction.recording import record
+from sardonyx.diagnose.reduction.failing import (
+    AnyCase,
+    FailureKind,
+    FailureTest,
+    Predicate,
+    by_command,
+    by_predicate,
+    by_running,
+)
+from sardonyx.diagnose.reduction.recording import record_values
 from sardonyx.diagnose.reduction.saving import save, save_traced
 from sardonyx.diagnose.reduction.smaller import PASSES
 from sardonyx.diagnose.reduction.traced import TRACED_PASSES, TracedCase
@@ -24,7 +32,7 @@ from sardonyx.diagnose.reduction.worker import Worker
 from sardonyx.engines.registry import require
 from sardonyx.errors import OptionError
 
-Tell: TypeAlias = Callable[[str], object]
+Progress: TypeAlias = Callable[[str], object]
 
 _WAY, _AGAINST = "onnxruntime:optimize=none", "reference:optimize=none"
 _SLOWER = 2.0
@@ -41,8 +49,8 @@ class Reduction:
     """How it fails: wrong, exception, crash, slow, predicate or command."""
     text: str
     """What the failure says."""
-    way: Way
-    against: Way | None
+    way: RunConfig
+    against: RunConfig | None
     tolerance: float | None
     """What counted as wrong; None for what `verify` allows."""
     before: int
@@ -95,15 +103,15 @@ class Reduction:
 def reduce(
     model: Model,
     *args: Any,
-    fails: Kind | Predicate | None = None,
+    fails: FailureKind | Predicate | None = None,
     command: str | None = None,
-    way: Given = _WAY,
-    against: Given = _AGAINST,
+    way: RunConfigLike = _WAY,
+    against: RunConfigLike = _AGAINST,
     tolerance: float | None = None,
     slower: float = _SLOWER,
     minutes: float = 3.0,
     limit: float = _LIMIT,
-    progress: Tell | None = None,
+    progress: Progress | None = None,
     **kwargs: Any,
 ) -> Reduction:
     """Cut a model that fails down to the smallest part that still fails in the same way.
@@ -129,7 +137,7 @@ def reduce(
     >>> [node.op_type for node in found.model.graph.node]
     ['Log']
     """
-    chosen, other = Way.of(way), Way.of(against)
+    chosen, other = RunConfig.of(way), RunConfig.of(against)
     if chosen.is_torch:
         raise OptionError(
             "reduce cuts down what an engine runs, and torch is none",
@@ -139,7 +147,7 @@ def reduce(
     if judged:
         _check_engines(chosen, other)
     traced = other.is_torch and judged
-    case = _traced(model, (args, kwargs), chosen, other, fails) if traced else _of_onnx(model, args, kwargs)
+    case = _traced_case(model, (args, kwargs), chosen, other, fails) if traced else _onnx_case(model, args, kwargs)
     engines = [way.options.engine for way in (chosen, other) if way.options is not None]
     worker = Worker(engines)
     try:
@@ -154,20 +162,20 @@ def reduce(
         worker.close()
 
 
-def _check_engines(*ways: Way) -> None:
+def _check_engines(*ways: RunConfig) -> None:
     """An engine that is unknown or not there is told now: in a candidate's process it would pass for a fault."""
     for options in (way.options for way in ways):
         if options is not None and not options.compiler_path and not options.compiler_image:
             require(options.engine)
 
 
-def _of_onnx(model: Model, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Case:
+def _onnx_case(model: Model, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Case:
     subject = subject_of(model, args, kwargs)
     feeds = {name: dtypes.to_array(x) for name, x in subject.calls[0].items()}
     return Case.of(ir.to_proto(subject.base), feeds)
 
 
-def _traced(model: Model, call: Call, way: Way, against: Way, fails: Any) -> TracedCase:
+def _traced_case(model: Model, call: CallArguments, way: RunConfig, against: RunConfig, fails: Any) -> TracedCase:
     if is_onnx(model):
         raise OptionError(
             f"{against} needs the module, and an ONNX model is given", hint="against='reference', or another engine"
@@ -180,16 +188,16 @@ def _traced(model: Model, call: Call, way: Way, against: Way, fails: Any) -> Tra
 # The search
 
 
-class _Enough(Exception):
+class _OutOfTime(Exception):
     """No time is left."""
 
 
 @dataclass
 class _Search:
-    test: Test
+    test: FailureTest
     worker: Worker
     deadline: float
-    tell: Tell
+    tell: Progress
     tried: int = 0
 
     def run(self, case: AnyCase) -> Reduction:
@@ -200,11 +208,11 @@ class _Search:
         try:
             self.tell("recording values")
             if isinstance(case, Case):
-                case = record(case, self.worker, self.test.way)
+                case = record_values(case, self.worker, self.test.way)
             passes: Any = PASSES if isinstance(case, Case) else TRACED_PASSES
             for self._step, step in passes:
                 case = step(case, self._fails)
-        except (_Enough, KeyboardInterrupt):
+        except (_OutOfTime, KeyboardInterrupt):
             complete = False
         taken = time.monotonic() - started
         test = self.test
@@ -223,7 +231,7 @@ class _Search:
 
     def _fails(self, case: AnyCase) -> bool:
         if time.monotonic() > self.deadline:
-            raise _Enough
+            raise _OutOfTime
         if not case.runs_alone:
             return False
         self.tried += 1

@@ -16,15 +16,15 @@ import torch
 
 from sardonyx import dtypes
 from sardonyx.diagnose.comparison.errors import tolerance_of
+from sardonyx.diagnose.comparison.run_config import RunConfig
 from sardonyx.diagnose.comparison.subject import tensor_of
 from sardonyx.diagnose.comparison.trace import run
-from sardonyx.diagnose.comparison.way import Way
 from sardonyx.diagnose.reduction.case import Case
 from sardonyx.diagnose.reduction.traced import TracedCase
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import SardonyxError
 from sardonyx.options import Options
-from sardonyx.telemetry.repro_code import class_of, constants_of, operators_of
+from sardonyx.telemetry.repro_code import class_source, constants, custom_operators
 
 _INPUTS = """\
 import pathlib
@@ -93,36 +93,36 @@ for result in results:
 
 
 def save(
-    folder: Path, case: Case, kind: str, text: str, way: Way, against: Way | None, tolerance: float | None
+    folder: Path, case: Case, kind: str, text: str, way: RunConfig, against: RunConfig | None, tolerance: float | None
 ) -> Path:
     """Write it; what is expected is computed once, so that the program needs no more than what it runs in."""
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(case.model(), str(folder / "model.onnx"))
     np.savez(folder / "inputs.npz", allow_pickle=False, **case.feeds())
     assert way.options is not None
-    parts = [_INPUTS, _running(folder, way.options)]
+    parts = [_INPUTS, _run_lines(folder, way.options)]
     if kind == "wrong" and against is not None:
-        allowed = _expect(folder, case, against)
+        allowed = _write_expected(folder, case, against)
         parts.append(_COMPARE.format(against=against, tolerance=allowed if tolerance is None else tolerance))
     else:
         parts.append(_SHOW)
-    (folder / "reproduce.py").write_text(f"# {kind}: {_line(text)}\n" + "\n".join(parts), encoding="utf-8")
-    return _told(folder, case, kind, text, way)
+    (folder / "reproduce.py").write_text(f"# {kind}: {_one_line(text)}\n" + "\n".join(parts), encoding="utf-8")
+    return _write_readme(folder, case, kind, text, way)
 
 
-def save_traced(folder: Path, case: TracedCase, kind: str, text: str, way: Way, tolerance: float | None) -> Path:
+def save_traced(folder: Path, case: TracedCase, kind: str, text: str, way: RunConfig, tolerance: float | None) -> Path:
     """Write a graph of torch as the program's own source, its numbers, and the model that it is exported as."""
     folder.mkdir(parents=True, exist_ok=True)
-    numbers = {"inputs": list(case.given.values()), "expected": case.results(), **constants_of(case.module)}
+    numbers = {"inputs": list(case.given.values()), "expected": case.results(), **constants(case.module)}
     torch.save(numbers, folder / "values.pt")
     with contextlib.suppress(SardonyxError):  # an exception may be that it cannot be exported
         onnx.save(case.model(), str(folder / "model.onnx"))
-    imports, source = class_of(case.module)
+    imports, source = class_source(case.module)
     assert way.options is not None
     parts = [
         f"import pathlib\nimport sys\n\n{imports}\n",
         "import sardonyx\nfrom sardonyx.diagnose.comparison.errors import error_of\n",
-        *(f"# Has to be registered before: the operator {name}.\n" for name in operators_of(case.module)),
+        *(f"# Has to be registered before: the operator {name}.\n" for name in custom_operators(case.module)),
         _TRACED.format(graph=source, options=_keywords(way.options)),
     ]
     if kind == "wrong":
@@ -130,24 +130,24 @@ def save_traced(folder: Path, case: TracedCase, kind: str, text: str, way: Way, 
         parts.append(_COMPARE_TRACED.format(against=case.against, allowed=allowed))
     else:
         parts.append(_SHOW)
-    (folder / "reproduce.py").write_text(f"# {kind}: {_line(text)}\n" + "\n".join(parts), encoding="utf-8")
-    return _told(folder, case, kind, text, way)
+    (folder / "reproduce.py").write_text(f"# {kind}: {_one_line(text)}\n" + "\n".join(parts), encoding="utf-8")
+    return _write_readme(folder, case, kind, text, way)
 
 
-def _told(folder: Path, case: Case | TracedCase, kind: str, text: str, way: Way) -> Path:
+def _write_readme(folder: Path, case: Case | TracedCase, kind: str, text: str, way: RunConfig) -> Path:
     operators = ", ".join(dict.fromkeys(case.operators))
     (folder / "README.md").write_text(
-        f"`python reproduce.py` shows it: {kind} in {way}, {len(case.nodes)} node(s): {operators}. {_line(text)}\n",
+        f"`python reproduce.py` shows it: {kind} in {way}, {len(case.nodes)} node(s): {operators}. {_one_line(text)}\n",
         encoding="utf-8",
     )
     return folder
 
 
-def _line(text: str) -> str:
+def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _expect(folder: Path, case: Case, against: Way) -> float:
+def _write_expected(folder: Path, case: Case, against: RunConfig) -> float:
     """Write what the results should be; what they may differ by."""
     assert against.options is not None
     feeds = {name: tensor_of(x) for name, x in case.feeds().items()}
@@ -156,7 +156,7 @@ def _expect(folder: Path, case: Case, against: Way) -> float:
     return max(map(tolerance_of, results), default=0.0)
 
 
-def _running(folder: Path, options: Options) -> str:
+def _run_lines(folder: Path, options: Options) -> str:
     """The lines that run the model: onnxruntime's alone where nothing of this package is at work."""
     alone = options.optimize in ("none", False) and options.native is not True
     if not find_engine(options.engine).takes_session_options or not alone:

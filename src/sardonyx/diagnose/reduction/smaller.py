@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from sardonyx.diagnose.bisection.delta import smallest
+from sardonyx.diagnose.bisection.delta import minimal_subset
 from sardonyx.diagnose.reduction.case import Array, Arrays, Case, reads_of
 
 Fails = Callable[[Case], bool]
@@ -18,15 +18,15 @@ Fails = Callable[[Case], bool]
 def fewer_nodes(case: Case, fails: Fails) -> Case:
     """The nodes between the first that is needed and the last, then only those that are needed among them."""
     nodes = case.nodes
-    last = _first_that(lambda count: fails(case.of_nodes(nodes[:count])), 1, len(nodes))
+    last = _binary_search(lambda count: fails(case.of_nodes(nodes[:count])), 1, len(nodes))
     nodes = nodes[:last]
-    first = len(nodes) - _first_that(lambda count: fails(case.of_nodes(nodes[-count:])), 1, len(nodes))
+    first = len(nodes) - _binary_search(lambda count: fails(case.of_nodes(nodes[-count:])), 1, len(nodes))
     nodes = nodes[first:]
-    kept = smallest(nodes, lambda part: fails(case.of_nodes(part)))
+    kept = minimal_subset(nodes, lambda part: fails(case.of_nodes(part)))
     return case.of_nodes(kept or nodes)
 
 
-def _first_that(holds: Callable[[int], bool], low: int, high: int) -> int:
+def _binary_search(holds: Callable[[int], bool], low: int, high: int) -> int:
     """The smallest number for which something holds, as it does for the highest, by halving."""
     while low < high:
         middle = (low + high) // 2
@@ -34,19 +34,19 @@ def _first_that(holds: Callable[[int], bool], low: int, high: int) -> int:
     return high
 
 
-def bypassed(case: Case, fails: Fails) -> Case:
+def bypass_nodes(case: Case, fails: Fails) -> Case:
     """Without nodes whose readers can take what it read instead, because that has the same type and sizes."""
     for node in reversed(case.nodes):
         if len(case.nodes) > 1 and len(node.output) == 1 and node.output[0] not in case.ends:
             for name in node.input:
-                shorter = _without(case, node, name)
+                shorter = _bypass(case, node, name)
                 if shorter is not None and fails(shorter):
                     case = shorter
                     break
     return case
 
 
-def _without(case: Case, node: onnx.NodeProto, instead: str) -> Case | None:
+def _bypass(case: Case, node: onnx.NodeProto, instead: str) -> Case | None:
     one, other = case.recorded.get(node.output[0]), case.recorded.get(instead, case.weights.get(instead))
     if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
         return None
@@ -63,21 +63,21 @@ def _without(case: Case, node: onnx.NodeProto, instead: str) -> Case | None:
     return case.of_nodes(rest)
 
 
-def plainer(case: Case, fails: Fails) -> Case:
+def simplify_values(case: Case, fails: Fails) -> Case:
     """With numbers that say nothing, where it fails all the same: weights and inputs of ones, or random."""
     for make in (_ones, _random):
-        every = _with(case, {name: make(x) for name, x in _numbers(case).items()})
+        every = _replace_arrays(case, {name: make(x) for name, x in _float_arrays(case).items()})
         if fails(every):
             return every
-    for name, array in _numbers(case).items():
+    for name, array in _float_arrays(case).items():
         for make in (_ones, _random):
-            if fails(changed := _with(case, {name: make(array)})):
+            if fails(changed := _replace_arrays(case, {name: make(array)})):
                 case = changed
                 break
     return case
 
 
-def _numbers(case: Case) -> dict[str, Array]:
+def _float_arrays(case: Case) -> dict[str, Array]:
     """What has real numbers: integers are indices and sizes."""
     known = {**case.recorded, **case.weights}
     return {name: known[name] for name in case.read if known[name].dtype.kind not in "biuSUO"}
@@ -91,23 +91,23 @@ def _random(array: Array) -> Array:
     return np.asarray(np.random.default_rng(0).standard_normal(array.shape)).astype(array.dtype)
 
 
-def _with(case: Case, arrays: Arrays) -> Case:
+def _replace_arrays(case: Case, arrays: Arrays) -> Case:
     weights = {**case.weights, **{name: x for name, x in arrays.items() if name in case.weights}}
     recorded = {**case.recorded, **{name: x for name, x in arrays.items() if name not in case.weights}}
     return replace(case, weights=weights, recorded=recorded)
 
 
-def narrower(case: Case, fails: Fails) -> Case:
+def shrink_sizes(case: Case, fails: Fails) -> Case:
     """With smaller sizes: every axis of one size is cut to another, in inputs and weights alike."""
     for size in sorted({d for name in case.read for d in _array(case, name).shape if d > 1}, reverse=True):
-        for less in _less(size):
+        for less in _smaller_sizes(size):
             if fails(changed := _resized(case, size, less)):
                 case = changed
                 break
     return case
 
 
-def _less(size: int) -> Iterator[int]:
+def _smaller_sizes(size: int) -> Iterator[int]:
     yield from dict.fromkeys(x for x in (1, 2, 3, 4, size // 8, size // 4, size // 2) if 0 < x < size)
 
 
@@ -123,10 +123,10 @@ def _resized(case: Case, size: int, less: int) -> Case:
         if array.dtype == np.int64 and array.ndim <= 1 and array.size <= 8:
             array = np.where(array == size, less, array).astype(np.int64)
         changed[name] = np.ascontiguousarray(array[tuple(slice(less if d == size else None) for d in array.shape)])
-    return _with(case, changed)
+    return _replace_arrays(case, changed)
 
 
-def without_attributes(case: Case, fails: Fails) -> Case:
+def drop_attributes(case: Case, fails: Fails) -> Case:
     """Without attributes and names that it fails without as well."""
     nodes: list[Any] = list(case.nodes)
     for at, node in enumerate(nodes):
@@ -144,10 +144,10 @@ def without_attributes(case: Case, fails: Fails) -> Case:
 
 PASSES: tuple[tuple[str, Callable[[Case, Fails], Case]], ...] = (
     ("fewer nodes", fewer_nodes),
-    ("bypassing nodes", bypassed),
-    ("smaller sizes", narrower),
-    ("plainer numbers", plainer),
-    ("fewer attributes", without_attributes),
+    ("bypassing nodes", bypass_nodes),
+    ("smaller sizes", shrink_sizes),
+    ("plainer numbers", simplify_values),
+    ("fewer attributes", drop_attributes),
     ("fewer nodes", fewer_nodes),
 )
 """What is tried, in order; each begins with what the one before it left."""

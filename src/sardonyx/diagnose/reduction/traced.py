@@ -13,9 +13,9 @@ import torch
 
 from sardonyx import dtypes
 from sardonyx.diagnose.comparison.comparing import opset_for
-from sardonyx.diagnose.comparison.subject import Call, leaves_of, tensor_of
-from sardonyx.diagnose.comparison.trace import Interpreter, in_precision
-from sardonyx.diagnose.comparison.way import Way
+from sardonyx.diagnose.comparison.run_config import RunConfig
+from sardonyx.diagnose.comparison.subject import CallArguments, leaves_of, tensor_of
+from sardonyx.diagnose.comparison.trace import Interpreter, cast_floating
 from sardonyx.diagnose.reduction.case import Array
 from sardonyx.diagnose.reduction.smaller import fewer_nodes
 
@@ -37,11 +37,11 @@ class TracedCase:
     recorded: Values
     ends: frozenset[torch.fx.Node]
     """Results of the whole model, which stay results."""
-    way: Way
-    against: Way
+    way: RunConfig
+    against: RunConfig
 
     @classmethod
-    def of(cls, module: torch.nn.Module, call: Call, way: Way, against: Way) -> TracedCase:
+    def of(cls, module: torch.nn.Module, call: CallArguments, way: RunConfig, against: RunConfig) -> TracedCase:
         """All of a module, with every value that a call of it goes through in torch."""
         from sardonyx.capture.export import capture
 
@@ -56,7 +56,7 @@ class TracedCase:
             if node.op not in ("placeholder", "output"):
                 with torch.no_grad():
                     run.env[node] = run.run_node(node)
-        calls = tuple(x for x in graph.graph.nodes if x.op == "call_function" and not _is_piece(x, run.env))
+        calls = tuple(x for x in graph.graph.nodes if x.op == "call_function" and not _is_result_getitem(x, run.env))
         ends = frozenset(x for x in captured.returned if isinstance(x, torch.fx.Node))
         return cls(calls, graph, frozenset(held), run.env, ends, way, against)
 
@@ -93,7 +93,9 @@ class TracedCase:
     @cached_property
     def _copied(self) -> list[torch.fx.Node]:
         """The nodes, and after one of several results the nodes that take it apart."""
-        return [x for node in self.nodes for x in (node, *(y for y in node.users if _is_piece(y, self.recorded)))]
+        return [
+            x for node in self.nodes for x in (node, *(y for y in node.users if _is_result_getitem(y, self.recorded)))
+        ]
 
     @property
     def outputs(self) -> list[torch.fx.Node]:
@@ -122,7 +124,7 @@ class TracedCase:
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), operand)
             made[node] = graph.call_function(node.target, args, kwargs)
         graph.output(tuple(made[node] for node in self.outputs))
-        return torch.fx.GraphModule(_holder(held), graph).eval()
+        return torch.fx.GraphModule(_module_with(held), graph).eval()
 
     @cached_property
     def _program(self) -> Any:
@@ -147,7 +149,7 @@ class TracedCase:
         dtype = self.against.dtype
         run = Interpreter(self.module, dtype)
         with torch.no_grad():
-            return list(run.run(*(in_precision(x, dtype) for x in self.given.values())))
+            return list(run.run(*(cast_floating(x, dtype) for x in self.given.values())))
 
     def expected(self) -> list[Array]:
         """The same, as the outputs of the exported model: in its order, complex numbers as pairs."""
@@ -158,13 +160,13 @@ class TracedCase:
         return [dtypes.to_array(found[index]) for index in range(len(found))]
 
 
-def _is_piece(node: torch.fx.Node, recorded: Values) -> bool:
+def _is_result_getitem(node: torch.fx.Node, recorded: Values) -> bool:
     """Whether a node does no more than take one of several results."""
     source = node.args[0] if node.target is operator.getitem else None
     return isinstance(source, torch.fx.Node) and isinstance(recorded[source], (tuple, list))
 
 
-def _holder(held: Mapping[str, Any]) -> torch.nn.Module:
+def _module_with(held: Mapping[str, Any]) -> torch.nn.Module:
     module = torch.nn.Module()
     for name, value in held.items():
         if isinstance(value, torch.Tensor):
@@ -174,9 +176,9 @@ def _holder(held: Mapping[str, Any]) -> torch.nn.Module:
     return module
 
 
-def plainer(case: TracedCase, fails: Callable[[TracedCase], bool]) -> TracedCase:
+def simplify_values(case: TracedCase, fails: Callable[[TracedCase], bool]) -> TracedCase:
     """With numbers that say nothing, where it fails all the same: weights and inputs of ones, or random."""
-    for node, value in list(_numbers(case)):
+    for node, value in list(_float_tensors(case)):
         for plain in (torch.ones_like(value), _random(value)):
             if fails(changed := replace(case, recorded={**case.recorded, node: plain})):
                 case = changed
@@ -184,7 +186,7 @@ def plainer(case: TracedCase, fails: Callable[[TracedCase], bool]) -> TracedCase
     return case
 
 
-def _numbers(case: TracedCase) -> Iterator[tuple[torch.fx.Node, torch.Tensor]]:
+def _float_tensors(case: TracedCase) -> Iterator[tuple[torch.fx.Node, torch.Tensor]]:
     """What has real numbers: integers are indices and sizes."""
     values = ((node, case.recorded[node]) for node in case.read)
     return ((node, value) for node, value in values if value.is_floating_point())
@@ -196,7 +198,7 @@ def _random(value: torch.Tensor) -> torch.Tensor:
 
 TRACED_PASSES: tuple[tuple[str, Callable[[Any, Any], Any]], ...] = (
     ("fewer calls", fewer_nodes),
-    ("plainer numbers", plainer),
+    ("plainer numbers", simplify_values),
     ("fewer calls", fewer_nodes),
 )
 """What is tried, in order; sizes stay, for calls have them as arguments."""

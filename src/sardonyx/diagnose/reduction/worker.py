@@ -21,7 +21,7 @@ from sardonyx.options import Options
 Array: TypeAlias = np.ndarray[Any, Any]
 
 _CHILD = "sardonyx.diagnose.reduction.child"
-_PATIENCE = 120.0
+_START_SECONDS = 120.0
 """Seconds for the process to start, which loads torch."""
 
 
@@ -57,7 +57,7 @@ class Outcome:
     values: Sequence[Array] = field(default=(), repr=False)
 
 
-def raised(error: Exception) -> Outcome:
+def exception_outcome(error: Exception) -> Outcome:
     """What an exception says."""
     said = error.what if isinstance(error, SardonyxError) else f"{type(error).__name__}: {error}"
     return Outcome("exception", said)
@@ -78,7 +78,7 @@ class Worker:
         connection = self._connection or self._start()
         try:
             connection.send(request)
-            if connection.poll(request.limit + _PATIENCE):
+            if connection.poll(request.limit + _START_SECONDS):
                 outcome: Outcome = connection.recv()
                 return outcome
         except (EOFError, OSError):

@@ -14,45 +14,47 @@ Errors = Callable[[], tuple[Mapping[str, float], float]]
 """Gives the error of each FX node, and that of the results."""
 
 
-class Page(Protocol):
+class ReportPage(Protocol):
     """What makes the page, `sardonyx.diagnose.html`."""
 
-    def follow(self, options: Options, graph: GraphReport) -> None:
+    def add_graph(self, options: Options, graph: GraphReport) -> None:
         """Tell of a graph too."""
 
     def write(self, options: Options) -> None:
         """Write the file with all that is known by now."""
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Begin every file anew."""
 
-    def hindrance(self, graph: torch.fx.GraphModule, draws: bool) -> str | None:
-        """Why the values of a graph are not compared with PyTorch's, if they are not."""
+    def why_not_compared(self, graph: torch.fx.GraphModule, draws: bool) -> str | None:
+        """Why the values of a graph are not compare_values with PyTorch's, if they are not."""
 
-    def compared(
+    def compare_values(
         self, graph: torch.fx.GraphModule, args: Sequence[Any], ours: Mapping[str, torch.Tensor], results: Sequence[Any]
     ) -> tuple[Mapping[str, float], float]:
         """How far each value, and the worst of the results, is from PyTorch's."""
 
-    def study(self, report: RegionReport, job: Any, runner: Any, inputs: Sequence[Any], errors: Errors | str) -> None:
+    def measure_region(
+        self, report: RegionReport, job: Any, runner: Any, inputs: Sequence[Any], errors: Errors | str
+    ) -> None:
         """Measure a region with the inputs of its first call."""
 
-    def tell_program(
+    def report_program(
         self, program: Any, args: Sequence[Any], kwargs: Mapping[str, Any], model: Callable[..., Any] | None = None
     ) -> None:
         """Write the report on an exported program."""
 
 
-_load: list[Callable[[], Page]] = []
-_loaded: list[Page] = []
+_load: list[Callable[[], ReportPage]] = []
+_loaded: list[ReportPage] = []
 
 
-def provide(load: Callable[[], Page]) -> None:
+def set_loader(load: Callable[[], ReportPage]) -> None:
     """Let this load what makes the page, when it is first asked for."""
     _load[:] = [load]
 
 
-def page_of(options: Options) -> Page | None:
+def page_of(options: Options) -> ReportPage | None:
     """What makes the page, if the options ask for one."""
     if not options.report:
         return None
@@ -61,7 +63,7 @@ def page_of(options: Options) -> Page | None:
     return _loaded[0]
 
 
-def forget() -> None:
+def reset() -> None:
     """Begin every page anew."""
     for page in _loaded:
-        page.forget()
+        page.reset()

@@ -13,7 +13,7 @@ from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import OptionError
 from sardonyx.options import Options
 
-Given: TypeAlias = "str | Options | Mapping[str, Any] | Way"
+RunConfigLike: TypeAlias = "str | Options | Mapping[str, Any] | RunConfig"
 """How a way is written: text, or the options to run with."""
 
 LEVELS = {
@@ -26,12 +26,12 @@ LEVELS = {
 """How far ONNX Runtime rewrites a model by itself, as a way and the command line say it."""
 
 _TORCH = {"torch": None, "torch:float64": torch.float64}
-_HINT = "write 'torch', 'torch:float64', an engine's name, or 'onnxruntime:optimize=none,level=none,native=true'"
+_FORMAT_HINT = "write 'torch', 'torch:float64', an engine's name, or 'onnxruntime:optimize=none,level=none,native=true'"
 _GROUPS = {"config": "config", "session": "session_options", "engine": "engine_options"}
 
 
 @dataclass(frozen=True)
-class Way:
+class RunConfig:
     """One way of running a model.
 
     `torch` and `torch:float64` run the module. An engine's name runs the exported model in it. After a colon come
@@ -51,9 +51,9 @@ class Way:
     """What torch computes in, where not in the model's own precision."""
 
     @classmethod
-    def of(cls, given: Given) -> Way:
+    def of(cls, given: RunConfigLike) -> RunConfig:
         """The way that a text names, or that runs with these options."""
-        if isinstance(given, Way):
+        if isinstance(given, RunConfig):
             return given
         if not isinstance(given, str):
             chosen = Options.of(given)
@@ -62,19 +62,19 @@ class Way:
             return cls(given, None, _TORCH[given])
         engine, _, rest = given.partition(":")
         if engine == "torch":
-            raise OptionError(f"{given!r} is no way to run a model", hint=_HINT)
-        return cls(given, _options(engine, rest))
+            raise OptionError(f"{given!r} is no way to run a model", hint=_FORMAT_HINT)
+        return cls(given, _parse_options(engine, rest))
 
     @property
     def is_torch(self) -> bool:
         """Whether torch runs it, and no engine."""
         return self.options is None
 
-    def plain(self) -> Way:
+    def plain(self) -> RunConfig:
         """The same engine with nothing that rewrites: no rules, no kernels, no optimizations of its own, no flags."""
         engine = (self.options or Options()).engine
         level = ",level=none" if find_engine(engine).takes_session_options else ""
-        return Way.of(f"{engine}:optimize=none{level}")
+        return RunConfig.of(f"{engine}:optimize=none{level}")
 
     def __str__(self) -> str:
         return self.name
@@ -84,26 +84,26 @@ PLAIN = "onnxruntime:optimize=none,level=none"
 """ONNX Runtime with the model as it was exported, each operator by itself."""
 
 
-def _options(engine: str, text: str) -> Options:
+def _parse_options(engine: str, text: str) -> Options:
     chosen: dict[str, Any] = {"engine": engine, "native": False}
     for part in filter(None, text.split(",")):
         key, equals, value = part.partition("=")
         if not equals:
-            raise OptionError(f"{part!r} is no option of a way", hint=_HINT)
-        _set(chosen, key.strip(), value.strip())
+            raise OptionError(f"{part!r} is no option of a way", hint=_FORMAT_HINT)
+        _set_option(chosen, key.strip(), value.strip())
     return Options.of(chosen)
 
 
-def _set(chosen: dict[str, Any], key: str, value: str) -> None:
+def _set_option(chosen: dict[str, Any], key: str, value: str) -> None:
     group, dot, name = key.partition(".")
     if key == "level":
         chosen.setdefault("session_options", {})["graph_optimization_level"] = level(value)
     elif dot and group == "config":
         chosen.setdefault("session_options", {}).setdefault("config", {})[name] = value
     elif dot and group in _GROUPS:
-        chosen.setdefault(_GROUPS[group], {})[name] = _value(value)
+        chosen.setdefault(_GROUPS[group], {})[name] = _parse_json(value)
     else:
-        chosen[key] = value if key in ("optimize", "compile_options", "translator") else _value(value)
+        chosen[key] = value if key in ("optimize", "compile_options", "translator") else _parse_json(value)
 
 
 def level(name: str) -> Any:
@@ -115,7 +115,7 @@ def level(name: str) -> Any:
     return getattr(onnxruntime().GraphOptimizationLevel, LEVELS[name])
 
 
-def _value(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:

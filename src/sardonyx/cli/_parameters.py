@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import click
 
-from sardonyx.cli._source import GIVEN, Source, fields, in_memory, source, tensor
-from sardonyx.cli._told import counted, counts, example, table, tell, times, working
+from sardonyx.cli._messages import example, format_counts, format_times, print_result, progress_bar, show_status, table
+from sardonyx.cli._source import MODEL_KEY, Source, find_source, in_memory, option_keywords, tensor
 from sardonyx.options import Options
 from sardonyx.telemetry.text import duration
 
@@ -22,22 +22,22 @@ __all__ = [
     "FiniteRange",
     "Source",
     "as_json",
-    "counted",
-    "counts",
     "duration",
     "engine_options",
     "example",
-    "fields",
+    "find_source",
+    "format_counts",
+    "format_times",
     "in_memory",
     "input_options",
     "model_argument",
+    "option_keywords",
     "options_from",
-    "source",
+    "print_result",
+    "progress_bar",
+    "show_status",
     "table",
-    "tell",
     "tensor",
-    "times",
-    "working",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -50,9 +50,9 @@ class ModelType(click.ParamType):  # type: ignore[type-arg]  # older versions of
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Source:
         """The source of that text, which is remembered for the error that something ends with."""
-        found = value if isinstance(value, Source) else source(value)
+        found = value if isinstance(value, Source) else find_source(value)
         if ctx is not None:
-            ctx.meta[GIVEN] = found
+            ctx.meta[MODEL_KEY] = found
         return found
 
 
@@ -72,15 +72,15 @@ model_argument = click.argument("model", type=MODEL, metavar="MODEL")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, with sizes in bytes and times in seconds.")
 
 
-def _pairs(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> dict[str, str]:
+def _parse_pairs(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> dict[str, str]:
     for text in given:
         if not all(text.partition("=")[::2]):
             raise click.BadParameter(f"{text!r} is not of the form {param.metavar}", ctx, param)
     return {name: value for name, _, value in (text.partition("=") for text in given)}
 
 
-def _numbers(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> dict[str, int]:
-    pairs = _pairs(ctx, param, given)
+def _parse_sizes(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> dict[str, int]:
+    pairs = _parse_pairs(ctx, param, given)
     for name, value in pairs.items():
         if not value.isdecimal():
             raise click.BadParameter(f"{name} is {value!r}, which is no size", ctx, param)
@@ -90,7 +90,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -
 def input_options(command: F) -> F:
     """--inputs, --size and --seed, which the command takes as `inputs`, `sizes` and `seed`."""
     file = click.Path(exists=True, dir_okay=False, path_type=Path)
-    several: dict[str, Any] = {"multiple": True, "callback": _numbers, "metavar": "NAME=N"}
+    several: dict[str, Any] = {"multiple": True, "callback": _parse_sizes, "metavar": "NAME=N"}
     command = click.option(
         "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the random inputs."
     )(command)
@@ -108,7 +108,7 @@ def engine_options(command: F) -> F:
     def with_options(*args: Any, engine: str | None, option: Mapping[str, str], **given: Any) -> Any:
         return command(*args, options=options_from(engine, option), **given)
 
-    several: dict[str, Any] = {"multiple": True, "callback": _pairs, "metavar": "KEY=VALUE"}
+    several: dict[str, Any] = {"multiple": True, "callback": _parse_pairs, "metavar": "KEY=VALUE"}
     told = "What runs it; `sardonyx engines` lists them."
     with_options = click.option("--option", help="An option of sardonyx.Options; may be repeated.", **several)(
         with_options
@@ -123,11 +123,11 @@ def options_from(engine: str | None, given: Mapping[str, str]) -> Options:
     21
     """
     written = {field.name for field in dataclasses.fields(Options) if str(field.type) in ("str", "str | None")}
-    values = {key: text if key in written else _value(text) for key, text in given.items()}
+    values = {key: text if key in written else _parse_json(text) for key, text in given.items()}
     return Options.of({**values, **({"engine": engine} if engine else {})})
 
 
-def _value(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:

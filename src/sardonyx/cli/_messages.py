@@ -22,7 +22,7 @@ from sardonyx.telemetry.text import duration
 
 T = TypeVar("T")
 
-_WIDTH_OF_A_FILE = 2**14
+_UNLIMITED_WIDTH = 2**14
 """Columns where no terminal says how many there are: nothing in a file or a pipe has to be cut."""
 
 
@@ -31,13 +31,13 @@ def example(*lines: str) -> str:
     return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-def tell(found: Any, as_json: bool, *shown: RenderableType) -> None:
+def print_result(found: Any, as_json: bool, *shown: RenderableType) -> None:
     """Print what was found: itself as JSON, or these for people, a text or a table each."""
     if as_json:
-        written = json.dumps(_as_json_has_it(found), indent=1, ensure_ascii=not _is_unicode(), default=str)
-        click.echo(_UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", written))
+        written = json.dumps(_to_json(found), indent=1, ensure_ascii=not _is_unicode(), default=str)
+        click.echo(_CONTROL_CHARACTERS.sub(lambda found: f"\\u{ord(found[0]):04x}", written))
         return
-    width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
+    width = None if sys.stdout.isatty() else _UNLIMITED_WIDTH
     console = Console(width=width, highlight=False, markup=False, emoji=False)
     with console.capture() as captured:
         for part in shown:
@@ -46,7 +46,7 @@ def tell(found: Any, as_json: bool, *shown: RenderableType) -> None:
     click.echo(said if _is_unicode() else said.encode(sys.stdout.encoding, "replace"))
 
 
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that steer a terminal instead of being shown: escape sequences begin with them, and text is reversed."""
 
 
@@ -56,10 +56,10 @@ def printable(text: str) -> str:
     >>> print(printable("a\x1b[31mb"))
     a\x1b[31mb
     """
-    return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _CONTROL_CHARACTERS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
-class Warnings(logging.Handler):
+class WarningHandler(logging.Handler):
     """Shows warnings on stderr, as Python does by itself, with what would steer a terminal written out."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ def _is_unicode() -> bool:
     return (sys.stdout.encoding or "utf-8").lower().startswith("utf")
 
 
-def _as_json_has_it(found: Any) -> Any:
+def _to_json(found: Any) -> Any:
     """The same with texts in the place of numbers that JSON has not.
 
     >>> _as_json_has_it({"errors": [0.5, float("inf"), float("nan")]})
@@ -83,8 +83,8 @@ def _as_json_has_it(found: Any) -> Any:
     if isinstance(found, float) and not math.isfinite(found):
         return str(found)
     if isinstance(found, Mapping):
-        return {key: _as_json_has_it(value) for key, value in found.items()}
-    return [_as_json_has_it(value) for value in found] if isinstance(found, (list, tuple)) else found
+        return {key: _to_json(value) for key, value in found.items()}
+    return [_to_json(value) for value in found] if isinstance(found, (list, tuple)) else found
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[str] = ()) -> Table:
@@ -103,7 +103,7 @@ def _cell(held: object) -> Text:
     return Text(printable(str(held)).replace("\n", "\\n"))
 
 
-def counts(found: Mapping[str, int], most: int = 10) -> str:
+def format_counts(found: Mapping[str, int], most: int = 10) -> str:
     """How often there is what, the most frequent first; `--json` has what is left out.
 
     >>> counts({"Add": 1, "MatMul": 3})
@@ -117,7 +117,7 @@ def counts(found: Mapping[str, int], most: int = 10) -> str:
     return shown + (f" and {len(rest)} others ×{sum(count for _, count in rest)}" if rest else "")
 
 
-def times(seconds: Mapping[str, float]) -> str:
+def format_times(seconds: Mapping[str, float]) -> str:
     """How long each stage took.
 
     >>> times({"capture": 1.25, "translate": 0.0312})
@@ -127,16 +127,16 @@ def times(seconds: Mapping[str, float]) -> str:
 
 
 @contextmanager
-def aside() -> Iterator[None]:
+def stdout_to_stderr() -> Iterator[None]:
     """While active, what a model or a factory prints goes to stderr: stdout is for what the command tells."""
     with redirect_stdout(sys.stderr):
         yield
 
 
 @contextmanager
-def working(what: str, quiet: bool = False) -> Iterator[Callable[[str], object]]:
+def show_status(what: str, quiet: bool = False) -> Iterator[Callable[[str], object]]:
     """While active, a line on the terminal says what is being done; what it gives changes that."""
-    with aside():
+    with stdout_to_stderr():
         if quiet or not sys.stderr.isatty():
             yield lambda text: None
             return
@@ -144,7 +144,7 @@ def working(what: str, quiet: bool = False) -> Iterator[Callable[[str], object]]
             yield lambda text: status.update(Text(printable(text)))
 
 
-def counted(items: Sequence[T], what: str, quiet: bool = False) -> Iterator[T]:
+def progress_bar(items: Sequence[T], what: str, quiet: bool = False) -> Iterator[T]:
     """The items, with a bar on the terminal that says how many of them are done."""
     shown = Console(stderr=True)
     yield from track(items, what, console=shown, transient=True, disable=quiet or not sys.stderr.isatty())

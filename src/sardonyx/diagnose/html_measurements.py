@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from sardonyx.diagnose.profiling.events import Events
-from sardonyx.diagnose.profiling.session import Watched
+from sardonyx.diagnose.profiling.session import ProfiledRunner
 from sardonyx.engines.engine import Job, Runner
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.telemetry.report import RegionReport
@@ -19,11 +19,11 @@ from sardonyx.telemetry.verify import difference
 log = logging.getLogger(__name__)
 
 _WARM_UPS, _CALLS = 2, 5
-_MOST_VALUES = 2**31
+_MAX_VALUE_BYTES = 2**31
 """Bytes of a graph's values up to which each is compared with PyTorch's: our side of them is held at once."""
 
 
-def study(
+def measure_region(
     report: RegionReport,
     job: Job,
     runner: Runner,
@@ -34,12 +34,12 @@ def study(
 
     `errors` gives the error of each FX node and of the results, or is the reason why there are none.
     """
-    _try(report, "times of nodes", lambda: _times(report, job, runner, inputs))
+    _try(report, "times of nodes", lambda: _measure_times(report, job, runner, inputs))
     if isinstance(errors, str):
         report.remarks.append(f"no errors of nodes: {errors}")
     else:
         measure = errors
-        _try(report, "errors of nodes", lambda: _errors(report, measure))
+        _try(report, "errors of nodes", lambda: _measure_errors(report, measure))
 
 
 def _try(report: RegionReport, what: str, measure: Callable[[], None]) -> None:
@@ -50,11 +50,11 @@ def _try(report: RegionReport, what: str, measure: Callable[[], None]) -> None:
         report.remarks.append(f"no {what}: {error}")
 
 
-def _times(report: RegionReport, job: Job, runner: Runner, inputs: Sequence[Any]) -> None:
+def _measure_times(report: RegionReport, job: Job, runner: Runner, inputs: Sequence[Any]) -> None:
     if not find_engine(job.options.engine).takes_session_options:
         report.remarks.append(f"no times of nodes: the engine {job.options.engine!r} does not tell them")
         return
-    watched = Watched(job, runner)
+    watched = ProfiledRunner(job, runner)
     try:
         watched.is_profiled = True
         for number in range(_WARM_UPS + _CALLS):
@@ -80,25 +80,25 @@ def note_times(report: RegionReport, events: Events) -> None:
         report.remarks.append(f"{lost * 1e3:.3g} ms of a call are in nodes that onnxruntime fused under other names")
 
 
-def _errors(report: RegionReport, errors: Callable[[], tuple[Mapping[str, float], float]]) -> None:
+def _measure_errors(report: RegionReport, errors: Callable[[], tuple[Mapping[str, float], float]]) -> None:
     by_node, report.max_error = errors()
     report.errors = dict(by_node)
 
 
-def hindrance(graph: torch.fx.GraphModule, draws: bool) -> str | None:
+def why_not_compared(graph: torch.fx.GraphModule, draws: bool) -> str | None:
     """Why the values of a graph are not compared with PyTorch's, if they are not."""
     if draws:
         return "it draws random numbers"
     values = (node.meta.get("val") for node in graph.graph.nodes if node.op == "call_function")
     held = sum(int(x.numel()) * x.element_size() for x in values if _is_sized(x))
-    return f"its values have {held / 1e9:.1f} GB" if held > _MOST_VALUES else None
+    return f"its values have {held / 1e9:.1f} GB" if held > _MAX_VALUE_BYTES else None
 
 
 def _is_sized(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and all(isinstance(size, int) for size in value.shape)
 
 
-def compared(
+def compare_values(
     graph: torch.fx.GraphModule, args: Sequence[Any], ours: Mapping[str, torch.Tensor], results: Sequence[Any]
 ) -> tuple[Mapping[str, float], float]:
     """How far each value, and the worst of the results, is from PyTorch's, relative to its largest magnitude."""

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """A file to write to, which takes the place of `path` at the end; whoever looks there never sees half of it."""
     beside = path.with_name(f".{uuid4().hex}.part")
     try:
@@ -31,5 +31,5 @@ def write_file(path: Path, content: str | bytes) -> None:
     ...     Path(folder, "a.txt").read_text()
     'hello'
     """
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
