@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class SardonyxError(Exception):
-    """Base of everything this package raises on purpose.
+    """Base class of the errors that this package raises.
 
     >>> raise SardonyxError("it broke", where="model.py:3", hint="do this instead")
     Traceback (most recent call last):
@@ -32,7 +32,7 @@ class UnsupportedOperator(SardonyxError, NotImplementedError):
 
 
 class CaptureError(SardonyxError, RuntimeError):
-    """torch.export cannot trace a model, or traced something that a file cannot hold."""
+    """torch.export cannot trace a model, or the trace cannot be written to a file."""
 
 
 class MissingDependency(SardonyxError, ImportError):

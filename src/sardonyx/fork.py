@@ -1,6 +1,6 @@
-"""Processes that fork: the child has none of its parent's threads, and whatever waits for one would wait for ever.
+"""Support for fork: a child process has none of its parent's threads, so waiting for one would deadlock.
 
-What has threads registers here, and is told in the child, where it makes them again when it is next used.
+Objects that own threads register here. They are notified in the child, and create their threads again when next used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sardonyx.errors import EngineError
 
 
 class ForkAware(Protocol):
-    """What has to know that it is in a child process."""
+    """An object that is notified in a child process."""
 
     def forked(self) -> None:
         """Called in the child, before anything else runs there."""
@@ -34,12 +34,12 @@ def register(holder: ForkAware) -> None:
 
 
 def never_free(value: object) -> None:
-    """Keep an object for the rest of the process: freeing a session waits for threads that are not there."""
+    """Never free an object: freeing a session in a child waits for threads that do not exist."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
 def raise_in_child(engine: str) -> Callable[..., NoReturn]:
-    """What stands for a function of an engine whose threads cannot be made again in a child process."""
+    """Return a replacement for an engine's function that raises, for engines that cannot recreate their threads."""
 
     def call(*_: Any, **__: Any) -> NoReturn:
         raise EngineError(
@@ -51,22 +51,22 @@ def raise_in_child(engine: str) -> Callable[..., NoReturn]:
 
 
 class Lock:
-    """A lock that is free in a child process, whoever held it in the parent."""
+    """A lock that is released in a child process, even if it was held in the parent at the fork."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         register(self)
 
     def forked(self) -> None:
-        """Start over: the thread that held it is not there."""
+        """Replace the lock: the thread that held it does not exist here."""
         self._lock = threading.RLock()
 
     def __enter__(self) -> None:
-        """Wait for it."""
+        """Acquire the lock."""
         self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
-        """Let others have it."""
+        """Release the lock."""
         self._lock.release()
 
 

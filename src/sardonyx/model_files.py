@@ -1,7 +1,7 @@
-"""The one place where a user's ONNX model is read: from a file, its bytes or memory, checked before anything uses it.
+"""Load and check a user's ONNX model, from a file, bytes or memory.
 
-A model may come from anywhere. Its weights are read from its own folder alone, its nodes are put in topological order,
-and what is missing or damaged is an error that says so.
+Models are untrusted: external weights are read from the model's own folder only, nodes are sorted topologically, and
+missing or damaged parts are errors.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from sardonyx.errors import SardonyxError
 
 log = logging.getLogger(__name__)
 
-_REWRITE_HINT = "write or copy it anew"
+_REWRITE_HINT = "export or copy the file again"
 _OPTIONAL_INPUTS = 4
-"""The IR version since which weights need not be inputs: one that is has a default value."""
+"""IR version from which an input with an initializer is an input with a default value."""
 _OWN_DOMAIN = "sardonyx"
 _MICROSOFT = "com.m"
-"""How the domains of onnxruntime's own operators begin: com.microsoft, com.microsoft.nchwc, com.ms.internal.nhwc."""
-_ONE_FOLDER = "keep the files of a model in one folder"
+"""Prefix of the domains of onnxruntime's operators: com.microsoft, com.microsoft.nchwc, com.ms.internal.nhwc."""
+_ONE_FOLDER = "put all files of the model in one folder"
 
 
 class HasModel(Protocol):
-    """Something around a model, as what `sardonyx.export` and `sardonyx.optimize` return."""
+    """An object with a model, as `sardonyx.export` and `sardonyx.optimize` return."""
 
     model: ir.Model
 
 
 UserModel: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model | HasModel"
-"""A file, its content, a model in memory, or a `Program`."""
+"""A path, the content of a file, a model in memory, or a `Program`."""
 
 
 def load_model(model: UserModel) -> ir.Model:
-    """A model that the caller may edit: what is given stays as it is, and its weights are not copied."""
+    """Load a model that the caller may edit; the argument is not modified, and weights are not copied."""
     if isinstance(model, (str, os.PathLike)):
         return _load_file(Path(model))
     if isinstance(model, bytes):
         return _load_bytes(model)
     if isinstance(model, onnx.ModelProto):
         return _load_proto(model, "the model")
-    held = model if isinstance(model, ir.Model) else getattr(model, "model", None)
-    if isinstance(held, ir.Model):
-        return _copy(held)
+    inner = model if isinstance(model, ir.Model) else getattr(model, "model", None)
+    if isinstance(inner, ir.Model):
+        return _copy(inner)
     raise TypeError(
-        "a model is a path, bytes, an onnx.ModelProto, an onnx_ir.Model or a sardonyx.Program, "
+        "a model must be a path, bytes, an onnx.ModelProto, an onnx_ir.Model or a sardonyx.Program, "
         f"not {type(model).__name__}"
     )
 
@@ -69,7 +69,7 @@ def _load_bytes(content: bytes) -> ir.Model:
     try:
         proto = onnx.load_model_from_string(content)
     except Exception as error:
-        raise SardonyxError(f"these {len(content)} bytes are no ONNX model: {_first_line(error)}") from error
+        raise SardonyxError(f"these {len(content)} bytes are not an ONNX model: {_first_line(error)}") from error
     return _load_proto(proto, "the model")
 
 
@@ -90,7 +90,7 @@ def _copy(model: ir.Model) -> ir.Model:
 
 @contextmanager
 def _wrap_reader_errors(name: str) -> Iterator[None]:
-    """Turn what the reader of a file raises into an error of ours, and keep what it logs to itself."""
+    """Convert errors of the ONNX reader to `SardonyxError`, and suppress its logs."""
     try:
         with capture_logs([], "onnx_ir"):
             yield
@@ -98,25 +98,25 @@ def _wrap_reader_errors(name: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise SardonyxError(
-            f"{name} is no ONNX model that can be read: {_first_line(error)}", hint=_REWRITE_HINT
+            f"{name} cannot be read as an ONNX model: {_first_line(error)}", hint=_REWRITE_HINT
         ) from error
 
 
 @contextmanager
 def quiet_onnx_ir() -> Iterator[None]:
-    """While active, passes of onnx_ir that give up say so in a line of our log, and not in a traceback on stderr."""
-    said: list[str] = []
-    with capture_logs(said, "onnx_ir"):
+    """While active, onnx_ir's failed passes are logged in one line instead of a traceback on stderr."""
+    lines: list[str] = []
+    with capture_logs(lines, "onnx_ir"):
         yield
-    if said:
-        log.info("onnx_ir: %s", said[-1])
+    if lines:
+        log.info("onnx_ir: %s", lines[-1])
 
 
 @contextmanager
-def capture_logs(said: list[str], name: str) -> Iterator[None]:
-    """While active, what a package logs is collected instead of shown."""
+def capture_logs(lines: list[str], name: str) -> Iterator[None]:
+    """While active, log records of a package are appended to `lines` instead of being shown."""
     logger, handler = logging.getLogger(name), logging.Handler()
-    handler.emit = lambda record: said.extend(handler.format(record).splitlines())  # type: ignore[method-assign]
+    handler.emit = lambda record: lines.extend(handler.format(record).splitlines())  # type: ignore[method-assign]
     before = logger.propagate, logger.handlers
     logger.propagate, logger.handlers = False, [handler]
     try:
@@ -126,8 +126,8 @@ def capture_logs(said: list[str], name: str) -> Iterator[None]:
 
 
 def _check_and_sort(model: ir.Model, name: str) -> ir.Model:
-    if not model.opset_imports:  # of an empty file, too, protobuf reads a message: one in which nothing is set
-        raise SardonyxError(f"{name} is no ONNX model: nothing is in it", hint=_REWRITE_HINT)
+    if not model.opset_imports:  # protobuf reads an empty file as an empty message
+        raise SardonyxError(f"{name} is not an ONNX model: it is empty", hint=_REWRITE_HINT)
     _check_values(model, name)
     _sort(model, name)
     _check_weights(model, name)
@@ -137,11 +137,11 @@ def _check_and_sort(model: ir.Model, name: str) -> ir.Model:
 
 
 def _make_defaults_constant(model: ir.Model, name: str) -> None:
-    """An input that has a value in the file is a constant: rules and kernels read it as one."""
+    """Make inputs with default values constants, which rules and kernels can use."""
     for value in [value for value in model.graph.inputs if value.is_initializer()]:
         model.graph.inputs.remove(value)
         if model.ir_version >= _OPTIONAL_INPUTS:
-            log.warning("%s has a value for its input %r, which is taken for a constant", name, value.name)
+            log.warning("%s has a default value for its input %r, which is used as a constant", name, value.name)
 
 
 def _graphs(model: ir.Model) -> Iterator[ir.Graph]:
@@ -156,20 +156,20 @@ def _nodes(model: ir.Model) -> Iterator[ir.Node]:
 
 
 def _check_values(model: ir.Model, name: str) -> None:
-    """Every value that a node reads, or that is a result, comes from somewhere."""
+    """Check that every value which is read or returned has a producer."""
     read = [(value, f"{node.op_type} reads") for node in _nodes(model) for value in node.inputs if value is not None]
     read += [(value, "it returns") for graph in _graphs(model) for value in graph.outputs]
     read += [(value, "a branch returns") for graph in _subgraphs(model) for value in graph.outputs]
     for value, who in read:
         if not (value.producer() or value.is_graph_input() or value.is_initializer()):
             raise SardonyxError(
-                f"{name} is no whole model: {who} {value.name!r}, which nothing writes",
-                hint="write it anew, with that value as an input of the model",
+                f"{name} is incomplete: {who} {value.name!r}, which no node produces",
+                hint="export it again, with that value as an input of the model",
             )
 
 
 def _subgraphs(model: ir.Model) -> Iterator[ir.Graph]:
-    """The graphs in attributes: branches and bodies of loops."""
+    """Iterate over the graphs in attributes: branches and loop bodies."""
     for node in _nodes(model):
         for attribute in node.attributes.values():
             if attribute.type == ir.AttributeType.GRAPH and attribute.value is not None:
@@ -188,12 +188,12 @@ def _sort(model: ir.Model, name: str) -> None:
         for graph in _graphs(model):
             graph.sort()
     except ValueError as error:
-        raise SardonyxError(f"{name} is no ONNX model: its nodes form a cycle", hint=_REWRITE_HINT) from error
-    log.warning("%s is not sorted topologically, as ONNX asks for: its nodes were sorted", name)
+        raise SardonyxError(f"{name} is not an ONNX model: its nodes form a cycle", hint=_REWRITE_HINT) from error
+    log.warning("%s is not sorted topologically, as ONNX requires: its nodes were sorted", name)
 
 
 def _is_sorted(model: ir.Model) -> bool:
-    """Whether every node comes after those whose results it reads, those of branches after what is around them."""
+    """Whether every node comes after the producers of its inputs, in subgraphs too."""
     seen: set[ir.Node] = set()
     for node in _nodes(model):
         producers = {value.producer() for value in node.inputs if value is not None} - {None}
@@ -207,13 +207,13 @@ def _is_sorted(model: ir.Model) -> bool:
 
 
 def _warn_unknown_operators(model: ir.Model, name: str) -> None:
-    """Say which operators nobody defines: a file with them can be rewritten, and is refused where it is run."""
+    """Warn of undefined operators: such a file can be rewritten, but running it needs a library."""
     defined = {(function.domain, function.name) for function in model.functions.values()}
     used = dict.fromkeys((node.domain, node.op_type) for node in _nodes(model))
     unknown = [".".join(filter(None, key)) for key in used if key not in defined and not _is_known(*key)]
     if unknown:
         log.warning(
-            "%s has operators that are not known here, and runs only with a library that has them: %s",
+            "%s has unknown operators, and runs only with a library that has them: %s",
             name,
             ", ".join(unknown),
         )
@@ -228,7 +228,7 @@ def _is_known(domain: str, op_type: str) -> bool:
 
 @cache
 def _onnxruntime_operators() -> frozenset[tuple[str, str]] | None:
-    """The operators of onnxruntime's own domains; None where it is not installed, and cannot be asked."""
+    """Return the operators in onnxruntime's own domains; None if it is not installed."""
     try:
         from onnxruntime.capi import onnxruntime_pybind11_state as state
     except ImportError:
@@ -243,14 +243,14 @@ def _check_weights(model: ir.Model, name: str) -> None:
     for tensor in _tensors(model):
         if tensor.dtype == ir.DataType.UNDEFINED or any(isinstance(dim, int) and dim < 0 for dim in tensor.shape):
             raise SardonyxError(
-                f"{name} has a weight {tensor.name!r} without a type, or of a negative size", hint=_REWRITE_HINT
+                f"{name} has a weight {tensor.name!r} without a type or with a negative size", hint=_REWRITE_HINT
             )
         if isinstance(tensor, ir.ExternalTensor):
             _check_external(tensor, name)
 
 
 def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
-    """Every constant of a model: of its graph, of branches and functions, and in attributes."""
+    """Iterate over all constants of a model: initializers of all graphs and functions, and tensor attributes."""
     for graph in (*_graphs(model), *_subgraphs(model)):
         yield from _initializers(graph)
     for node in _nodes(model):
@@ -268,18 +268,18 @@ def _initializers(graph: ir.Graph) -> Iterator[ir.TensorProtocol]:
 
 
 def _check_external(tensor: ir.ExternalTensor, name: str) -> None:
-    """The file of a weight lies in the model's folder, also after links are followed, and is long enough."""
-    said = f"{name} has its weight {tensor.name!r} in {tensor.location}"
+    """Check that the file of a weight is in the model's folder, after resolving links, and long enough."""
+    prefix = f"{name} has its weight {tensor.name!r} in {tensor.location}"
     folder = Path(tensor.base_dir or ".").resolve()
     location = Path(tensor.location)
     path = (folder / location).resolve()
     if location.is_absolute() or ".." in location.parts or not path.is_relative_to(folder):
-        raise SardonyxError(f"{said}, which is outside the model's folder", hint=_ONE_FOLDER)
+        raise SardonyxError(f"{prefix}, which is outside the model's folder", hint=_ONE_FOLDER)
     if not path.is_file():
-        raise SardonyxError(f"{said}, which does not exist", hint=_ONE_FOLDER)
+        raise SardonyxError(f"{prefix}, which does not exist", hint=_ONE_FOLDER)
     begin, size = tensor.offset or 0, path.stat().st_size
     if begin < 0 or begin + max(tensor.nbytes, tensor.length or 0) > size:
-        raise SardonyxError(f"{said}, which has {size} bytes and is too short for it", hint=_REWRITE_HINT)
+        raise SardonyxError(f"{prefix}, which has {size} bytes and is too short for it", hint=_REWRITE_HINT)
 
 
 # Faults
@@ -287,7 +287,7 @@ def _check_external(tensor: ir.ExternalTensor, name: str) -> None:
 
 @contextmanager
 def blame_invalid_model(model: UserModel) -> Iterator[None]:
-    """While active, an unexpected error becomes one about the model, if that is not valid; else it is left alone."""
+    """While active, an unexpected error is replaced by one about the model if the model is invalid."""
     try:
         yield
     except (SardonyxError, KeyboardInterrupt):
@@ -300,7 +300,7 @@ def blame_invalid_model(model: UserModel) -> Iterator[None]:
 
 
 def find_fault(model: UserModel) -> str | None:
-    """What is wrong with a model that something failed on; None if it is valid as far as ONNX's checker tells."""
+    """Return why a model is invalid; None if ONNX's checker accepts it."""
     name = str(model) if isinstance(model, (str, os.PathLike)) else "the model"
     try:
         loaded = load_model(model)
@@ -308,8 +308,8 @@ def find_fault(model: UserModel) -> str | None:
         return error.what
     except Exception:
         return None
-    said = _unreadable_weight(loaded) or _checker_error(loaded)
-    return said and f"{name} is no valid ONNX model: {said}"
+    fault = _unreadable_weight(loaded) or _checker_error(loaded)
+    return fault and f"{name} is not a valid ONNX model: {fault}"
 
 
 def _unreadable_weight(model: ir.Model) -> str | None:

@@ -24,14 +24,14 @@ Provider: TypeAlias = str | tuple[str, Mapping[str, Any]]
 
 _ENV_PREFIX = "SARDONYX_"
 NUMBER = "{number}"
-"""Stands for the number of a file in a `dump` that is more than a folder."""
+"""Placeholder for the file's number in a `dump` path."""
 
 
 def _option(
-    default: Any, doc: str, *, artifact: bool = False, old: Mapping[str, Callable[[str], Any]] | None = None
+    default: Any, doc: str, *, artifact: bool = False, legacy: Mapping[str, Callable[[str], Any]] | None = None
 ) -> Any:
-    """An option; `old` are environment variables of other programs, each with what its text means here."""
-    return field(default=default, metadata={"doc": doc, "artifact": artifact, "old": old or {}})
+    """Declare an option; `legacy` maps environment variables of other programs to parsers of their values."""
+    return field(default=default, metadata={"doc": doc, "artifact": artifact, "legacy": legacy or {}})
 
 
 def _parse_bool(text: str) -> bool:
@@ -41,10 +41,10 @@ def _parse_bool(text: str) -> bool:
 
 
 def _parse_json_object(text: str) -> dict[str, Any]:
-    found = json.loads(text)
-    if not isinstance(found, dict):
+    value = json.loads(text)
+    if not isinstance(value, dict):
         raise ValueError("use a JSON object")
-    return found
+    return value
 
 
 _BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -52,7 +52,7 @@ _BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "fals
 
 @dataclass(frozen=True)
 class Options:
-    """What a user can choose. A dict with the same keys is accepted wherever an `Options` is.
+    """All options. A dict with the same keys is accepted wherever an `Options` is.
 
     >>> Options.of({"fallback": "error"}).fallback
     'error'
@@ -64,13 +64,13 @@ class Options:
 
     engine: str = _option("onnxruntime", "name of the engine that runs the model", artifact=True)
     engine_options: Mapping[str, Any] | None = _option(
-        None, "a dict of settings of the engine's own, see docs/engines.md; in the environment as JSON", artifact=True
+        None, "a dict of engine-specific settings, see docs/engines.md; in the environment as JSON", artifact=True
     )
     compile_options: str = _option(
         "", "flags for an engine's compiler, as on a command line: '-O3 --mcpu=native'", artifact=True
     )
     compiler_path: str | None = _option(
-        None, "the onnx-mlir binary; by default the one on PATH", artifact=True, old={"ONNX_MLIR_PATH": str}
+        None, "the onnx-mlir binary; by default the one on PATH", artifact=True, legacy={"ONNX_MLIR_PATH": str}
     )
     compiler_image: str | None = _option(
         None, "a container image that has onnx-mlir, run by podman or docker; used instead of a binary", artifact=True
@@ -86,52 +86,52 @@ class Options:
     fallback: Fallback = _option("warn", "what happens to an operator ONNX cannot express: 'warn', 'error' or 'quiet'")
     dump: str | None = _option(
         None,
-        "folder for numbered .onnx files, each with its FX graph beside it; or their path, with '{number}' in it",
-        old={"ONNXRT_DUMP_PATH": lambda prefix: prefix + NUMBER},
+        "folder for numbered .onnx files, each with its FX graph as text; or their path, with '{number}' in it",
+        legacy={"ONNXRT_DUMP_PATH": lambda prefix: prefix + NUMBER},
     )
     report: str | None = _option(
-        None, "an HTML file on everything compiled with it: graphs, rules, times, errors; needs the extra 'report'"
+        None, "HTML file that reports what was compiled: graphs, rules, times, errors; needs the extra 'report'"
     )
-    repro: str | None = _option(
-        None, "folder for programs that reproduce failures, each in a folder of its own that the error names"
-    )
+    repro: str | None = _option(None, "folder for programs that reproduce failures; the error names the one it wrote")
     verify: bool = _option(False, "compare each graph's first call with PyTorch")
     intercept: Intercept = _option(
-        False, "show the arguments of each call, then run it; or a function that is handed the call instead"
+        False, "print the arguments of each call; or a function that receives the call instead"
     )
     transforms: Sequence[Callable[[Any], Any]] = _option(
-        (), "callables on the onnx.ModelProto before the session; each edits in place or returns a model"
+        (), "functions applied to the onnx.ModelProto before the session; each edits in place or returns a model"
     )
     translations: Mapping[Any, Callable[..., Any]] | None = _option(
         None,
-        "functions, by operator (torch.ops.mylib.op, or 'mylib::op'), that translate it in place of the table's",
+        "functions by operator (torch.ops.mylib.op, or 'mylib::op') that override the built-in translations",
     )
     translator: Translator = _option(
         "sardonyx",
-        "whose translation of an operator comes first: 'sardonyx', or 'torchlib' to tell whether ours is at fault",
+        "which translation is tried first: 'sardonyx', or 'torchlib' to check whether ours is at fault",
         artifact=True,
-        old={"ONNXRT_CHANGE_REWRITER": lambda text: "sardonyx" if _parse_bool(text) else "torchlib"},
+        legacy={"ONNXRT_CHANGE_REWRITER": lambda text: "sardonyx" if _parse_bool(text) else "torchlib"},
     )
     optimize: str | bool | Sequence[str] = _option(
         "default", "rewrite rules: 'default', 'none', 'default-Name', 'none+Name', or a list of names", artifact=True
     )
     native: Native = _option(
         "auto",
-        "compile groups of operators to kernels of their own: True, False, or 'auto' for large ones in training",
+        "compile groups of operators to native kernels: True, False, or 'auto' for large ones in training",
         artifact=True,
     )
     freeze: bool = _option(
-        True, "make weights constants of the session for inference; an edited weight is noticed", artifact=True
+        True, "make weights constants of the session for inference; an edited weight is detected", artifact=True
     )
     preallocate_outputs: bool | None = _option(
         None, "let torch allocate the outputs; by default only on an accelerator"
     )
-    cache_size: int = _option(3, "sessions kept for each compiled graph, least recently used out first")
+    cache_size: int = _option(3, "sessions cached per compiled graph; the least recently used is evicted first")
     cache_dir: str | None = _option(
-        None, "folder of what was compiled, for the next process; by default the user's cache folder; '' for none"
+        None, "folder of the disk cache; by default in the user's cache folder; '' disables it"
     )
-    cache_bytes: int = _option(8 * 2**30, "how large that folder may grow before what was used longest ago is dropped")
-    opset: int | None = _option(None, "ONNX opset; by default the newest the engine runs well", artifact=True)
+    cache_bytes: int = _option(
+        8 * 2**30, "size limit of the disk cache; the least recently used entries are evicted first"
+    )
+    opset: int | None = _option(None, "ONNX opset; by default the newest that the engine runs well", artifact=True)
 
     def __post_init__(self) -> None:
         for option in dataclasses.fields(self):
@@ -155,7 +155,7 @@ class Options:
 
     @classmethod
     def of(cls, given: Options | Mapping[str, Any] | None = None, **more: Any) -> Options:
-        """Options from an object or a mapping, with `defaults` and environment variables under what is given."""
+        """Return options from an object or a mapping; for others, `defaults` and environment variables apply."""
         if given is not None and not isinstance(given, (Options, Mapping)):
             raise OptionError(f"options are {given!r}", hint="use a dict, or a sardonyx.Options")
         unnamed = [key for key in given if not isinstance(key, str)] if isinstance(given, Mapping) else []
@@ -167,7 +167,7 @@ class Options:
 
     @classmethod
     def describe(cls) -> str:
-        """A table of every option, for the documentation and the command line."""
+        """Return a Markdown table of every option."""
         rows = [
             f"| `{f.name}` | `{f.default!r}` | {variables} | {f.metadata['doc']} |"
             for f in dataclasses.fields(cls)
@@ -176,7 +176,7 @@ class Options:
         return "\n".join(["| option | default | environment | meaning |", "|---|---|---|---|", *rows])
 
     def artifact_key(self) -> tuple[str, ...]:
-        """What identifies a compiled artifact, as far as options decide it."""
+        """Return the options that change a compiled artifact, as part of its cache key."""
         return tuple(f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self) if f.metadata["artifact"])
 
 
@@ -184,14 +184,14 @@ _defaults: ContextVar[Mapping[str, Any]] = ContextVar("sardonyx_defaults", defau
 
 
 @contextmanager
-def defaults(**given: Any) -> Iterator[None]:
-    """While active, these options count where a mapping does not give them, before environment variables.
+def defaults(**values: Any) -> Iterator[None]:
+    """While active, these values are the defaults of options; they take precedence over environment variables.
 
     >>> with defaults(cache_size=5):
     ...     Options.of().cache_size, Options.of({"cache_size": 2}).cache_size
     (5, 2)
     """
-    token = _defaults.set({**_defaults.get(), **_check_names(Options, given)})
+    token = _defaults.set({**_defaults.get(), **_check_names(Options, values)})
     try:
         yield
     finally:
@@ -206,8 +206,8 @@ def _check_type(option: dataclasses.Field[Any], value: object) -> None:
 
 
 def _qualify_names(translations: Mapping[Any, Any]) -> Mapping[str, Callable[..., Any]]:
-    """Translations by the qualified names of operators."""
-    found = {}
+    """Return translations by the qualified names of their operators."""
+    by_name = {}
     for target, function in translations.items():
         overload: Any = getattr(target, "default", target)
         name = target if isinstance(target, str) else str(overload.name()) if hasattr(overload, "name") else ""
@@ -216,8 +216,8 @@ def _qualify_names(translations: Mapping[Any, Any]) -> Mapping[str, Callable[...
                 f"translations has {target!r}: {function!r}",
                 hint='use torch.ops.mylib.op or "mylib::op", and a function',
             )
-        found[name] = function
-    return found
+        by_name[name] = function
+    return by_name
 
 
 def _is_integer(value: object) -> bool:
@@ -297,14 +297,14 @@ _TYPES: Mapping[str, tuple[Callable[[object], bool], str]] = {
         "use a dict, or an onnxruntime.SessionOptions",
     ),
 }
-"""For each type that an option is declared with, what is one, and what to use instead."""
+"""For each declared type of an option: a check of a value, and the hint if it fails."""
 
 
 _VALIDATORS: dict[str, Callable[[Any], None]] = {}
 
 
 def validates(option: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
-    """Let a function check the values of an option, as of one whose values are names that another module knows."""
+    """Register a validator for an option, such as one whose values are names that another module knows."""
 
     def register(validate: Callable[[Any], None]) -> Callable[[Any], None]:
         _VALIDATORS[option] = validate
@@ -329,7 +329,7 @@ def _check_names(cls: type[Options], given: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _suggest(key: str, names: Sequence[str]) -> str:
-    """What may be meant by the name of no option: one of ours, or one of another program's."""
+    """Return a hint for an unknown option: a similar name, or the replacement of another program's option."""
     if key in _FOREIGN_NAMES:
         return _FOREIGN_NAMES[key]
     for known, cutoff in ((names, 0.75), (list(_FOREIGN_NAMES), 0.75), (names, 0.5)):
@@ -339,7 +339,7 @@ def _suggest(key: str, names: Sequence[str]) -> str:
     return "known options: " + ", ".join(names)
 
 
-_IN_TORCH_COMPILE = "it is an argument of torch.compile, and no option: torch.compile(model, {}=...)"
+_IN_TORCH_COMPILE = "it is an argument of torch.compile, not an option: torch.compile(model, {}=...)"
 _FOREIGN_NAMES = {
     "dynamic": _IN_TORCH_COMPILE.format("dynamic"),
     "fullgraph": _IN_TORCH_COMPILE.format("fullgraph"),
@@ -372,14 +372,14 @@ _FOREIGN_NAMES = {
     "container_engine": "use 'engine_options': {'container': ...}",
     "session_cache_limit": "use 'cache_size'",
 }
-"""Names of options in other programs and of arguments elsewhere, each with what to use here."""
+"""Hints for options of other programs and for arguments of other functions."""
 
 
 def _environment_variables(option: dataclasses.Field[Any]) -> tuple[str, ...]:
-    """The environment variables that set an option; none where text cannot say its value."""
+    """Return the environment variables that set an option; none if its value cannot be written as text."""
     if str(option.type) not in _PARSERS:
         return ()
-    return (_ENV_PREFIX + option.name.upper(), *option.metadata["old"])
+    return (_ENV_PREFIX + option.name.upper(), *option.metadata["legacy"])
 
 
 _PARSERS: Mapping[str, Callable[[str], Any]] = {
@@ -400,14 +400,14 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
 
 
 def _from_environment(cls: type[Options]) -> dict[str, Any]:
-    found = {}
+    values = {}
     for option in dataclasses.fields(cls):
         name = next((name for name in _environment_variables(option) if os.environ.get(name)), None)
         if name is None:
             continue
         text = os.environ[name]
         try:
-            found[option.name] = option.metadata["old"].get(name, _PARSERS[str(option.type)])(text)
+            values[option.name] = option.metadata["legacy"].get(name, _PARSERS[str(option.type)])(text)
         except ValueError as error:
-            raise OptionError(f"{name} is {text!r}, which is no value of {option.name!r}: {error}") from error
-    return found
+            raise OptionError(f"{name} is {text!r}, which is not a value of {option.name!r}: {error}") from error
+    return values

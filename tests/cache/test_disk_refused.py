@@ -159,10 +159,10 @@ def test_what_need_not_be_kept_is_no_error_where_it_cannot_be(
     def make(folder: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    cache.keep("ab", make, {})
+    cache.put("ab", make, {})
     assert cache.get("ab") is None
     assert "No space left" in warnings.text
-    cache.keep("ab", Maker(), {})
+    cache.put("ab", Maker(), {})
     assert cache.get("ab") is not None
 
 

@@ -42,7 +42,7 @@ def test_the_file_is_written_beside_the_model(resnet: Path) -> None:
 def test_a_broken_file_is_an_error(broken: Path) -> None:
     done = run("optimize", broken)
     assert done.exit_code == 3
-    assert done.stderr.startswith(f"error: {broken} is no ONNX model that can be read")
+    assert done.stderr.startswith(f"error: {broken} cannot be read as an ONNX model")
     assert "next: " in done.stderr
 
 

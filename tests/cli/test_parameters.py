@@ -110,7 +110,7 @@ def test_a_mistake_in_a_file_is_told_with_its_line(tmp_path: Path) -> None:
     assert caught.value.where == f"{tmp_path}/mistaken.py:2, code: def (:"
 
 
-@pytest.mark.parametrize(("content", "said"), [(b"", "nothing is in it"), (b"no model", "that can be read")])
+@pytest.mark.parametrize(("content", "said"), [(b"", "it is empty"), (b"no model", "cannot be read")])
 def test_a_file_that_is_no_model_is_an_error(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "model.onnx").write_bytes(content)
     with pytest.raises(SardonyxError, match=said):
@@ -123,7 +123,7 @@ def test_a_file_in_which_a_value_comes_from_nowhere_is_an_error(
     x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2]) for name in "xy")
     graph = onnx.helper.make_graph([onnx.helper.make_node("Add", ["x", "z"], ["y"])], "part", [x], [y])
     onnx.save(onnx.helper.make_model(graph), str(tmp_path / "model.onnx"))
-    with pytest.raises(SardonyxError, match="Add reads 'z', which nothing writes"):
+    with pytest.raises(SardonyxError, match="Add reads 'z', which no node produces"):
         find_source(str(tmp_path / "model.onnx")).model(Options.of())
     assert not caplog.records
 

@@ -163,7 +163,7 @@ def test_an_error_is_found_at_the_convolution_whose_weight_is_wrong(monkeypatch:
         return model, options
 
     prepared = trace.prepare_model
-    monkeypatch.setattr(trace, "prepared", spoiled)
+    monkeypatch.setattr(trace, "prepare_model", spoiled)
     found = compare(blocks(4), torch.randn(1, 3, 12, 12), ways=("torch", ENGINE))
     assert len(found.rows) == 9
     assert [row.place.module for row in found.suspects] == ["3"]

@@ -140,7 +140,7 @@ class TestCalls:
 
     def test_a_name_that_no_module_has_is_an_error(self) -> None:
         model = Net()
-        with pytest.raises(OptionError, match="there is first"):
+        with pytest.raises(OptionError, match="it has first"):
             sardonyx.intercept(model, submodules="frist")
         assert type(model) is Net
 
@@ -499,8 +499,8 @@ class TestWords:
             ),
             (torch.empty(0, 3), "float32[0, 3] cpu, empty"),
             (torch.empty(2, device="meta"), "float32[2] meta, without values"),
-            (torch.eye(2).to_sparse(), "float32[2, 2] cpu, values in a layout of their own"),
-            (RAGGED, "NestedTensor float32[…] cpu, values in a layout of their own"),
+            (torch.eye(2).to_sparse(), "float32[2, 2] cpu, values not strided"),
+            (RAGGED, "NestedTensor float32[…] cpu, values not strided"),
             (torch.ones(1, requires_grad=True), "float32[1] cpu, requires grad, 1 to 1, mean 1: [1]"),
         ],
     )
@@ -516,7 +516,7 @@ class TestWords:
 
     def test_of_a_large_tensor_some_elements_are_looked_at(self) -> None:
         words = summarize_tensor(torch.ones(1).expand(2**12, 2**12, 2**12))
-        assert words == "float32[4096, 4096, 4096] cpu, 1 to 1, mean 1, 1048576 elements looked at"
+        assert words == "float32[4096, 4096, 4096] cpu, 1 to 1, mean 1, 1048576 elements sampled"
 
     def test_containers_show_what_they_hold(self) -> None:
         value = {"batch": Batch(X, "cat"), "pair": Pair(X, [1, 2]), 3: (X, None), "plain": {"a": 1}}
@@ -692,7 +692,7 @@ class TestRecording:
         else:
             flipped = whole[:middle] + b"\x01" + whole[middle + 1 :]
             path.write_bytes({"empty": b"", "truncated": whole[:middle], "flipped": flipped, "text": b"PK"}[damage])
-        with pytest.raises(SardonyxError, match=r"000000\.npz holds no recorded call that can be read"):
+        with pytest.raises(SardonyxError, match=r"000000\.npz cannot be read as a recorded call"):
             next(replay(tmp_path))
 
 

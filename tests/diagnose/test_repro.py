@@ -252,7 +252,7 @@ def test_a_module_is_rebuilt_with_its_weights_and_called_alike(tmp_path: Path) -
 
 
 def test_weights_that_are_too_large_are_made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repro, "MOST_VALUES", 100)
+    monkeypatch.setattr(repro, "MAX_VALUE_BYTES", 100)
     with pytest.raises(CaptureError):
         sardonyx.export(Decides(8).eval(), (torch.ones(3, 8),), repro=str(tmp_path))
     assert [tuple(x.shape) for x in values_in(only(tmp_path)).values()] == [(3, 8)]  # the input

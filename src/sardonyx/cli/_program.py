@@ -85,7 +85,7 @@ def _format_error(error: Exception, ctx: click.Context) -> ErrorMessage:
     if not isinstance(error, SardonyxError):
         fault = _model_fault(ctx)
         if fault:
-            return ErrorMessage(f"error: {fault}\n  next: write or copy it anew", BAD_MODEL)
+            return ErrorMessage(f"error: {fault}\n  next: export or copy the file again", BAD_MODEL)
         said = (str(error).strip() or "no reason given").splitlines()[0]
         return ErrorMessage(f"error: {type(error).__name__}: {said}\n  next: sardonyx --debug … shows where", FAILED)
     codes = {MissingDependency: MISSING, VerificationError: FAILED}

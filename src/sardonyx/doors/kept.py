@@ -137,7 +137,7 @@ def keep(options: Options, at: str, module: torch.nn.Module, traced: Traced, com
         (folder / _MODEL).write_bytes(built.model)
         (folder / _CALLING).write_text(json.dumps(vars(calling)), encoding="utf-8")
 
-    cache.keep(at, make, {"what": "module", "name": type(module).__name__, "engine": options.engine})
+    cache.put(at, make, {"what": "module", "name": type(module).__name__, "engine": options.engine})
 
 
 def _calling(traced: Traced, built: Built) -> Calling | None:

@@ -34,7 +34,7 @@ def _from(cache: DiskCache, key: str, compilation: _Compilation) -> Runner:
     """A runner from the cache. An artifact that was made before and does not load is made once more."""
     engine, job, about = compilation.engine, compilation.job, compilation.about
     folder = cache.get_or_make(key, compilation.write, about)
-    edition = cache.edition(key)
+    generation = cache.generation(key)
     try:
         return engine.load(job, folder)
     except (EngineError, OSError) as error:
@@ -42,7 +42,7 @@ def _from(cache: DiskCache, key: str, compilation: _Compilation) -> Runner:
             cache.drop(key)
             raise
         log.warning("what %s compiled before does not load, so it is compiled again: %s", engine.name, error)
-    return engine.load(job, cache.get_or_make(key, compilation.write, about, unlike=edition or "gone"))
+    return engine.load(job, cache.get_or_make(key, compilation.write, about, stale=generation or "gone"))
 
 
 class _Compilation:

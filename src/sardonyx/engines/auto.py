@@ -269,7 +269,7 @@ def _remember(key: str, choice: Choice, options: Options) -> None:
     written = {"engine": choice.engine, "seconds": dict(choice.seconds), "discarded": dict(choice.discarded)}
     about = {"what": "choice", "engine": choice.engine}
     cache.drop(key)  # one that was remembered and did not work
-    cache.keep(key, lambda folder: _write(folder / _FILE, written), about)
+    cache.put(key, lambda folder: _write(folder / _FILE, written), about)
 
 
 def _write(path: Path, written: Mapping[str, Any]) -> None:

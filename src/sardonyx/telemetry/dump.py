@@ -1,4 +1,4 @@
-"""Numbered files of what the engine is given, each with its FX graph beside it."""
+"""The option `dump`: numbered files of the models given to the engine, each with its FX graph as text."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ log = logging.getLogger(__name__)
 
 
 def dump(
-    place: str, kind: str, proto: onnx.ModelProto, weights: Mapping[str, torch.Tensor], graph: torch.fx.GraphModule
+    destination: str,
+    kind: str,
+    proto: onnx.ModelProto,
+    weights: Mapping[str, torch.Tensor],
+    graph: torch.fx.GraphModule,
 ) -> Path:
-    """Write `NNN_kind.onnx` and `NNN_kind.txt` into a folder, NNN being the first number that is free.
+    """Write `NNN_kind.onnx` and `NNN_kind.txt` into a folder, NNN being the first free number.
 
-    A place with `{number}` in it is the path of the files, less their suffixes. Weights go into a third file.
+    A destination with `{number}` in it is the path of the files without their suffixes. Weights go to a third file.
     """
-    path = _next_path(place, kind)
+    path = _next_path(destination, kind)
     write_file(path, _externalize_weights(proto, weights, path.with_suffix(".onnx.data")).SerializeToString())
     write_file(path.with_suffix(".txt"), graph.print_readable(print_output=False))
     log.info("dumped %s", path)
@@ -35,47 +39,47 @@ def dump(
 
 
 def _externalize_weights(proto: onnx.ModelProto, weights: Mapping[str, torch.Tensor], path: Path) -> onnx.ModelProto:
-    """A copy of the model whose weights are in the file, one after the other, instead of in torch."""
+    """Return a copy of the model whose weights are in the file `path`, one after the other."""
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
-    held = [tensor for tensor in copy.graph.initializer if tensor.name in weights]
-    if not held:
+    initializers = [tensor for tensor in copy.graph.initializer if tensor.name in weights]
+    if not initializers:
         return copy
     with atomic_write(path) as file:
-        for tensor in held:
+        for tensor in initializers:
             offset = file.tell()
             file.write(dtypes.to_array(weights[tensor.name].cpu()).tobytes())
-            where = {"location": path.name, "offset": offset, "length": file.tell() - offset}
+            entries = {"location": path.name, "offset": offset, "length": file.tell() - offset}
             del tensor.external_data[:]
-            tensor.external_data.extend(onnx.StringStringEntryProto(key=k, value=str(v)) for k, v in where.items())
+            tensor.external_data.extend(onnx.StringStringEntryProto(key=k, value=str(v)) for k, v in entries.items())
     return copy
 
 
-def _next_path(place: str, kind: str) -> Path:
+def _next_path(destination: str, kind: str) -> Path:
     for number in itertools.count():
-        path = Path(f"{place.replace(NUMBER, str(number))}.onnx")
-        if NUMBER not in place:
-            path = Path(place) / f"{number:03d}_{kind}.onnx"
+        path = Path(f"{destination.replace(NUMBER, str(number))}.onnx")
+        if NUMBER not in destination:
+            path = Path(destination) / f"{number:03d}_{kind}.onnx"
             if any(path.parent.glob(f"{number:03d}_*.onnx")):
                 continue
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             path.touch(exist_ok=False)
         except FileExistsError:
-            continue  # it is there already, or another process was faster
+            continue  # it exists, or another process was faster
         return path
     raise AssertionError("unreachable")
 
 
-def clear(place: str) -> None:
-    """Remove the files that were dumped at a place with `{number}` in it, and no others."""
-    folder, name = Path(place).parent, re.escape(Path(place).name).replace(re.escape(NUMBER), r"\d+")
+def clear(destination: str) -> None:
+    """Remove the files that were dumped to a destination with `{number}` in it, and no others."""
+    folder, name = Path(destination).parent, re.escape(Path(destination).name).replace(re.escape(NUMBER), r"\d+")
     for path in folder.glob("*"):
         if re.fullmatch(name + r"\.(onnx|onnx\.data|txt)", path.name):
             path.unlink()
 
 
 def add_metadata(model: ir.Model) -> None:
-    """Say of every node where it comes from."""
+    """Add the origin of every node to its metadata."""
     for node in model.graph.all_nodes():
         annotate(node.metadata_props, node.meta.get("fx"))

@@ -1,4 +1,4 @@
-"""A line on the terminal while something takes long: what is being done, and for how many seconds."""
+"""A progress line on the terminal during long operations."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _INTERVAL = 0.2
 
 @contextmanager
 def show_progress(what: str) -> Iterator[None]:
-    """While active, and after two seconds, say so; only where someone is looking at a terminal."""
+    """While active, print what is being done and for how long, after two seconds and only on a terminal."""
     if not sys.stderr.isatty():
         yield
         return
     done = threading.Event()
-    teller = threading.Thread(target=_print_progress, args=(what, done), daemon=True)
-    teller.start()
+    printer = threading.Thread(target=_print_progress, args=(what, done), daemon=True)
+    printer.start()
     try:
         yield
     finally:
         done.set()
-        teller.join()
+        printer.join()
 
 
 def _print_progress(what: str, done: threading.Event) -> None:

@@ -1,4 +1,4 @@
-"""The page of the option `report`, which is made above the stages that tell it what they do."""
+"""The interface between the stages and the HTML report, which is implemented in a higher layer."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from sardonyx.options import Options
 from sardonyx.telemetry.report import GraphReport, RegionReport
 
 Errors = Callable[[], tuple[Mapping[str, float], float]]
-"""Gives the error of each FX node, and that of the results."""
+"""Returns the error of each FX node, and that of the results."""
 
 
 class ReportPage(Protocol):
-    """What makes the page, `sardonyx.diagnose.html`."""
+    """The HTML report, `sardonyx.diagnose.html`."""
 
     def add_graph(self, options: Options, graph: GraphReport) -> None:
-        """Tell of a graph too."""
+        """Add a graph to the file that the options name."""
 
     def write(self, options: Options) -> None:
-        """Write the file with all that is known by now."""
+        """Write the file that the options name, with everything added so far."""
 
     def reset(self) -> None:
-        """Begin every file anew."""
+        """Forget all files."""
 
     def why_not_compared(self, graph: torch.fx.GraphModule, draws: bool) -> str | None:
-        """Why the values of a graph are not compare_values with PyTorch's, if they are not."""
+        """Return why the values of a graph are not compared with PyTorch's; None if they are."""
 
     def compare_values(
         self, graph: torch.fx.GraphModule, args: Sequence[Any], ours: Mapping[str, torch.Tensor], results: Sequence[Any]
     ) -> tuple[Mapping[str, float], float]:
-        """How far each value, and the worst of the results, is from PyTorch's."""
+        """Return the error of each value, and the largest error of the results, against PyTorch."""
 
     def measure_region(
         self, report: RegionReport, job: Any, runner: Any, inputs: Sequence[Any], errors: Errors | str
@@ -42,7 +42,7 @@ class ReportPage(Protocol):
     def report_program(
         self, program: Any, args: Sequence[Any], kwargs: Mapping[str, Any], model: Callable[..., Any] | None = None
     ) -> None:
-        """Write the report on an exported program."""
+        """Write the report of an exported program."""
 
 
 _load: list[Callable[[], ReportPage]] = []
@@ -50,12 +50,12 @@ _loaded: list[ReportPage] = []
 
 
 def set_loader(load: Callable[[], ReportPage]) -> None:
-    """Let this load what makes the page, when it is first asked for."""
+    """Set the function that loads the report's implementation on first use."""
     _load[:] = [load]
 
 
 def page_of(options: Options) -> ReportPage | None:
-    """What makes the page, if the options ask for one."""
+    """Return the report's implementation, if the option `report` is set."""
     if not options.report:
         return None
     if not _loaded:
@@ -64,6 +64,6 @@ def page_of(options: Options) -> ReportPage | None:
 
 
 def reset() -> None:
-    """Begin every page anew."""
+    """Forget all report files."""
     for page in _loaded:
         page.reset()
