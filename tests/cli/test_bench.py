@@ -36,7 +36,7 @@ def test_another_result_is_told_and_the_exit_code(bert: Path, monkeypatch: pytes
     monkeypatch.setattr(bench._Bench, "_session", lambda self: lambda: [torch.zeros(1, 16, 64), torch.zeros(1, 64)])
     done = run("bench", bert, "--against", "onnxruntime", *QUICK)
     assert done.exit_code == 1
-    assert "sardonyx failed: another result than onnxruntime" in done.stdout
+    assert "sardonyx failed: its result differs from onnxruntime" in done.stdout
 
 
 def test_one_that_fails_is_told_beside_the_others(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:

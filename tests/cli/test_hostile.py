@@ -177,7 +177,7 @@ def test_a_size_in_an_exported_program_does_not_run(exported: Path, tmp_path: Pa
     )
     done = run("inspect", path)
     assert (done.exit_code, (tmp_path / "ran").exists()) == (3, False), done.output
-    assert "in the place of a size" in done.output
+    assert "instead of a size" in done.output
 
 
 def test_an_exported_program_imports_no_module_by_name(exported: Path, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_a_folder_is_no_file(broken: Path, command: str) -> None:
     Path(given[-1]).mkdir()
     done = run(command, broken, *given)
     assert done.exit_code == 3
-    assert f"{given[-1]} is a folder, and a file is written\n  next: name a file in it" in done.stderr
+    assert f"{given[-1]} is a folder, but a file is written\n  next: name a file in it" in done.stderr
 
 
 @pytest.mark.parametrize("command", FOLDERS)
@@ -48,7 +48,7 @@ def test_a_file_is_no_folder(broken: Path, command: str, place: str) -> None:
     Path("taken").touch()
     done = run(*command.split(), broken, *words(command, place))
     assert done.exit_code == 3
-    assert "taken is a file, and a folder is written" in done.stderr
+    assert "taken is a file, but a folder is written" in done.stderr
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="needs a user who may not write everywhere")

@@ -85,10 +85,10 @@ def test_the_inputs_of_a_factory_are_its_arguments(file: str) -> None:
     [
         ("givn", "has no 'givn'", "did you mean"),
         ("several", "needs the argument 'size'", "without arguments"),
-        ("number", "is a int, and gives no module", "(module, args)"),
+        ("number", "is a int, not a module or a factory", "(module, args)"),
         ("failing", "failed: ValueError: no such weights", "--debug"),
         ("leaving", "failed: SystemExit: 7", "--debug"),
-        ("surplus", "does not take: too many positional arguments", "(module, args)"),
+        ("surplus", "does not accept: too many positional arguments", "(module, args)"),
     ],
 )
 def test_a_factory_that_cannot_be_used_is_an_error(file: str, name: str, what: str, hint: str) -> None:
@@ -150,8 +150,8 @@ def test_a_module_without_arguments_cannot_be_exported(file: str) -> None:
         ("nowhere.onnx", "there is no file nowhere.onnx"),
         ("nowhere.py:model", "there is no file nowhere.py"),
         ("no.such.package:model", "there is no module 'no'"),
-        ("weights.pt", "weights without the code"),
-        ("model.py", "say what in it gives the model: model.py:factory"),
+        ("weights.pt", "weights without code"),
+        ("model.py", "name the factory in it: model.py:factory"),
         ("model", "names no model"),
     ],
 )
@@ -230,7 +230,7 @@ def test_a_name_of_a_size_that_is_not_there_is_an_error() -> None:
 def test_sizes_of_which_nothing_can_be_made_are_an_error(size: int) -> None:
     model = model_of(("x", "float", ["N"]))
     model.graph.inputs[0].shape = ir.Shape(["batch - 1", "batch", 1000])
-    with pytest.raises(OptionError, match="no inputs of these sizes can be made"):
+    with pytest.raises(OptionError, match="inputs of these sizes cannot be created"):
         _feeds.random_inputs(model, {"batch": size}, 0)
 
 
@@ -259,12 +259,12 @@ def test_half_precision_that_numpy_lacks_goes_to_safetensors(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        ({"x": np.ones((2, 2), "d")}, "x is float64 in inputs.npz, and the model takes float32"),
-        ({"x": np.ones((2, 3), "f")}, r"x is \[2, 3\] in inputs.npz, and the model takes \[batch, 2\]"),
-        ({"x": np.ones((2, 3), "f")}, "a size that is a number is settled"),
+        ({"x": np.ones((2, 2), "d")}, "x is float64 in inputs.npz, but the model takes float32"),
+        ({"x": np.ones((2, 3), "f")}, r"x is \[2, 3\] in inputs.npz, but the model takes \[batch, 2\]"),
+        ({"x": np.ones((2, 3), "f")}, "makes a fixed size dynamic"),
         ({"x": np.ones(2, "f")}, "another number of dimensions"),
-        ({"x": np.ones((2, 2), "f"), "n": np.ones(3, "q")}, "sizes with the same name are equal"),
-        ({"X": np.ones((2, 2), "f")}, "which is no input of the model"),
+        ({"x": np.ones((2, 2), "f"), "n": np.ones(3, "q")}, "sizes with the same name must be equal"),
+        ({"X": np.ones((2, 2), "f")}, "which is not an input of the model"),
         ({}, "lacks the input 'x'"),
     ],
 )

@@ -61,8 +61,7 @@ def test_the_help_tells_the_exit_codes() -> None:
         (
             OSError(28, "No space left on device", "out.npz"),
             1,
-            "error: out.npz: No space left on device\n"
-            "  next: look at that path, its folder, and the space on its disk\n",
+            "error: out.npz: No space left on device\n  next: check that path, its folder, and the free disk space\n",
         ),
         (KeyboardInterrupt(), 130, "\ninterrupted\n"),
     ],

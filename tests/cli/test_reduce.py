@@ -61,7 +61,7 @@ def test_a_file_of_torch_export_is_cut_against_torch(tmp_path: Path) -> None:
         (["--way", "nobody"], 3, "unknown engine 'nobody'"),
         (["--way", "onnx-mlir"], 4, "the engine 'onnx-mlir' cannot be used here"),
         (["--against", "onnx-mlir"], 4, "the engine 'onnx-mlir' cannot be used here"),
-        (["--command", "python check.py"], 2, "does not say where {model} goes"),
+        (["--command", "python check.py"], 2, "does not contain {model}"),
         (["--minutes", "0"], 2, "is not in the range"),
     ],
 )
@@ -79,7 +79,7 @@ def test_a_folder_with_other_files_is_left_alone_and_an_earlier_result_is_replac
     onnx.save(out_of_bounds(3), str(tmp_path / "model.onnx"))
     before = (tmp_path / "model.onnx").read_bytes()
     done = run("reduce", tmp_path / "model.onnx", "-o", tmp_path)
-    assert (done.exit_code, "has files that this did not write" in done.stderr) == (3, True)
+    assert (done.exit_code, "has files that this command did not write" in done.stderr) == (3, True)
     assert (tmp_path / "model.onnx").read_bytes() == before
     for _ in range(2):
         assert run("reduce", tmp_path / "model.onnx", "-o", tmp_path / "out").exit_code == 0

@@ -1,4 +1,4 @@
-"""`sardonyx bisect`: which rule, kernel, optimizer or option changes a model's result, or its time."""
+"""`sardonyx bisect`: find the rule, kernel, optimizer or option that changes a model's result or time."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from sardonyx.options import Options
     )
 )
 @model_argument
-@click.option("--over", multiple=True, type=click.Choice(KINDS), help="What to search in; by default everything.")
+@click.option("--over", multiple=True, type=click.Choice(KINDS), help="What to search; default: everything.")
 @click.option("--by", type=click.Choice(["result", "time"]), default="result", show_default=True)
-@click.option("--tolerance", type=FiniteRange(0), help="What counts as a change, of the largest magnitude.")
+@click.option("--tolerance", type=FiniteRange(0), help="Tolerance, relative to the largest magnitude.")
 @engine_options
 @input_options
 @as_json
@@ -50,15 +50,15 @@ def command(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Find what changes the result of a model on its way to the engine, by taking it away.
+    """Find what changes the result of a model between export and engine, by disabling it.
 
-    Entries of options, ONNX Runtime's own optimizers, native kernels (with --option native=true) and rewrite rules.
-    Exits with 1 where something is at fault.
+    Searches entries of options, ONNX Runtime's optimizers, native kernels (with --option native=true) and rewrite
+    rules. Exits with 1 if it finds a culprit.
     """
-    given, args, kwargs = model_and_arguments(model, inputs, sizes, seed)
+    subject, args, kwargs = model_and_arguments(model, inputs, sizes, seed)
     with show_status("exporting the model", as_json) as progress:
-        found = bisect(
-            given,
+        result = bisect(
+            subject,
             *args,
             options=options,
             over=cast(Any, over or KINDS),
@@ -67,5 +67,5 @@ def command(
             progress=progress,
             **kwargs,
         )
-    print_result(found.as_dict(), as_json, str(found))
-    click.get_current_context().exit(int(bool(found.culprits)))
+    print_result(result.as_dict(), as_json, str(result))
+    click.get_current_context().exit(int(bool(result.culprits)))

@@ -1,4 +1,4 @@
-"""`sardonyx completion`: commands and options completed by the shell."""
+"""`sardonyx completion`: shell completion of commands and options."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _FILES = {
 @click.pass_context
 def command(ctx: click.Context, shell: str, as_json: bool) -> None:
     """Print the script that completes commands and options in a shell."""
-    found = get_completion_class(shell)
-    if found is None:
-        raise SardonyxError(f"this version of click completes nothing in {shell}", hint="pip install --upgrade click")
-    script = found(ctx.find_root().command, {}, "sardonyx", "_SARDONYX_COMPLETE").source()
+    completion = get_completion_class(shell)
+    if completion is None:
+        raise SardonyxError(f"this version of click has no completion for {shell}", hint="pip install --upgrade click")
+    script = completion(ctx.find_root().command, {}, "sardonyx", "_SARDONYX_COMPLETE").source()
     print_result({"shell": shell, "line": _FILES[shell], "script": script}, as_json, script.strip())

@@ -1,4 +1,4 @@
-"""`sardonyx engines`: what can run a model here."""
+"""`sardonyx engines`: list the engines."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sardonyx.engines import engines
 @click.command(epilog=example("sardonyx engines", "sardonyx run examples/models.py:bert --engine openvino"))
 @as_json
 def command(as_json: bool) -> None:
-    """List the engines: installed or not, and why."""
-    found = engines()
-    rows = [(x.name, "yes" if x.installed else "no", x.version or x.reason) for x in found]
+    """List the engines: whether they are installed, and if not, why."""
+    listed = engines()
+    rows = [(x.name, "yes" if x.installed else "no", x.version or x.reason) for x in listed]
     print_result(
-        [{**asdict(x), "installed": x.installed} for x in found],
+        [{**asdict(x), "installed": x.installed} for x in listed],
         as_json,
         table(["engine", "installed", "version, or why not"], rows),
     )

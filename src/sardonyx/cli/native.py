@@ -1,4 +1,4 @@
-"""`sardonyx native`: parts of a model compiled to a library that a stock onnxruntime loads."""
+"""`sardonyx native`: compile parts of a model to a library that a stock onnxruntime loads."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ def command() -> None:
     ),
 )
 @model_argument
-@click.option(
-    "-o", "--output", type=OutputFolder(over="manifest.json"), required=True, help="The folder that is written."
-)
+@click.option("-o", "--output", type=OutputFolder(over="manifest.json"), required=True, help="The folder to write.")
 @click.option(
     "--select",
     default="auto",
     show_default=True,
     metavar="WHAT",
-    help="auto, all, scope:MODULE, or names of nodes with commas between.",
+    help="auto, all, scope:MODULE, or comma-separated names of nodes.",
 )
-@click.option("--inputs", help="Values at which a region begins, with commas between; with --outputs.")
+@click.option("--inputs", help="Comma-separated values at which a region begins; with --outputs.")
 @click.option("--outputs", help="Values at which it ends.")
-@click.option("--measure", is_flag=True, help="Time each kernel against ONNX Runtime, and put back what is slower.")
+@click.option("--measure", is_flag=True, help="Time each kernel against ONNX Runtime, and drop those that are slower.")
 @click.option(
     "--feed",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Inputs to measure with, by name, .npz or .safetensors; else they are made up.",
+    help="Inputs to measure with, by name, .npz or .safetensors; default: random.",
 )
 @click.option("--optimize", "first", is_flag=True, help="Apply the rewrite rules first, as sardonyx.optimize does.")
-@click.option("--target", default="cpu", show_default=True, help="What the kernels run on: cpu or cuda.")
-@click.option("--processor", help="Processors it is for, as x86-64-v3, or sm_90 for GPUs; by default this machine's.")
+@click.option("--target", default="cpu", show_default=True, help="Device of the kernels: cpu or cuda.")
+@click.option(
+    "--processor", help="Processors to compile for, as x86-64-v3, or sm_90 for GPUs; default: this machine's."
+)
 @as_json
 def compile_(
     model: Source,
@@ -67,20 +67,20 @@ def compile_(
     processor: str | None,
     as_json: bool,
 ) -> None:
-    """Compile parts of a model, and write a folder that onnxruntime alone can run.
+    """Compile parts of a model, and write a folder that onnxruntime can run without sardonyx.
 
-    The folder has the model, the library with its C++ source, and manifest.json, which shows the lines that run it.
+    The folder has the model, the library with its C++ source, and manifest.json, which shows how to run it.
     """
     if model.kind != "onnx":
-        raise OptionError(f"{model.text} is no ONNX file", hint="sardonyx compile --native takes it")
+        raise OptionError(f"{model.text} is not an ONNX file", hint="use sardonyx compile --native")
     with show_status("reading the model", as_json) as say:
-        held = model.model(Options.of())
+        onnx_model = model.model(Options.of())
         compiled = native.compile(
-            optimize(held) if first else held,
+            optimize(onnx_model) if first else onnx_model,
             select=_parse_selection(select),
             inputs=_split_names(inputs),
             outputs=_split_names(outputs),
-            measure=read_inputs(feed, held) if feed else measure,
+            measure=read_inputs(feed, onnx_model) if feed else measure,
             target=target,
             processor=processor,
             progress=say,
@@ -93,7 +93,7 @@ def compile_(
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @as_json
 def show(folder: Path, as_json: bool) -> None:
-    """Check a compiled model, and say what is in it."""
+    """Check a compiled model, and print its report."""
     _print_native(native.load(folder), folder, as_json)
 
 
@@ -109,5 +109,5 @@ def _split_names(text: str | None) -> list[str]:
 
 def _print_native(compiled: native.NativeModel, folder: Path, as_json: bool) -> None:
     total = decimal(sum(path.stat().st_size for path in folder.iterdir()))
-    place = f"{folder}  {total}, for {compiled.processor.name} processors of {compiled.processor.machine}"
-    print_result({"folder": str(folder), **compiled.report.as_dict()}, as_json, str(compiled.report), "", place)
+    summary = f"{folder}  {total}, for {compiled.processor.name} processors of {compiled.processor.machine}"
+    print_result({"folder": str(folder), **compiled.report.as_dict()}, as_json, str(compiled.report), "", summary)

@@ -1,4 +1,4 @@
-"""`sardonyx profile`: where the time of a call goes."""
+"""`sardonyx profile`: show where the time of a call goes."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from sardonyx.options import Options
     )
 )
 @model_argument
-@click.option("--calls", type=click.IntRange(1), default=10, show_default=True, help="Calls that are measured.")
-@click.option("--trace", type=OutputFile(), help="Write what onnxruntime records, for chrome://tracing.")
+@click.option("--calls", type=click.IntRange(1), default=10, show_default=True, help="Number of measured calls.")
+@click.option("--trace", type=OutputFile(), help="Write onnxruntime's trace, for chrome://tracing.")
 @input_options
 @engine_options
 @as_json
@@ -49,25 +49,25 @@ def command(
     options: Options,
     as_json: bool,
 ) -> None:
-    """Tell where the time of a call goes: by module, by operator, by source line, and what is not kernels.
+    """Show where the time of a call goes: by module, operator and source line, and outside kernels.
 
-    A module with arguments of its own is compiled as by torch.compile; an .onnx file, and a module with other inputs,
-    runs as a file.
+    A module with example arguments is compiled as by torch.compile; an .onnx file, or a module with --inputs or --size,
+    runs as an ONNX model.
     """
     with show_status("profiling", as_json):
-        found = _profile(model, inputs, sizes, seed, options, calls=calls, trace=trace)
-    print_result(found.as_dict(), as_json, str(found), *([f"\n{trace} written"] if trace else []))
+        result = _profile(model, inputs, sizes, seed, options, calls=calls, trace=trace)
+    print_result(result.as_dict(), as_json, str(result), *([f"\n{trace} written"] if trace else []))
 
 
 def _profile(
-    model: Source, inputs: Path | None, sizes: Mapping[str, int], seed: int, options: Options, **how: Any
+    model: Source, inputs: Path | None, sizes: Mapping[str, int], seed: int, options: Options, **settings: Any
 ) -> Profile:
     call = None if inputs or sizes else model.example()
     if call is not None:
         args, kwargs = call
-        return profile(model.module(), *args, options=options, **how, **kwargs)
-    held = model.model(Options.of(options, native=False))
-    feeds = model.feeds(inputs, sizes, seed, held)
-    program = optimize(held, **option_keywords(options, optimize="none"))
+        return profile(model.module(), *args, options=options, **settings, **kwargs)
+    onnx_model = model.model(Options.of(options, native=False))
+    feeds = model.feeds(inputs, sizes, seed, onnx_model)
+    program = optimize(onnx_model, **option_keywords(options, optimize="none"))
     with torch.no_grad():
-        return profile(program, *(tensor(feeds[name]) for name in program.inputs), **how)
+        return profile(program, *(tensor(feeds[name]) for name in program.inputs), **settings)

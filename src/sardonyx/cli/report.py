@@ -1,4 +1,4 @@
-"""`sardonyx report`: what becomes of a model, as a page to look at."""
+"""`sardonyx report`: write an HTML report of a compiled model."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ def command(
 ) -> None:
     """Write one HTML file: the graph before and after, rules, fallbacks, times and errors by node.
 
-    A module with arguments of its own is compiled as by torch.compile; an .onnx file, and a module with other inputs,
-    is rewritten and run as a file. The page needs no network.
+    A module with example arguments is compiled as by torch.compile; an .onnx file, or a module with --inputs or --size,
+    is rewritten and run as an ONNX model. The page needs no network.
     """
     chosen = Options.of(options, report=str(output))
     with show_status("compiling and measuring", as_json):
-        found = _report(model, inputs, sizes, seed, chosen)
-        html.save(found, output, chosen, title=model.name)
+        report = _report(model, inputs, sizes, seed, chosen)
+        html.save(report, output, chosen, title=model.name)
     size = output.stat().st_size
-    told = {"output": str(output), "bytes": size, "nodes": found.nodes, "fallbacks": len(found.fallbacks)}
-    print_result(told, as_json, str(found), f"\n{output}  {decimal(size)}")
+    result = {"output": str(output), "bytes": size, "nodes": report.nodes, "fallbacks": len(report.fallbacks)}
+    print_result(result, as_json, str(report), f"\n{output}  {decimal(size)}")
 
 
 def _report(model: Source, inputs: Path | None, sizes: Mapping[str, int], seed: int, options: Options) -> Report:
@@ -67,8 +67,8 @@ def _report(model: Source, inputs: Path | None, sizes: Mapping[str, int], seed: 
     if call is not None:
         args, kwargs = call
         return explain(model.module(), *args, options=options, **kwargs)
-    held = model.model(Options.of(options, report=None, native=False))
-    feeds = model.feeds(inputs, sizes, seed, held)
-    program = optimize(held, **option_keywords(options))
+    onnx_model = model.model(Options.of(options, report=None, native=False))
+    feeds = model.feeds(inputs, sizes, seed, onnx_model)
+    program = optimize(onnx_model, **option_keywords(options))
     html.report_program(program, [tensor(feeds[name]) for name in program.inputs], {})
     return program.report

@@ -1,4 +1,4 @@
-"""`sardonyx run`: a model called once, or a few times."""
+"""`sardonyx run`: run a model once, or several times."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ from sardonyx.telemetry.text import summarize_tensor
 @click.option(
     "-o", "--output", type=OutputFile(".npz", ".safetensors"), help="Write the outputs: .npz or .safetensors."
 )
-@click.option("--repeat", type=click.IntRange(1), default=1, show_default=True, help="Calls; the first takes longest.")
+@click.option(
+    "--repeat", type=click.IntRange(1), default=1, show_default=True, help="Number of calls; the first takes longest."
+)
 @input_options
 @engine_options
 @as_json
@@ -58,20 +60,20 @@ def command(
     options: Options,
     as_json: bool,
 ) -> None:
-    """Run a model in an engine, with inputs of a file or with random ones.
+    """Run a model in an engine, with inputs from a file or with random ones.
 
     MODEL is an .onnx file, a .pt2 file or module:factory; the rewrite rules are applied first.
     """
     with show_status("preparing", as_json), torch.no_grad():
-        held = model.program(Options.of(options, native=False)).model  # kernels are made below, with their library
-        feeds = model.feeds(inputs, sizes, seed, held)
+        exported = model.program(Options.of(options, native=False)).model  # kernels are compiled below
+        feeds = model.feeds(inputs, sizes, seed, exported)
         # The program of a module takes the module's arguments; this one takes the inputs of the model.
-        program = optimize(in_memory(held), **option_keywords(options, optimize="none"))
-        given = [tensor(feeds[name]) for name in program.inputs]
+        program = optimize(in_memory(exported), **option_keywords(options, optimize="none"))
+        arguments = [tensor(feeds[name]) for name in program.inputs]
         seconds, results = [], []
         for _ in range(repeat):
             started = time.perf_counter()
-            results = program(*given)
+            results = program(*arguments)
             seconds.append(time.perf_counter() - started)
     results = [results] if isinstance(results, torch.Tensor) else list(results)
     outputs = dict(zip(program.outputs, results, strict=True))
@@ -95,7 +97,7 @@ def command(
 
 
 def _times(engine: str, seconds: list[float]) -> str:
-    first = f"{engine}: {duration(seconds[0])} for the first call, with what it takes to load the model"
+    first = f"{engine}: {duration(seconds[0])} for the first call, including loading the model"
     return first + (f"; then {duration(median(seconds[1:]))}" if len(seconds) > 1 else "")
 
 

@@ -135,8 +135,8 @@ def train_loop(
 def dump_onnx(prefix: str, folder: str | PathLike[str] | None = None, clean: bool = False) -> Iterator[None]:
     """While active, models that are compiled are dumped to `folder/prefix_0.onnx`, and so on, with their FX graphs.
 
-    `clean` first removes files with such names, and no others. Models are compiled at their first call: a model that was
-    called before is not dumped.
+    `clean` first removes files with such names, and no others. Models are compiled at their first call: a model that
+    was called before is not dumped.
     """
     destination = str(Path(folder or ".") / f"{prefix}_{NUMBER}")
     Path(destination).parent.mkdir(parents=True, exist_ok=True)
@@ -197,8 +197,8 @@ def to_onnx(
 ) -> onnx.ModelProto | tuple[onnx.ModelProto, Program]:
     """Export by `sardonyx.export`, to a ModelProto; with `return_builder`, return the `Program` too.
 
-    Graphs and arguments of a `torch.compile` backend are accepted too; SymInts are dynamic sizes. The model has standard
-    ONNX operators only, unless the patterns or the opsets name ONNX Runtime's. Other arguments are passed to
+    Graphs and arguments of a `torch.compile` backend are accepted too; SymInts are dynamic sizes. The model has only
+    standard operators, unless the patterns or the opsets name ONNX Runtime's. Other arguments are passed to
     `sardonyx.export`.
 
     >>> [node.op_type for node in to_onnx(torch.nn.Linear(4, 2).eval(), (torch.ones(3, 4),)).graph.node]

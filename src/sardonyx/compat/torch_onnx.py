@@ -108,8 +108,8 @@ def onnx_export(
 ) -> Program:
     """Export as `torch.onnx.export` did, to the file `f`; other arguments are passed to `sardonyx.export`.
 
-    An operator with a symbolic function but no fake kernel is run once with these arguments, to record the shapes of its
-    results. Opsets older than 18 are raised to 18, with a warning.
+    An operator with a symbolic function but no fake kernel is run once with these arguments, to record the shapes of
+    its results. Opsets older than 18 are raised to 18, with a warning.
     """
     args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     for name in more.keys() & _WITHOUT_EFFECT.keys():
