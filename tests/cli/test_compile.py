@@ -51,7 +51,9 @@ def test_what_another_process_keeps_meanwhile_is_not_copied(
 def test_without_a_cache_nothing_is_kept(resnet: Path) -> None:
     pytest.importorskip("openvino", reason="needs the package openvino")
     done = run("compile", resnet, "--engine", "openvino", "--option", "cache_bytes=0")
-    assert (done.exit_code, "nothing was cached on disk: the cache is disabled" in done.stdout) == (0, True), done.output
+    assert (done.exit_code, "nothing was cached on disk: the cache is disabled" in done.stdout) == (0, True), (
+        done.output
+    )
 
 
 def test_native_code_is_written_to_a_folder() -> None:
@@ -62,7 +64,11 @@ def test_native_code_is_written_to_a_folder() -> None:
 
 def test_there_is_nothing_to_save_of_a_session(bert: Path) -> None:
     done = run("compile", bert, "-o", "artifact")
-    assert (done.exit_code, "has no artifacts to save" in done.stderr, "next: --native" in done.stderr) == (3, True, True)
+    assert (done.exit_code, "has no artifacts to save" in done.stderr, "next: --native" in done.stderr) == (
+        3,
+        True,
+        True,
+    )
 
 
 def test_a_folder_that_exists_is_left_alone(bert: Path) -> None:

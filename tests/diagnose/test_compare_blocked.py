@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sardonyx.diagnose import Comparison, Way, compare
+from sardonyx.diagnose import Comparison, RunConfig, compare
 from sardonyx.diagnose.comparison import trace
 from sardonyx.diagnose.comparison.blocked import show_blocked
 from sardonyx.diagnose.comparison.subject import subject_of
@@ -108,7 +108,7 @@ def blocks(count: int) -> nn.Module:
 
 
 def traced(model: nn.Module, x: torch.Tensor) -> OnnxTrace:
-    return OnnxTrace(Way.of(ENGINE), subject_of(model, (x,), {}), 2**28)
+    return OnnxTrace(RunConfig.of(ENGINE), subject_of(model, (x,), {}), 2**28)
 
 
 @pytest.fixture(autouse=True)

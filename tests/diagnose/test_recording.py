@@ -12,13 +12,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from sardonyx.diagnose import Way, reduce
+from sardonyx.diagnose import RunConfig, reduce
 from sardonyx.diagnose.reduction import recording
 from sardonyx.diagnose.reduction.case import Case
 from sardonyx.diagnose.reduction.recording import Bounds, record_values
 from sardonyx.diagnose.reduction.worker import Outcome, Request, Worker
 
-WAY = Way.of("onnxruntime:optimize=none")
+WAY = RunConfig.of("onnxruntime:optimize=none")
 X = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
 """Of 16 KB, as every value of the chain."""
 

@@ -138,7 +138,7 @@ def dims_of(value: ir.Value) -> list[int | str | None] | None:
 def format_dims(dims: Sequence[int | str | None] | None) -> str:
     """Format sizes.
 
-    >>> sizes(["batch", 3, None]), sizes([]), sizes(None)
+    >>> format_dims(["batch", 3, None]), format_dims([]), format_dims(None)
     ('[batch, 3, ?]', '[]', '[…]')
     """
     return "[…]" if dims is None else f"[{', '.join('?' if dim is None else str(dim) for dim in dims)}]"

@@ -77,7 +77,7 @@ def _is_unicode() -> bool:
 def _to_json(value: Any) -> Any:
     """Replace non-finite numbers, which JSON lacks, by text.
 
-    >>> _as_json_has_it({"errors": [0.5, float("inf"), float("nan")]})
+    >>> _to_json({"errors": [0.5, float("inf"), float("nan")]})
     {'errors': [0.5, 'inf', 'nan']}
     """
     if isinstance(value, float) and not math.isfinite(value):

@@ -120,7 +120,7 @@ def _place(place: Place) -> tuple[str, str, str, str]:
 def _print_nonfinite(nonfinite: list[Nonfinite], as_json: bool) -> None:
     entries = [
         {"operator": x.place.operator, "value": x.place.key, "module": x.place.module, "line": x.place.where}
-        | {"makes": x.kind, "has": str(x.health), "reads": {name: str(h) for name, h in x.reads.items()}}
+        | {"makes": x.kind, "has": str(x.stats), "reads": {name: str(h) for name, h in x.reads.items()}}
         for x in nonfinite
     ]
     print_result({"nonfinite": entries}, as_json, *(list(map(str, nonfinite)) or ["every value is a finite number"]))

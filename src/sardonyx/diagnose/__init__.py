@@ -1,4 +1,4 @@
-"""Seeing what happened: reports, dumps, comparisons, calls, times."""
+"""Debugging tools: compare, bisect, reduce, profile, explain, intercept, HTML reports."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ _IN = {
     "sardonyx.telemetry.recording": ("record", "replay"),
     "sardonyx.diagnose.reduction": ("Reduction", "reduce"),
 }
-"""Which module has a name. It is loaded when the name is first used: `import sardonyx` has no need of it."""
+"""Names by module. A module is imported when a name of it is first used, to keep `import sardonyx` fast."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The option `report`: one HTML file on what was compiled, which needs nothing else to be looked at."""
+"""The option `report`: one self-contained HTML file about what was compiled."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ from sardonyx.telemetry.verify import difference
 
 compare_values, measure_region = html_measurements.compare_values, html_measurements.measure_region
 why_not_compared = html_measurements.why_not_compared
-"""What a region asks for at its first call."""
+"""Part of `ReportPage`, called at the first call of a region."""
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _MAX_GRAPHS = 64
-"""Graphs that one file tells of; those of a program that compiles ever more are too many to look at."""
+"""Graphs in one file at most."""
 _OWN_STAGE = "report"
 _SHOWN = 20
 _PACKAGES = ("sardonyx", "torch", "onnxruntime", "onnxruntime-gpu", "onnx", "onnx-ir", "onnxscript", "numpy")
 _PASSES = {
-    "FoldConstant": "what depends on constants alone is computed once, ahead",
+    "FoldConstant": "expressions of constants are computed ahead of time",
     "ShareCommon": "equal nodes with equal inputs become one",
 }
 
 
 @dataclass
 class _ReportFile:
-    """What one file tells of."""
+    """The content of one report file."""
 
     options: Options
     report: Report = field(default_factory=Report)
     more: int = 0
-    """Graphs that are left out."""
+    """Number of graphs that are left out."""
 
 
 _files: dict[Path, _ReportFile] = {}
@@ -58,7 +58,7 @@ _lock = threading.Lock()
 
 
 def add_graph(options: Options, graph: GraphReport) -> None:
-    """Let the file that the options name tell of a graph too. What it needs is looked for now, before any work."""
+    """Add a graph to the file that the options name; raises before any work if the file or jinja2 is unavailable."""
     if not options.report:
         return
     path = _path(options)
@@ -72,7 +72,7 @@ def add_graph(options: Options, graph: GraphReport) -> None:
 
 
 def write(options: Options) -> None:
-    """Write the file that the options name, with all that is known by now."""
+    """Write the file that the options name, with everything added so far."""
     if not options.report:
         return
     path = _path(options)
@@ -83,13 +83,13 @@ def write(options: Options) -> None:
 
 
 def reset() -> None:
-    """Begin every file anew."""
+    """Forget all files."""
     with _lock:
         _files.clear()
 
 
 def save(report: Report, path: str | os.PathLike[str], options: Options | None = None, title: str = "") -> Path:
-    """Write a file on a report. Graphs are drawn where it was made with the option `report`.
+    """Write a report to an HTML file. It shows graphs if the report was made with the option `report`.
 
     >>> import sardonyx, tempfile
     >>> report = sardonyx.explain(torch.nn.ReLU(), torch.ones(2))
@@ -105,7 +105,7 @@ def save(report: Report, path: str | os.PathLike[str], options: Options | None =
 def report_program(
     program: Any, args: Sequence[Any], kwargs: Mapping[str, Any], model: Callable[..., Any] | None = None
 ) -> None:
-    """Write the report on an exported program, with the times of its nodes for these arguments."""
+    """Write the report of an exported program, with the times of its nodes for these arguments."""
     from sardonyx.diagnose.profiling import profile
 
     options, region = program._options, program.report.graphs[-1].regions[-1]
@@ -123,8 +123,10 @@ def report_program(
 
 def _error(program: Any, model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
     with torch.no_grad():
-        got, want = (pytree.tree_leaves(_fresh_call(run, args, kwargs)) for run in (program, model))
-    return max((difference(a, b) for a, b in zip(got, want, strict=True) if isinstance(b, torch.Tensor)), default=0.0)
+        results, expected = (pytree.tree_leaves(_fresh_call(run, args, kwargs)) for run in (program, model))
+    return max(
+        (difference(a, b) for a, b in zip(results, expected, strict=True) if isinstance(b, torch.Tensor)), default=0.0
+    )
 
 
 def _fresh_call(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -135,7 +137,7 @@ def _fresh_call(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
 def _path(options: Options) -> Path:
     path = Path(str(options.report)).absolute()
     if not path.parent.is_dir():
-        raise OptionError(f"report is {options.report!r}, and there is no folder {path.parent}")
+        raise OptionError(f"report is {options.report!r}, but there is no folder {path.parent}")
     return path
 
 
@@ -151,13 +153,13 @@ def _jinja() -> Any:
             "the option 'report' needs the package jinja2", hint='pip install "sardonyx[report]"'
         ) from error
     loader = jinja2.FileSystemLoader(_TEMPLATES)
-    made = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    made.filters |= {"ms": duration, "percent": "{:.1%}".format, "short": _short, "error": "{:.1e}".format}
-    return made
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"ms": duration, "percent": "{:.1%}".format, "short": _short, "error": "{:.1e}".format}
+    return environment
 
 
 def render(report: Report, options: Options, title: str = "", more: int = 0) -> str:
-    """The page as text."""
+    """Return the page as text."""
     regions = [(g, r) for g in report.graphs for r in g.regions]
     views = [_graph_view(number, graph, region) for number, (graph, region) in enumerate(regions) if region.snapshots]
     errors = [region.max_error for _, region in regions if region.max_error is not None]
@@ -165,7 +167,7 @@ def render(report: Report, options: Options, title: str = "", more: int = 0) -> 
         _jinja()
         .get_template("report.html.in")
         .render(
-            title=title or "What became of the model",
+            title=title or "Compilation report",
             report=report,
             more=more,
             translated=sum(region.nodes_translated for _, region in regions),
@@ -190,7 +192,7 @@ def render(report: Report, options: Options, title: str = "", more: int = 0) -> 
 
 
 def _short(where: str) -> str:
-    """A line of source, that of an installed package without the folder that packages are in.
+    """Shorten a source line: remove the folder of installed packages.
 
     >>> _short("/usr/lib/python3/site-packages/torch/nn/modules/linear.py:134 in forward")
     'torch/nn/modules/linear.py:134 in forward'
@@ -199,14 +201,14 @@ def _short(where: str) -> str:
 
 
 def _bars(seconds: Mapping[str, float]) -> list[tuple[str, float, float]]:
-    """Each stage with its time and its share of the longest, but for what the report itself took to measure."""
+    """Return each stage with its time and its share of the longest, without the report's own measurements."""
     own = {name: spent for name, spent in seconds.items() if name != _OWN_STAGE}
     longest = max(own.values(), default=0.0) or 1.0
     return [(name, spent, spent / longest) for name, spent in own.items()]
 
 
 def _purpose(name: str) -> str:
-    """What a rule is for: the algebra it is documented by."""
+    """Return the documentation of a rule."""
     from sardonyx.optimize.optimizer import all_rules
 
     docs = {rule.name: " ".join(rule.doc.split()) for rule in all_rules()}
@@ -214,12 +216,12 @@ def _purpose(name: str) -> str:
 
 
 def _slowest(regions: Sequence[RegionReport]) -> list[tuple[NodeSnapshot, float, float, float | None, int]]:
-    """The slowest nodes: each with its seconds, its share, its error if known, and the number of its drawing."""
+    """Return the slowest nodes, each with its seconds, share, error if known, and the index of its graph."""
     total = sum(sum(region.times.values()) for region in regions) or 1.0
-    drawn = [region for region in regions if region.snapshots]
+    shown = [region for region in regions if region.snapshots]
     rows = [
         (node, region.times[node.name], region.times[node.name] / total, region.errors.get(node.fx), number)
-        for number, region in enumerate(drawn)
+        for number, region in enumerate(shown)
         for node in (region.snapshots["runs"].nodes if "runs" in region.snapshots else ())
         if node.name in region.times
     ]
@@ -227,15 +229,15 @@ def _slowest(regions: Sequence[RegionReport]) -> list[tuple[NodeSnapshot, float,
 
 
 def _native(regions: Sequence[RegionReport]) -> list[tuple[NodeSnapshot, list[NodeSnapshot], float | None]]:
-    """The kernels, with the nodes that each stands for and its seconds."""
-    drawn = [region for region in regions if {"runs", "rewritten"} <= set(region.snapshots)]
+    """Return the native kernels, each with the nodes that it replaces and its seconds."""
+    shown = [region for region in regions if {"runs", "rewritten"} <= set(region.snapshots)]
     return [
         (
             node,
             region.snapshots["runs"].replaced_nodes(node, region.snapshots["rewritten"]),
             region.times.get(node.name),
         )
-        for region in drawn
+        for region in shown
         for node in region.snapshots["runs"].nodes
         if node.is_native
     ]
@@ -248,7 +250,7 @@ def _engine(options: Options, region: RegionReport) -> str:
 
 
 def _options(options: Options) -> list[tuple[str, str, bool, str]]:
-    """Each option's value, whether it is another than the default, and its meaning."""
+    """Return each option's value, whether it differs from the default, and its meaning."""
     return [
         (f.name, repr(getattr(options, f.name)), getattr(options, f.name) != f.default, f.metadata["doc"])
         for f in dataclasses.fields(options)
@@ -256,9 +258,13 @@ def _options(options: Options) -> list[tuple[str, str, bool, str]]:
 
 
 def _environment() -> list[tuple[str, str]]:
-    told = [("python", platform.python_version()), ("system", platform.platform()), ("processor", platform.machine())]
-    told += [("threads of torch", str(torch.get_num_threads())), ("processors", str(os.cpu_count()))]
-    return told + [(name, found) for name in _PACKAGES if (found := _version(name))]
+    entries = [
+        ("python", platform.python_version()),
+        ("system", platform.platform()),
+        ("processor", platform.machine()),
+    ]
+    entries += [("threads of torch", str(torch.get_num_threads())), ("processors", str(os.cpu_count()))]
+    return entries + [(name, installed) for name in _PACKAGES if (installed := _version(name))]
 
 
 def _version(name: str) -> str | None:
@@ -268,7 +274,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-# Graphs, as the script in the page reads them
+# Graphs as JSON for the page's script
 
 
 def _graph_view(number: int, graph: GraphReport, region: RegionReport) -> dict[str, Any]:
@@ -299,7 +305,7 @@ def _graph(snapshot: GraphSnapshot, region: RegionReport) -> dict[str, Any]:
 def _node(
     node: NodeSnapshot, snapshot: GraphSnapshot, region: RegionReport, producers: Mapping[str, int], where: int
 ) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "n": node.name,
         "o": node.operator,
         "s": node.scope,
@@ -309,24 +315,24 @@ def _node(
         "g": [value for value in node.inputs if value in snapshot.inputs],
         "r": list(node.inputs),
     }
-    more = {
+    optional = {
         "d": node.domain,
         "ms": _rounded(region.times.get(node.name), 1e3),
         "e": _rounded(region.errors.get(node.fx), 1.0),
         "k": _members(node, snapshot, region),
     }
-    return told | {key: value for key, value in more.items() if value or value == 0}
+    return entry | {key: value for key, value in optional.items() if value or value == 0}
 
 
 def _rounded(value: float | None, scale: float) -> float | str | None:
-    """Three digits are enough to look at; JSON has no infinity."""
+    """Round to three digits; infinity, which JSON lacks, becomes text."""
     if value is None:
         return None
     return float(f"{value * scale:.3g}") if value != float("inf") else "inf"
 
 
 def _members(node: NodeSnapshot, snapshot: GraphSnapshot, region: RegionReport) -> str:
-    """The operators that a native kernel stands for."""
+    """Return the operators that a native kernel replaces."""
     if not node.is_native or "rewritten" not in region.snapshots:
         return ""
     return " ".join(other.operator for other in snapshot.replaced_nodes(node, region.snapshots["rewritten"]))

@@ -51,9 +51,9 @@ def summarize(name: str, value: Any) -> list[str]:
 def summarize_tensor(tensor: torch.Tensor) -> str:
     """Return dtype, shape, device and range; all values of a small tensor, the first values of an integer one.
 
-    >>> tensor_in_words(torch.tensor([1.0, 3.0, float("nan")]))
+    >>> summarize_tensor(torch.tensor([1.0, 3.0, float("nan")]))
     'float32[3] cpu, 1 to 3, mean 2, 1 NaN: [1, 3, nan]'
-    >>> tensor_in_words(torch.arange(100, 120))
+    >>> summarize_tensor(torch.arange(100, 120))
     'int64[20] cpu, 100 to 119, mean 109.5: 100, 101, 102, 103, 104, 105, 106, 107, …'
     """
     parts = [f"{_dtype_and_shape(tensor)} {tensor.device}"]

@@ -1,4 +1,4 @@
-"""Which of the things that change a model on its way to the engine changes its result, or its time."""
+"""Find the rule, kernel, optimizer or option that changes a model's result or time."""
 
 from sardonyx.diagnose.bisection.bisecting import Bisection, Culprit, bisect
 from sardonyx.diagnose.bisection.delta import minimal_subset

@@ -1,4 +1,4 @@
-"""What can be at fault, item by item, and a model made ready with some of the items alone."""
+"""The items that `bisect` enables and disables, and the model with a selection of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sardonyx.toolchain import compiler
 
 ItemKind: TypeAlias = Literal["option", "optimizer", "level", "kernel", "rule"]
 KINDS: tuple[ItemKind, ...] = ("option", "optimizer", "level", "kernel", "rule")
-"""In the order in which they are taken away: what comes last to a model goes first."""
+"""In the order in which they are disabled: the last that is applied to a model comes first."""
 
 _APPLIED = re.compile(r"GraphTransformer (\S+) modified: 1")
 _DISABLE = "optimization.disable_specified_optimizers"
@@ -35,7 +35,7 @@ _NOT_FLAGS = ("graph_optimization_level", "custom_ops", "config")
 
 @dataclass(frozen=True)
 class Item:
-    """A thing that may change a result: a rule, a kernel, an optimizer of ONNX Runtime, an entry of an option."""
+    """Something that may change a result: a rule, a kernel, an optimizer of ONNX Runtime, an entry of an option."""
 
     kind: ItemKind
     name: str
@@ -43,7 +43,7 @@ class Item:
 
 @dataclass
 class Settings:
-    """A model, and what its options put on it."""
+    """A model, and the items that its options enable."""
 
     subject: Subject
     options: Options
@@ -52,12 +52,12 @@ class Settings:
     def __post_init__(self) -> None:
         self._cpu = torch.device("cpu")
         self._flags = _option_entries(self.options)
-        given = self.options.session_options
-        self._level = given.get("graph_optimization_level") if isinstance(given, Mapping) else None
+        session = self.options.session_options
+        self._level = session.get("graph_optimization_level") if isinstance(session, Mapping) else None
         self._optimizers: list[str] = []
 
     def items(self, kind: ItemKind, context: Sequence[Item]) -> list[Item]:
-        """What there is of a kind, with the context in use."""
+        """Return the items of a kind, with the context enabled."""
         return [Item(kind, name) for name in _LIST_NAMES[kind](self, context)]
 
     def _rule_names(self, context: Sequence[Item]) -> list[str]:
@@ -73,20 +73,20 @@ class Settings:
         return [] if off else ["graph_optimization_level"]
 
     def _optimizer_names(self, context: Sequence[Item]) -> list[str]:
-        """Those of ONNX Runtime that do something to the model, as it says itself when it is asked to tell more."""
+        """Return the optimizers of ONNX Runtime that change the model, from its verbose log."""
         if not self._level_names(context):
             return []
-        model, options = self.ready([*context, *self.items("option", context)])
-        with _capture_stderr() as heard:
+        model, options = self.prepare([*context, *self.items("option", context)])
+        with _capture_stderr() as output:
             run(model, with_session(options, log_severity_level=1), self.subject.calls[0])
-        self._optimizers = list(dict.fromkeys(_APPLIED.findall("".join(heard))))
+        self._optimizers = list(dict.fromkeys(_APPLIED.findall("".join(output))))
         return self._optimizers
 
     def _flag_names(self, context: Sequence[Item]) -> list[str]:
         return list(self._flags)
 
-    def ready(self, items: Sequence[Item]) -> tuple[ir.Model, Options]:
-        """The model and the options with these items and no others."""
+    def prepare(self, items: Sequence[Item]) -> tuple[ir.Model, Options]:
+        """Return the model and the options with only these items enabled."""
         names = {kind: [item.name for item in items if item.kind == kind] for kind in KINDS}
         options = self._chosen(names)
         model = self._rewritten(items)
@@ -96,34 +96,35 @@ class Settings:
         return model, options
 
     def call(self, items: Sequence[Item]) -> Callable[[Feeds], list[torch.Tensor]]:
-        """A function of inputs, with these items and no others."""
-        return runner(*self.ready(items))
+        """Return a function that runs the model with only these items enabled."""
+        return runner(*self.prepare(items))
 
     def _rewritten(self, items: Sequence[Item]) -> ir.Model:
         names = [item.name for item in items if item.kind == "rule"]
         return apply_rules(Options.of(self.options, optimize=names or "none"), self.subject)
 
     def _splice(self, model: ir.Model, items: Sequence[Item], names: Sequence[str]) -> Path:
-        """Put kernels into a model; the library that has them, which is built once for all that could be there."""
-        found = plan(model)
+        """Insert kernels into a model; return their library, which is built once for all possible kernels."""
+        kernels = plan(model)
         key = frozenset(item for item in items if item.kind == "rule")
         if key not in self._kernels:
-            self._kernels[key] = (found, compiler.built(found.source, self.options))
+            self._kernels[key] = (kernels, compiler.built(kernels.source, self.options))
         library = self._kernels[key][1]
-        parts = [part for part in found.parts if _kernel_name(part) in names]
-        Plan(model, parts, found.library, found.refused).splice()
+        parts = [part for part in kernels.parts if _kernel_name(part) in names]
+        Plan(model, parts, kernels.library, kernels.refused).splice()
         return library
 
     def _chosen(self, names: Mapping[ItemKind, Sequence[str]]) -> Options:
-        given = self.options.session_options
-        kept = {"custom_ops": given["custom_ops"]} if isinstance(given, Mapping) and "custom_ops" in given else {}
-        session: dict[str, Any] = {**kept, "config": {}}
+        original = self.options.session_options
+        has_libraries = isinstance(original, Mapping) and "custom_ops" in original
+        session: dict[str, Any] = {"custom_ops": original["custom_ops"]} if has_libraries else {}
+        session["config"] = {}
         chosen: dict[str, Any] = {"engine_options": {}}
-        words = []
+        flags = []
         for name in names["option"]:
             where, key, value = self._flags[name]
             if where == "compile_options":
-                words.append(value)
+                flags.append(value)
             elif where == "engine_options":
                 chosen["engine_options"][key] = value
             else:
@@ -135,7 +136,7 @@ class Settings:
         return Options.of(
             self.options,
             session_options=session or None,
-            compile_options=shlex.join(words),
+            compile_options=shlex.join(flags),
             optimize="none",
             native=False,
             **chosen,
@@ -158,38 +159,38 @@ _LIST_NAMES: Mapping[ItemKind, Callable[[Settings, Sequence[Item]], list[str]]] 
 
 
 def _kernel_name(part: Part) -> str:
-    """A kernel by what it computes and the operators that are in it."""
+    """Return a name for a kernel: its first output and its operators."""
     operators = " ".join(node.op_type for node in part.group)
     return f"{part.gives[0].name} ({operators})"
 
 
 def _option_entries(options: Options) -> dict[str, tuple[str, str, Any]]:
-    """Entries of options, each by the name a user knows it by: where it belongs, its key and its value."""
-    found: dict[str, tuple[str, str, Any]] = {}
+    """Return the entries of options by display name: the option, the key and the value."""
+    entries: dict[str, tuple[str, str, Any]] = {}
     session = options.session_options if isinstance(options.session_options, Mapping) else {}
     for key, value in session.get("config", {}).items():
-        found[f"session_options.config.{key}={value}"] = ("config", key, value)
+        entries[f"session_options.config.{key}={value}"] = ("config", key, value)
     for key, value in session.items():
         if key not in _NOT_FLAGS:
-            found[f"session_options.{key}={value}"] = ("session_options", key, value)
+            entries[f"session_options.{key}={value}"] = ("session_options", key, value)
     for key, value in (options.engine_options or {}).items():
-        found[f"engine_options.{key}={value}"] = ("engine_options", key, value)
-    for word in shlex.split(options.compile_options):
-        found[f"compile_options {word}"] = ("compile_options", word, word)
-    return found
+        entries[f"engine_options.{key}={value}"] = ("engine_options", key, value)
+    for flag in shlex.split(options.compile_options):
+        entries[f"compile_options {flag}"] = ("compile_options", flag, flag)
+    return entries
 
 
 @contextmanager
 def _capture_stderr() -> Iterator[list[str]]:
-    """While active, what native code writes to standard error is kept instead; the list is filled at the end."""
-    heard: list[str] = []
+    """While active, redirect file descriptor 2; the list it yields is filled at the end."""
+    output: list[str] = []
     with tempfile.TemporaryFile("w+", errors="replace") as file:
-        kept = os.dup(2)
+        stderr = os.dup(2)
         os.dup2(file.fileno(), 2)
         try:
-            yield heard
+            yield output
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(stderr, 2)
+            os.close(stderr)
             file.seek(0)
-            heard.append(file.read())
+            output.append(file.read())

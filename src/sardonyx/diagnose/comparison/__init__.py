@@ -1,4 +1,4 @@
-"""Two ways of running a model, compared value by value."""
+"""Compare two ways of running a model value by value."""
 
 from sardonyx.diagnose.comparison.comparing import Nonfinite, compare, find_nonfinite
 from sardonyx.diagnose.comparison.result import Comparison, Row

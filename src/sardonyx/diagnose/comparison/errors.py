@@ -1,4 +1,4 @@
-"""How far two values are apart, and what in them is no number."""
+"""The error between two values, and statistics of a value: NaN, Inf, range."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sardonyx.telemetry.verify import TOLERANCES, difference
 
 @dataclass(frozen=True)
 class ValueStats:
-    """How many elements of a value are no finite numbers, and its range where they are."""
+    """Counts of NaN and Inf in a value, and the range of its finite elements."""
 
     nan: int = 0
     inf: int = 0
@@ -24,14 +24,14 @@ class ValueStats:
         return not self.nan and not self.inf
 
     def __str__(self) -> str:
-        words = [f"{count} {name}" for count, name in ((self.nan, "NaN"), (self.inf, "Inf")) if count]
-        return ", ".join([f"{self.low:.4g} to {self.high:.4g}", *words])
+        counts = [f"{count} {name}" for count, name in ((self.nan, "NaN"), (self.inf, "Inf")) if count]
+        return ", ".join([f"{self.low:.4g} to {self.high:.4g}", *counts])
 
 
 def value_stats(value: torch.Tensor) -> ValueStats:
-    """What is in a value.
+    """Return the statistics of a value.
 
-    >>> print(health_of(torch.tensor([1.0, -2.0, float("nan")])))
+    >>> print(value_stats(torch.tensor([1.0, -2.0, float("nan")])))
     -2 to 1, 1 NaN
     """
     value = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
@@ -46,9 +46,9 @@ def value_stats(value: torch.Tensor) -> ValueStats:
 
 
 def error_of(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference, relative to the largest magnitude expected; infinite where NaN, Inf or sizes differ.
+    """Return the largest difference, relative to the largest expected magnitude; infinite if NaN, Inf or sizes differ.
 
-    Real numbers may have different precision: both are compared in double. Complex ones may be pairs, as ONNX has them.
+    Floats of different precision are compared in double. Complex numbers may be pairs of floats, as in ONNX.
 
     >>> error_of(torch.tensor([1.0, 2.5]), torch.tensor([1.0, 2.0], dtype=torch.float64))
     0.25
@@ -56,19 +56,19 @@ def error_of(found: torch.Tensor, expected: torch.Tensor) -> float:
     found, expected = (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in (found, expected))
     if found.is_floating_point() and expected.is_floating_point():
         found, expected = found.double(), expected.double()
-        strange = ~expected.isfinite()
+        nonfinite = ~expected.isfinite()
         if found.shape == expected.shape and not torch.equal(
-            _encode_nonfinite(found, strange), _encode_nonfinite(expected, strange)
+            _encode_nonfinite(found, nonfinite), _encode_nonfinite(expected, nonfinite)
         ):
             return float("inf")
     return difference(found, expected)
 
 
 def _encode_nonfinite(value: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-    """What is no finite number, with NaN as a number that is equal to itself."""
+    """Return the selected elements with NaN and Inf encoded as numbers, so that they compare equal."""
     return value[where].nan_to_num(nan=0.5, posinf=1.0, neginf=-1.0)
 
 
 def tolerance_of(value: torch.Tensor) -> float:
-    """What `verify` allows a value of this dtype."""
+    """Return the tolerance of `verify` for a value's dtype."""
     return TOLERANCES.get(value.dtype, 0.0)

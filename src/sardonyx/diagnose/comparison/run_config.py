@@ -1,4 +1,4 @@
-"""A way of running a model: torch, torch in double precision, or an engine with its options, written in a word."""
+"""A way of running a model: torch, torch in double precision, or an engine with its options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sardonyx.errors import OptionError
 from sardonyx.options import Options
 
 RunConfigLike: TypeAlias = "str | Options | Mapping[str, Any] | RunConfig"
-"""How a way is written: text, or the options to run with."""
+"""What `RunConfig.of` accepts: text, or the options to run with."""
 
 LEVELS = {
     "none": "ORT_DISABLE_ALL",
@@ -23,55 +23,55 @@ LEVELS = {
     "layout": "ORT_ENABLE_LAYOUT",
     "all": "ORT_ENABLE_ALL",
 }
-"""How far ONNX Runtime rewrites a model by itself, as a way and the command line say it."""
+"""ONNX Runtime's graph optimization levels, by short name."""
 
 _TORCH = {"torch": None, "torch:float64": torch.float64}
-_FORMAT_HINT = "write 'torch', 'torch:float64', an engine's name, or 'onnxruntime:optimize=none,level=none,native=true'"
+_FORMAT_HINT = "use 'torch', 'torch:float64', an engine's name, or 'onnxruntime:optimize=none,level=none,native=true'"
 _GROUPS = {"config": "config", "session": "session_options", "engine": "engine_options"}
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One way of running a model.
+    """How to run a model: what the arguments `way`, `ways` and `against` say.
 
-    `torch` and `torch:float64` run the module. An engine's name runs the exported model in it. After a colon come
-    options: `optimize=none`, `native=true`, `level=basic` for ONNX Runtime's own optimizations, `config.NAME=…` for
+    `torch` and `torch:float64` run the module. An engine's name runs the exported model in it. Options follow a
+    colon: `optimize=none`, `native=true`, `level=basic` for ONNX Runtime's own optimizations, `config.NAME=…` for
     an entry of its session's configuration, `session.NAME=…` for an attribute of its session options, `engine.NAME=…`
     for an entry of `engine_options`.
 
-    >>> way = Way.of("onnxruntime:optimize=none,config.session.intra_op.allow_spinning=0")
-    >>> way.options.optimize, way.options.session_options
+    >>> config = RunConfig.of("onnxruntime:optimize=none,config.session.intra_op.allow_spinning=0")
+    >>> config.options.optimize, config.options.session_options
     ('none', {'config': {'session.intra_op.allow_spinning': '0'}})
     """
 
     name: str
     options: Options | None = None
-    """What the engine is given; None for torch."""
+    """The engine's options; None for torch."""
     dtype: torch.dtype | None = None
-    """What torch computes in, where not in the model's own precision."""
+    """The dtype that torch computes in; None for the model's own."""
 
     @classmethod
-    def of(cls, given: RunConfigLike) -> RunConfig:
-        """The way that a text names, or that runs with these options."""
-        if isinstance(given, RunConfig):
-            return given
-        if not isinstance(given, str):
-            chosen = Options.of(given)
+    def of(cls, value: RunConfigLike) -> RunConfig:
+        """Return the configuration that a text or options describe."""
+        if isinstance(value, RunConfig):
+            return value
+        if not isinstance(value, str):
+            chosen = Options.of(value)
             return cls(chosen.engine, chosen)
-        if given in _TORCH:
-            return cls(given, None, _TORCH[given])
-        engine, _, rest = given.partition(":")
+        if value in _TORCH:
+            return cls(value, None, _TORCH[value])
+        engine, _, rest = value.partition(":")
         if engine == "torch":
-            raise OptionError(f"{given!r} is no way to run a model", hint=_FORMAT_HINT)
-        return cls(given, _parse_options(engine, rest))
+            raise OptionError(f"{value!r} is not a way to run a model", hint=_FORMAT_HINT)
+        return cls(value, _parse_options(engine, rest))
 
     @property
     def is_torch(self) -> bool:
-        """Whether torch runs it, and no engine."""
+        """Whether torch runs the model, not an engine."""
         return self.options is None
 
     def plain(self) -> RunConfig:
-        """The same engine with nothing that rewrites: no rules, no kernels, no optimizations of its own, no flags."""
+        """Return the same engine without rules, kernels, its own optimizations, or other options."""
         engine = (self.options or Options()).engine
         level = ",level=none" if find_engine(engine).takes_session_options else ""
         return RunConfig.of(f"{engine}:optimize=none{level}")
@@ -81,7 +81,7 @@ class RunConfig:
 
 
 PLAIN = "onnxruntime:optimize=none,level=none"
-"""ONNX Runtime with the model as it was exported, each operator by itself."""
+"""ONNX Runtime with the exported model, without optimizations."""
 
 
 def _parse_options(engine: str, text: str) -> Options:
@@ -89,7 +89,7 @@ def _parse_options(engine: str, text: str) -> Options:
     for part in filter(None, text.split(",")):
         key, equals, value = part.partition("=")
         if not equals:
-            raise OptionError(f"{part!r} is no option of a way", hint=_FORMAT_HINT)
+            raise OptionError(f"{part!r} is not an option of the form NAME=VALUE", hint=_FORMAT_HINT)
         _set_option(chosen, key.strip(), value.strip())
     return Options.of(chosen)
 
@@ -107,7 +107,7 @@ def _set_option(chosen: dict[str, Any], key: str, value: str) -> None:
 
 
 def level(name: str) -> Any:
-    """ONNX Runtime's constant for a level of its own optimizations."""
+    """Return ONNX Runtime's constant for an optimization level."""
     from sardonyx.native.session import onnxruntime
 
     if name not in LEVELS:

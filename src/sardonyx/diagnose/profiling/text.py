@@ -1,4 +1,4 @@
-"""A profile as text."""
+"""Format a profile as text."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _LEAST_SHOWN = 0.01
 
 
 def format_profile(found: Profile) -> str:
-    """The profile, in lines."""
+    """Format a profile."""
     return "\n".join([*_head(found), "", *_tree_lines(found), "", *_table_lines(found)])
 
 
 def _head(found: Profile) -> list[str]:
     spent = found.overhead
-    whole = spent.profiled or 1.0
+    total = spent.profiled or 1.0
     parts = {"kernels": spent.kernels, "engine": spent.engine, "binding": spent.binding, "torch": spent.torch}
-    shares = ", ".join(f"{name} {duration(seconds)} ({seconds / whole:.0%})" for name, seconds in parts.items())
+    shares = ", ".join(f"{name} {duration(seconds)} ({seconds / total:.0%})" for name, seconds in parts.items())
     memory = found.memory
     return [
         f"a call takes {duration(spent.call)}; {duration(spent.profiled)} while profiled, the mean of {found.calls}",
         f"  {shares}",
         f"  threads: {found.threads.pool}, more than one at work in {found.threads.parallel:.0%} of the kernels' time",
         f"  memory: weights {format_bytes(memory.weights)}, written by nodes {format_bytes(memory.activations)}, "
-        f"arena's peak {format_bytes(memory.arena_peak) if memory.arena_peak else 'not told'}",
+        f"arena's peak {format_bytes(memory.arena_peak) if memory.arena_peak else 'unknown'}",
         *(f"  {remark}" for remark in found.remarks),
     ]
 
@@ -66,9 +66,9 @@ def _line(seconds: float, total: float, count: float, name: str) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """A number of bytes for people.
+    """Format a number of bytes.
 
-    >>> size_told(512), size_told(4_200_000)
+    >>> format_bytes(512), format_bytes(4_200_000)
     ('512 B', '4.2 MB')
     """
     for unit in ("B", "kB", "MB"):

@@ -1,4 +1,4 @@
-"""Whether a part of a model fails in the way that the whole does."""
+"""Test whether a part of a model fails in the same way as the whole model."""
 
 from __future__ import annotations
 
@@ -27,60 +27,60 @@ AnyCase: TypeAlias = Case | TracedCase
 
 @dataclass(frozen=True)
 class FailureTest:
-    """Whether a case fails, in the way that the whole model does."""
+    """Tests whether a case fails in the same way as the whole model."""
 
     kind: str
     text: str
-    """What the failure of the whole model says."""
+    """Message of the whole model's failure."""
     way: RunConfig
     against: RunConfig | None
-    asks: Callable[[AnyCase], str | None]
-    """What a case's failure says; None if it does not fail so."""
+    check: Callable[[AnyCase], str | None]
+    """Returns the message of a case's failure; None if it does not fail in the same way."""
     tolerance: float | None = None
 
 
-# By what others say
+# By a predicate or a command
 
 
 def by_predicate(predicate: Predicate, way: RunConfig, case: AnyCase) -> FailureTest:
-    """It fails where a function says so."""
+    """Return a test by a predicate."""
 
-    def asks(part: AnyCase) -> str | None:
+    def check(part: AnyCase) -> str | None:
         return "the predicate holds" if predicate(part.model(), part.feeds()) else None
 
-    return FailureTest("predicate", _require_failure("predicate", asks(case)), way, None, asks)
+    return FailureTest("predicate", _require_failure("predicate", check(case)), way, None, check)
 
 
 def by_command(command: str, way: RunConfig, limit: float, case: AnyCase) -> FailureTest:
-    """It fails where a command does: its status is not zero, or it is killed or takes too long."""
+    """Return a test by a command, which fails by a nonzero status, a signal, or a timeout."""
     line = command if "{model}" in command else f"{command} {{model}}"
 
-    def asks(part: AnyCase) -> str | None:
+    def check(part: AnyCase) -> str | None:
         with tempfile.TemporaryDirectory() as folder:
             model, inputs = Path(folder, "model.onnx"), Path(folder, "inputs.npz")
             onnx.save(part.model(), str(model))
             np.savez(inputs, allow_pickle=False, **part.feeds())
-            said = line.replace("{model}", shlex.quote(str(model))).replace("{inputs}", shlex.quote(str(inputs)))
+            shell_line = line.replace("{model}", shlex.quote(str(model))).replace("{inputs}", shlex.quote(str(inputs)))
             try:
-                done = subprocess.run(said, shell=True, capture_output=True, timeout=limit, check=False)
+                done = subprocess.run(shell_line, shell=True, capture_output=True, timeout=limit, check=False)
             except subprocess.TimeoutExpired:
-                return "the command takes too long"
+                return "the command timed out"
             if done.returncode in _CANNOT_RUN:
                 raise SardonyxError(
-                    f"a shell cannot run {command!r}", hint=done.stderr.decode(errors="replace").strip()
+                    f"the shell cannot run {command!r}", hint=done.stderr.decode(errors="replace").strip()
                 )
-            return f"the command ends with status {done.returncode}" if done.returncode else None
+            return f"the command exits with status {done.returncode}" if done.returncode else None
 
-    return FailureTest("command", _require_failure("command", asks(case)), way, None, asks)
+    return FailureTest("command", _require_failure("command", check(case)), way, None, check)
 
 
 _CANNOT_RUN = (126, 127)
-"""What a shell ends with where a program is not there, or is none."""
+"""Exit statuses of a shell if a program is not found or not executable."""
 
 
 def _require_failure(kind: str, text: str | None) -> str:
     if text is None:
-        raise SardonyxError(f"the {kind} does not fail with the whole model", hint="it has to, before it is cut")
+        raise SardonyxError(f"the {kind} does not fail with the whole model", hint="reduce needs a model that fails")
     return text
 
 
@@ -97,34 +97,33 @@ def by_running(
     limit: float,
     case: AnyCase,
 ) -> FailureTest:
-    """It fails where it does so by itself, or beside what counts as right; how is found out where nothing says it."""
+    """Return a test by running cases, and comparing with a reference; finds out how the model fails if not given."""
     assert way.options is not None
     compares = fails in (None, "wrong", "slow")
-    other = against.options if compares else None
-    request = Request(b"", {}, way.options, other, tolerance=tolerance, timed=fails == "slow", limit=limit)
+    reference = against.options if compares else None
+    request = Request(b"", {}, way.options, reference, tolerance=tolerance, timed=fails == "slow", limit=limit)
     runs = _IsolatedRun(worker, request, compares)
     first = runs(case)
     kind = _failure_kind(first, fails, slower, against, isinstance(case, TracedCase))
     compares = kind in ("wrong", "slow")
-    if not compares:  # what raises needs nothing to compare with
+    message = normalize_message(first.text)
+    if not compares:  # exceptions and crashes need no reference
         runs = _IsolatedRun(worker, replace(request, against=None), False)
 
-    def asks(part: AnyCase) -> str | None:
-        now = runs(part)
+    def check(part: AnyCase) -> str | None:
+        outcome = runs(part)
         if kind == "slow":
-            same = now.error >= slower
+            same = outcome.error >= slower
         else:
-            same = now.kind == kind and (
-                kind == "wrong" or normalize_message(now.text) == normalize_message(first.text)
-            )
-        return _failure_text(kind, now) if same else None
+            same = outcome.kind == kind and (kind == "wrong" or normalize_message(outcome.text) == message)
+        return _failure_text(kind, outcome) if same else None
 
-    return FailureTest(kind, _failure_text(kind, first), way, against if compares else None, asks, tolerance)
+    return FailureTest(kind, _failure_text(kind, first), way, against if compares else None, check, tolerance)
 
 
 @dataclass(frozen=True)
 class _IsolatedRun:
-    """A case run in a process of its own, and compared with what counts as right where that is wanted."""
+    """Runs a case in its own process, and optionally compares it with the reference."""
 
     worker: Worker
     request: Request
@@ -132,16 +131,16 @@ class _IsolatedRun:
 
     def __call__(self, part: AnyCase) -> Outcome:
         try:
-            given = self._request(part)
+            request = self._request(part)
         except Exception as error:
             if isinstance(part, TracedCase):
-                return exception_outcome(error)  # it is exported here
+                return exception_outcome(error)  # from the export
             raise
-        now = self.worker(given)
-        if now.kind in ("crash", "timeout") and given.against is not None:  # of which of the two?
-            alone = self.worker(replace(given, against=None))
-            return replace(now, kind="incomparable") if alone.kind == "ran" else alone
-        return now
+        outcome = self.worker(request)
+        if outcome.kind in ("crash", "timeout") and request.against is not None:  # was it the reference?
+            alone = self.worker(replace(request, against=None))
+            return replace(outcome, kind="incomparable") if alone.kind == "ran" else alone
+        return outcome
 
     def _request(self, part: AnyCase) -> Request:
         expected = part.expected() if isinstance(part, TracedCase) and self.compares else None
@@ -149,28 +148,28 @@ class _IsolatedRun:
 
 
 def _failure_kind(first: Outcome, fails: FailureKind | None, slower: float, against: RunConfig, is_traced: bool) -> str:
-    """How the whole model fails; an error where it does not, or not so."""
+    """Return how the whole model fails; raise if it does not, or not in the given way."""
     if first.kind == "incomparable":
         raise SardonyxError(
-            f"{against}, which counts as right, fails with the model itself: {first.text}",
-            hint="name another by against, as 'onnxruntime:optimize=none,level=none'",
+            f"{against}, the reference, fails with the model itself: {first.text}",
+            hint="choose another one by against, as 'onnxruntime:optimize=none,level=none'",
         )
-    found = "slow" if fails == "slow" and first.error >= slower else first.kind
-    if found == "ran" or fails not in (None, found):
+    kind = "slow" if fails == "slow" and first.error >= slower else first.kind
+    if kind == "ran" or fails not in (None, kind):
         raise SardonyxError(
             f"the model does not {_FAILING[fails]}: {_OUTCOMES.get(first.kind, first.kind)} {first.text}".rstrip(),
-            hint="give the inputs that it fails with, the way it is run in, or another tolerance"
+            hint="pass the inputs, the way or the tolerance that it fails with"
             + ("" if is_traced else "; with a module, against='torch' compares with torch"),
         )
-    return found
+    return kind
 
 
 _FAILING: Mapping[Any, str] = {
-    None: "crash, raise or give other results",
-    "wrong": "give other results",
+    None: "crash, raise or give wrong results",
+    "wrong": "give wrong results",
     "exception": "raise",
     "crash": "crash",
-    "slow": "take so much longer",
+    "slow": "take that much longer",
 }
 _OUTCOMES = {"ran": "it ran", "wrong": "its results differ", "exception": "it raised", "crash": "it crashed"}
 
@@ -182,9 +181,9 @@ def _failure_text(kind: str, outcome: Outcome) -> str:
 
 
 def normalize_message(text: str) -> str:
-    """What two messages of the same failure have in common: names and numbers are left out.
+    """Remove names and numbers from a message, so that messages of the same failure are equal.
 
-    >>> alike("Name:'gather_12' idx=7 out of bounds") == alike("Name:'y' idx=31 out of bounds")
+    >>> normalize_message("Name:'gather_12' idx=7 out of bounds") == normalize_message("Name:'y' idx=31 out of bounds")
     True
     """
     text = re.sub(r"\(node [^)]*\)|'[^']*'|\"[^\"]*\"|\{[^}]*\}|\[[^\]]*\]", "…", text)

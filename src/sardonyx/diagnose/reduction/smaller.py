@@ -1,4 +1,4 @@
-"""Ways to make a case smaller that still fails: fewer nodes, smaller sizes, plainer numbers."""
+"""Reduction passes: fewer nodes, smaller sizes, simpler values, fewer attributes."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Fails = Callable[[Case], bool]
 
 
 def fewer_nodes(case: Case, fails: Fails) -> Case:
-    """The nodes between the first that is needed and the last, then only those that are needed among them."""
+    """Remove nodes: trim both ends by binary search, then find a minimal subset."""
     nodes = case.nodes
     last = _binary_search(lambda count: fails(case.of_nodes(nodes[:count])), 1, len(nodes))
     nodes = nodes[:last]
     first = len(nodes) - _binary_search(lambda count: fails(case.of_nodes(nodes[-count:])), 1, len(nodes))
     nodes = nodes[first:]
-    kept = minimal_subset(nodes, lambda part: fails(case.of_nodes(part)))
-    return case.of_nodes(kept or nodes)
+    needed = minimal_subset(nodes, lambda part: fails(case.of_nodes(part)))
+    return case.of_nodes(needed or nodes)
 
 
 def _binary_search(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """The smallest number for which something holds, as it does for the highest, by halving."""
+    """Return the smallest number for which a condition holds; it holds for `high`."""
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle + 1, high)
@@ -35,7 +35,7 @@ def _binary_search(holds: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def bypass_nodes(case: Case, fails: Fails) -> Case:
-    """Without nodes whose readers can take what it read instead, because that has the same type and sizes."""
+    """Remove nodes whose output can be replaced by one of their inputs, with the same dtype and shape."""
     for node in reversed(case.nodes):
         if len(case.nodes) > 1 and len(node.output) == 1 and node.output[0] not in case.ends:
             for name in node.input:
@@ -47,8 +47,8 @@ def bypass_nodes(case: Case, fails: Fails) -> Case:
 
 
 def _bypass(case: Case, node: onnx.NodeProto, instead: str) -> Case | None:
-    one, other = case.recorded.get(node.output[0]), case.recorded.get(instead, case.weights.get(instead))
-    if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
+    output, source = case.recorded.get(node.output[0]), case.recorded.get(instead, case.weights.get(instead))
+    if output is None or source is None or output.shape != source.shape or output.dtype != source.dtype:
         return None
     rest = []
     for reader in case.nodes:
@@ -59,12 +59,12 @@ def _bypass(case: Case, node: onnx.NodeProto, instead: str) -> Case | None:
                 fresh.input[i] = instead if name == node.output[0] else name
             rest.append(fresh)
     if any(node.output[0] in reads_of(reader) for reader in rest):
-        return None  # a body reads it
+        return None  # a subgraph reads it
     return case.of_nodes(rest)
 
 
 def simplify_values(case: Case, fails: Fails) -> Case:
-    """With numbers that say nothing, where it fails all the same: weights and inputs of ones, or random."""
+    """Replace weights and inputs by ones or random values, if the case still fails."""
     for make in (_ones, _random):
         every = _replace_arrays(case, {name: make(x) for name, x in _float_arrays(case).items()})
         if fails(every):
@@ -78,7 +78,7 @@ def simplify_values(case: Case, fails: Fails) -> Case:
 
 
 def _float_arrays(case: Case) -> dict[str, Array]:
-    """What has real numbers: integers are indices and sizes."""
+    """Return the floating-point arrays: integers may be indices and sizes."""
     known = {**case.recorded, **case.weights}
     return {name: known[name] for name in case.read if known[name].dtype.kind not in "biuSUO"}
 
@@ -98,7 +98,7 @@ def _replace_arrays(case: Case, arrays: Arrays) -> Case:
 
 
 def shrink_sizes(case: Case, fails: Fails) -> Case:
-    """With smaller sizes: every axis of one size is cut to another, in inputs and weights alike."""
+    """Shrink sizes: all axes of one size are sliced to a smaller one, in inputs and weights."""
     for size in sorted({d for name in case.read for d in _array(case, name).shape if d > 1}, reverse=True):
         for less in _smaller_sizes(size):
             if fails(changed := _resized(case, size, less)):
@@ -116,7 +116,7 @@ def _array(case: Case, name: str) -> Array:
 
 
 def _resized(case: Case, size: int, less: int) -> Case:
-    """Slices of every array, with that size in shapes that are constants changed too."""
+    """Slice every array, and replace that size in constant shapes too."""
     changed: dict[str, Array] = {}
     for name in case.read:
         array = _array(case, name)
@@ -127,15 +127,15 @@ def _resized(case: Case, size: int, less: int) -> Case:
 
 
 def drop_attributes(case: Case, fails: Fails) -> Case:
-    """Without attributes and names that it fails without as well."""
+    """Remove attributes that the failure does not need."""
     nodes: list[Any] = list(case.nodes)
     for at, node in enumerate(nodes):
         for attribute in node.attribute:
             fresh = onnx.NodeProto()
             fresh.CopyFrom(nodes[at])
-            kept = [x for x in fresh.attribute if x.name != attribute.name]
+            others = [x for x in fresh.attribute if x.name != attribute.name]
             del fresh.attribute[:]
-            fresh.attribute.extend(kept)
+            fresh.attribute.extend(others)
             attempt = [*nodes[:at], fresh, *nodes[at + 1 :]]
             if fails(case.of_nodes(attempt)):
                 nodes = attempt
@@ -146,8 +146,8 @@ PASSES: tuple[tuple[str, Callable[[Case, Fails], Case]], ...] = (
     ("fewer nodes", fewer_nodes),
     ("bypassing nodes", bypass_nodes),
     ("smaller sizes", shrink_sizes),
-    ("plainer numbers", simplify_values),
+    ("simpler values", simplify_values),
     ("fewer attributes", drop_attributes),
     ("fewer nodes", fewer_nodes),
 )
-"""What is tried, in order; each begins with what the one before it left."""
+"""Passes in order; each starts from the result of the previous one."""

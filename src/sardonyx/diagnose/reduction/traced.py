@@ -1,4 +1,4 @@
-"""A part of the graph that torch.export traced: some of its calls, with recorded values for what they read."""
+"""A part of the graph that torch.export traced: some of its calls, with recorded values for their inputs."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ Values: TypeAlias = "Mapping[torch.fx.Node, Any]"
 
 @dataclass(frozen=True)
 class TracedCase:
-    """Calls of operators, in order, and the values that they may read: weights, inputs, and what others computed.
+    """Calls of operators, in order, and the values that they may read: weights, inputs and recorded values.
 
-    As ONNX it is exported anew, each part by itself: what torch computes from the same inputs is what is right.
+    Each case is exported separately; what torch computes from the same inputs is the reference.
     """
 
     nodes: tuple[torch.fx.Node, ...]
     root: torch.fx.GraphModule
-    """The graph that the nodes are of."""
+    """The graph that the nodes belong to."""
     weights: frozenset[torch.fx.Node]
-    """What is held by the model, and no input."""
+    """Placeholders of weights and buffers."""
     recorded: Values
     ends: frozenset[torch.fx.Node]
-    """Results of the whole model, which stay results."""
+    """Outputs of the whole model, which stay outputs."""
     way: RunConfig
     against: RunConfig
 
     @classmethod
     def of(cls, module: torch.nn.Module, call: CallArguments, way: RunConfig, against: RunConfig) -> TracedCase:
-        """All of a module, with every value that a call of it goes through in torch."""
+        """Return the case of a whole module, with all intermediate values of a call in torch."""
         from sardonyx.capture.export import capture
 
         captured = capture(module, *call)
         graph, leaves = captured.graph, leaves_of(captured, call)
         placeholders = graph.graph.find_nodes(op="placeholder")
         held = {node: captured.held[i][1].detach() for i, node in enumerate(placeholders) if i in captured.held}
-        given = {node: leaves[captured.given[i]] for i, node in enumerate(placeholders) if i in captured.given}
+        inputs = {node: leaves[captured.given[i]] for i, node in enumerate(placeholders) if i in captured.given}
         run = Interpreter(graph, None)
-        run.env = {**held, **given}
+        run.env = {**held, **inputs}
         for node in graph.graph.nodes:
             if node.op not in ("placeholder", "output"):
                 with torch.no_grad():
@@ -61,12 +61,12 @@ class TracedCase:
         return cls(calls, graph, frozenset(held), run.env, ends, way, against)
 
     def of_nodes(self, nodes: Any) -> TracedCase:
-        """The same with fewer nodes."""
+        """Return the case with these nodes only."""
         return replace(self, nodes=tuple(nodes))
 
     @property
     def operators(self) -> list[str]:
-        """What is called."""
+        """Operators of the calls."""
         return [str(node.target) for node in self.nodes]
 
     @property
@@ -76,14 +76,14 @@ class TracedCase:
 
     @cached_property
     def read(self) -> list[torch.fx.Node]:
-        """The tensors that the nodes read and do not compute."""
-        made = set(self._copied)
-        names = dict.fromkeys(x for node in self._copied for x in node.all_input_nodes if x not in made)
-        return [node for node in names if isinstance(self.recorded[node], torch.Tensor)]
+        """Nodes of the tensors that are read and not computed."""
+        computed = set(self._copied)
+        inputs = dict.fromkeys(x for node in self._copied for x in node.all_input_nodes if x not in computed)
+        return [node for node in inputs if isinstance(self.recorded[node], torch.Tensor)]
 
     @property
-    def given(self) -> dict[str, torch.Tensor]:
-        """The values of its inputs."""
+    def input_values(self) -> dict[str, torch.Tensor]:
+        """Values of its inputs."""
         return {node.name: self.recorded[node] for node in self._inputs}
 
     @property
@@ -92,38 +92,38 @@ class TracedCase:
 
     @cached_property
     def _copied(self) -> list[torch.fx.Node]:
-        """The nodes, and after one of several results the nodes that take it apart."""
+        """The nodes, each followed by the `getitem` calls on its results."""
         return [
             x for node in self.nodes for x in (node, *(y for y in node.users if _is_result_getitem(y, self.recorded)))
         ]
 
     @property
     def outputs(self) -> list[torch.fx.Node]:
-        """The tensors that no node of it reads, and results of the whole."""
+        """Nodes of tensors that no node of the case reads, and outputs of the whole model."""
         inner = {x for node in self._copied for x in node.all_input_nodes}
         tensors = [node for node in self._copied if isinstance(self.recorded[node], torch.Tensor)]
         return [node for node in tensors if node not in inner or node in self.ends]
 
     @cached_property
     def module(self) -> torch.fx.GraphModule:
-        """It as a module of its inputs; what is no tensor is written into its calls."""
+        """The case as a module; values that are not tensors are constants in its calls."""
         graph, held = torch.fx.Graph(), dict[str, Any]()
-        made: dict[torch.fx.Node, Any] = {node: graph.placeholder(node.name) for node in self._inputs}
+        copies: dict[torch.fx.Node, Any] = {node: graph.placeholder(node.name) for node in self._inputs}
 
         def operand(node: torch.fx.Node) -> Any:
-            if node not in made:
-                made[node] = self.recorded[node]
+            if node not in copies:
+                copies[node] = self.recorded[node]
                 if node in self.weights or node.op == "get_attr":
                     name = node.name if node in self.weights else str(node.target).replace(".", "_")
                     held[name] = self.recorded[node]
-                    made[node] = graph.get_attr(name)
-            return made[node]
+                    copies[node] = graph.get_attr(name)
+            return copies[node]
 
         for node in self._copied:
             assert callable(node.target)
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), operand)
-            made[node] = graph.call_function(node.target, args, kwargs)
-        graph.output(tuple(made[node] for node in self.outputs))
+            copies[node] = graph.call_function(node.target, args, kwargs)
+        graph.output(tuple(copies[node] for node in self.outputs))
         return torch.fx.GraphModule(_module_with(held), graph).eval()
 
     @cached_property
@@ -132,36 +132,36 @@ class TracedCase:
 
         assert self.way.options is not None
         chosen: dict[str, Any] = {"opset": opset_for([self.way]), "translator": self.way.options.translator}
-        return export(self.module, list(self.given.values()), optimize="none", **chosen)
+        return export(self.module, list(self.input_values.values()), optimize="none", **chosen)
 
     def model(self) -> onnx.ModelProto:
-        """It as it is exported, without rewrites."""
+        """Return the exported model, without rewrites."""
         proto: onnx.ModelProto = self._program.proto()
         return proto
 
     def feeds(self) -> dict[str, Array]:
-        """The values of the exported model's inputs."""
-        leaves = self._program.calling.flatten(tuple(self.given.values()), {})
+        """Return the values of the exported model's inputs."""
+        leaves = self._program.calling.flatten(tuple(self.input_values.values()), {})
         return {name: dtypes.to_array(tensor_of(x)) for name, x in zip(self._program.inputs, leaves, strict=True)}
 
     def results(self) -> list[torch.Tensor]:
-        """What torch computes."""
+        """Return the results that torch computes."""
         dtype = self.against.dtype
         run = Interpreter(self.module, dtype)
         with torch.no_grad():
-            return list(run.run(*(cast_floating(x, dtype) for x in self.given.values())))
+            return list(run.run(*(cast_floating(x, dtype) for x in self.input_values.values())))
 
     def expected(self) -> list[Array]:
-        """The same, as the outputs of the exported model: in its order, complex numbers as pairs."""
-        found: dict[int, torch.Tensor] = {}
-        for result, right in zip(self._program.calling.binding.results, self.results(), strict=True):
+        """Return torch's results as outputs of the exported model: in its order, complex numbers as pairs."""
+        outputs: dict[int, torch.Tensor] = {}
+        for result, value in zip(self._program.calling.binding.results, self.results(), strict=True):
             if result.output is not None:
-                found[result.output] = torch.view_as_real(right.resolve_conj()) if right.is_complex() else right
-        return [dtypes.to_array(found[index]) for index in range(len(found))]
+                outputs[result.output] = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+        return [dtypes.to_array(outputs[index]) for index in range(len(outputs))]
 
 
 def _is_result_getitem(node: torch.fx.Node, recorded: Values) -> bool:
-    """Whether a node does no more than take one of several results."""
+    """Whether a node is a `getitem` on a tuple of results."""
     source = node.args[0] if node.target is operator.getitem else None
     return isinstance(source, torch.fx.Node) and isinstance(recorded[source], (tuple, list))
 
@@ -177,7 +177,7 @@ def _module_with(held: Mapping[str, Any]) -> torch.nn.Module:
 
 
 def simplify_values(case: TracedCase, fails: Callable[[TracedCase], bool]) -> TracedCase:
-    """With numbers that say nothing, where it fails all the same: weights and inputs of ones, or random."""
+    """Replace weights and inputs by ones or random values, if the case still fails."""
     for node, value in list(_float_tensors(case)):
         for plain in (torch.ones_like(value), _random(value)):
             if fails(changed := replace(case, recorded={**case.recorded, node: plain})):
@@ -187,7 +187,7 @@ def simplify_values(case: TracedCase, fails: Callable[[TracedCase], bool]) -> Tr
 
 
 def _float_tensors(case: TracedCase) -> Iterator[tuple[torch.fx.Node, torch.Tensor]]:
-    """What has real numbers: integers are indices and sizes."""
+    """Iterate over the floating-point tensors: integers may be indices and sizes."""
     values = ((node, case.recorded[node]) for node in case.read)
     return ((node, value) for node, value in values if value.is_floating_point())
 
@@ -198,7 +198,7 @@ def _random(value: torch.Tensor) -> torch.Tensor:
 
 TRACED_PASSES: tuple[tuple[str, Callable[[Any, Any], Any]], ...] = (
     ("fewer calls", fewer_nodes),
-    ("plainer numbers", simplify_values),
+    ("simpler values", simplify_values),
     ("fewer calls", fewer_nodes),
 )
-"""What is tried, in order; sizes stay, for calls have them as arguments."""
+"""Passes in order; sizes are not shrunk, because calls have them as arguments."""
