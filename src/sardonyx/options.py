@@ -320,12 +320,12 @@ def _check_flags(text: str) -> None:
         raise OptionError(f"compile_options is {text!r}: {error}", hint="quote as in a shell") from error
 
 
-def _check_names(cls: type[Options], given: Mapping[str, Any]) -> dict[str, Any]:
+def _check_names(cls: type[Options], values: Mapping[str, Any]) -> dict[str, Any]:
     names = [f.name for f in dataclasses.fields(cls)]
-    for key in given:
+    for key in values:
         if key not in names:
             raise OptionError(f"unknown option {key!r}", hint=_suggest(key, names))
-    return dict(given)
+    return dict(values)
 
 
 def _suggest(key: str, names: Sequence[str]) -> str:

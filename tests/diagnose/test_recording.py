@@ -55,7 +55,7 @@ def in_file(array: np.ndarray) -> bool:
 
 
 def test_values_are_asked_for_in_portions_and_lie_in_files_once_they_are_many(worker: Counting) -> None:
-    bounds = Bounds(asked=3 * X.nbytes, held=6 * X.nbytes)
+    bounds = Bounds(asked=3 * X.nbytes, in_memory=6 * X.nbytes)
     recorded = record_values(Case.of(chain(), {"v0": X}), worker, WAY, bounds).recorded
     assert worker.answered == [2 * X.nbytes] * 8
     assert [in_file(recorded[f"v{i + 1}"]) for i in range(16)] == [False] * 6 + [True] * 10
@@ -80,7 +80,7 @@ def test_a_value_that_is_too_large_is_left_out_and_told(worker: Counting, caplog
 
 
 def test_a_model_is_reduced_with_values_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "Bounds", lambda: Bounds(asked=2 * X.nbytes, held=0))
+    monkeypatch.setattr(recording, "Bounds", lambda: Bounds(asked=2 * X.nbytes, in_memory=0))
     model = chain(24)
     model.graph.node[17].op_type = "Abs"
 

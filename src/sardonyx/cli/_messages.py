@@ -123,7 +123,7 @@ def format_times(seconds: Mapping[str, float]) -> str:
     >>> format_times({"capture": 1.25, "translate": 0.0312})
     'capture 1.25 s, translate 31.2 ms'
     """
-    return ", ".join(f"{stage} {duration(taken)}" for stage, taken in seconds.items())
+    return ", ".join(f"{stage} {duration(spent)}" for stage, spent in seconds.items())
 
 
 @contextmanager

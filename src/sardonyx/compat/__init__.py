@@ -233,7 +233,7 @@ _ONNXMLIR_NAMES = {"compiler_image_name": "compiler_image", "compile_args": "com
 _NO_IMAGE = (None, "None", "local")
 _WITHOUT_EFFECT_ON_ONNXMLIR = {
     "compile_tag": "every library gets a unique tag",
-    "temp_dir": "libraries are kept in cache_dir",
+    "temp_dir": "libraries are cached in cache_dir",
     "debug": "an error carries the compiler's log",
 }
 
@@ -289,13 +289,13 @@ def _from_onnxmlir_options(options: Any) -> dict[str, Any]:
 
 
 def _drop_without_effect(
-    given: Mapping[str, Any], without_effect: Mapping[str, str] = _WITHOUT_EFFECT
+    arguments: Mapping[str, Any], without_effect: Mapping[str, str] = _WITHOUT_EFFECT
 ) -> dict[str, Any]:
     """Return the arguments without those that have no effect, which are logged."""
-    for name in given:
+    for name in arguments:
         if name in without_effect:
             log.info("%s has no effect: %s", name, without_effect[name])
-    return {name: value for name, value in given.items() if name not in without_effect}
+    return {name: value for name, value in arguments.items() if name not in without_effect}
 
 
 def _terms(patterns: Patterns) -> list[str]:

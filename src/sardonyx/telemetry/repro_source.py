@@ -56,33 +56,33 @@ class Sources:
         """Return the `__future__` import of annotations, if a file has it."""
         return ["from __future__ import annotations", ""] if self._postponed else []
 
-    def name_of(self, wanted: Any) -> str:
+    def name_of(self, definition: Any) -> str:
         """Add a class or function to the source, and return its name there."""
-        module = sys.modules.get(wanted.__module__)
-        local = wanted.__qualname__.rpartition("<locals>.")[2]
-        _check_closure(wanted)
+        module = sys.modules.get(definition.__module__)
+        local = definition.__qualname__.rpartition("<locals>.")[2]
+        _check_closure(definition)
         if module is None:
-            raise CannotRebuild(f"the module of {wanted.__qualname__} is not loaded")
-        if local == wanted.__qualname__:
+            raise CannotRebuild(f"the module of {definition.__qualname__} is not loaded")
+        if local == definition.__qualname__:
             self._add_global(module, local.partition(".")[0])
         elif "." in local or not local.isidentifier():
-            raise CannotRebuild(f"{wanted.__qualname__} has no source of its own")
+            raise CannotRebuild(f"{definition.__qualname__} has no source of its own")
         else:
-            self._add_local(module, local, wanted)
+            self._add_local(module, local, definition)
         return str(local)
 
-    def _add_local(self, module: ModuleType, name: str, wanted: Any) -> None:
+    def _add_local(self, module: ModuleType, name: str, definition: Any) -> None:
         """Add a definition inside a function, after the globals and local base classes that it needs."""
-        if (module.__name__, wanted.__qualname__) in self._known:
+        if (module.__name__, definition.__qualname__) in self._known:
             return
-        self._known.add((module.__name__, wanted.__qualname__))
-        for base in getattr(wanted, "__bases__", ()):
+        self._known.add((module.__name__, definition.__qualname__))
+        for base in getattr(definition, "__bases__", ()):
             if is_user_module(base.__module__):
                 self.name_of(base)
         try:
-            text = textwrap.dedent(inspect.getsource(wanted))
+            text = textwrap.dedent(inspect.getsource(definition))
         except (OSError, TypeError) as error:
-            raise CannotRebuild(f"{wanted.__qualname__} has no source: {error}") from error
+            raise CannotRebuild(f"{definition.__qualname__} has no source: {error}") from error
         self._define(module, name, text)
 
     def _add_global(self, module: ModuleType, name: str) -> None:
@@ -130,14 +130,14 @@ class Sources:
             raise CannotRebuild(f"two definitions are named {name}")
 
 
-def _check_closure(wanted: Any) -> None:
+def _check_closure(definition: Any) -> None:
     """Raise for closures over local variables, whose values have no source."""
-    inner = vars(wanted).values() if isinstance(wanted, type) else [wanted]
+    inner = vars(definition).values() if isinstance(definition, type) else [definition]
     for function in map(inspect.unwrap, (getattr(x, "__func__", getattr(x, "fget", x)) for x in inner)):
         code = getattr(function, "__code__", None)
         free = set(code.co_freevars) - {"__class__"} if code is not None else set()
         if free:
-            raise CannotRebuild(f"{wanted.__qualname__} reads {', '.join(sorted(free))} of the enclosing function")
+            raise CannotRebuild(f"{definition.__qualname__} reads {', '.join(sorted(free))} of the enclosing function")
 
 
 def _top_level_statements(module: ModuleType) -> tuple[list[str], dict[str, ast.stmt]]:

@@ -216,8 +216,8 @@ class _Changed:
 
     tolerance: float | None
 
-    def __call__(self, found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
-        pairs = zip(found, expected, strict=True)
+    def __call__(self, result: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
+        pairs = zip(result, expected, strict=True)
         return any(not error_of(a, b) <= self._allowed(b) for a, b in pairs)
 
     def _allowed(self, value: torch.Tensor) -> float:

@@ -55,23 +55,23 @@ def compare(
     report_progress(f"preparing {first}")
     expected = trace_of(first, subject, budget)
     report_progress(f"preparing {second}")
-    found = trace_of(second, subject, budget)
-    order = [place for place in subject.places.values() if place.key in expected.keys and place.key in found.keys]
+    actual = trace_of(second, subject, budget)
+    order = [place for place in subject.places.values() if place.key in expected.keys and place.key in actual.keys]
     keys = [place.key for place in order]
     measured: dict[str, Row] = {}
     for call in range(len(subject.calls)):
-        pairs = zip(order, expected.values(keys, call), found.values(keys, call), strict=True)
+        pairs = zip(order, expected.values(keys, call), actual.values(keys, call), strict=True)
         for index, (place, a, b) in enumerate(pairs):
             report_progress(f"comparing value {index + 1} of {len(keys)}, call {call + 1} of {len(subject.calls)}")
-            if (expected.is_substitute(place.key) or found.is_substitute(place.key)) and not _are_comparable(a, b):
+            if (expected.is_substitute(place.key) or actual.is_substitute(place.key)) and not _are_comparable(a, b):
                 continue
             row = _row(place, a, b, tolerance, call)
             if place.key not in measured or not row.error <= measured[place.key].error:
                 measured[place.key] = row
-    graph = found if not second.is_torch else expected
+    graph = actual if not second.is_torch else expected
     order = [place for place in order if place.key in measured]
     rows = rank_rows(order, measured, _parents(graph, list(measured)), subject.outputs)
-    errors, differs = _output_errors(expected, found, subject, tolerance)
+    errors, differs = _output_errors(expected, actual, subject, tolerance)
     return Comparison((str(first), str(second)), rows, errors, differs, _tracing_error(expected, subject, tolerance))
 
 
@@ -110,10 +110,10 @@ def _are_comparable(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and a.is_floating_point() == b.is_floating_point()
 
 
-def _row(place: Place, expected: torch.Tensor, found: torch.Tensor, tolerance: float | None, call: int) -> Row:
-    allowed = tolerance_of(found) if tolerance is None else tolerance
-    stats = value_stats(expected), value_stats(found)
-    return Row(place, error_of(found, expected), 0.0, allowed, call, stats)
+def _row(place: Place, expected: torch.Tensor, actual: torch.Tensor, tolerance: float | None, call: int) -> Row:
+    allowed = tolerance_of(actual) if tolerance is None else tolerance
+    stats = value_stats(expected), value_stats(actual)
+    return Row(place, error_of(actual, expected), 0.0, allowed, call, stats)
 
 
 def _parents(trace: Trace, keys: Sequence[str]) -> dict[str, list[str]]:
@@ -126,25 +126,25 @@ def _parents(trace: Trace, keys: Sequence[str]) -> dict[str, list[str]]:
         stack = [name]
         while stack:
             here = stack[-1]
-            lacking = [x for x in trace.reads(here) if x not in known and x not in above]
-            if lacking:
-                stack += lacking
+            missing = [x for x in trace.reads(here) if x not in known and x not in above]
+            if missing:
+                stack += missing
                 continue
             stack.pop()
-            found = (frozenset({known[x]}) if x in known else above[x] for x in trace.reads(here))
-            above[here] = frozenset().union(*found)
+            ancestors = (frozenset({known[x]}) if x in known else above[x] for x in trace.reads(here))
+            above[here] = frozenset().union(*ancestors)
         return above.pop(name) if name in known else above[name]
 
     return {key: sorted(nearest(trace.keys[key]) - {key}) for key in keys}
 
 
 def _output_errors(
-    expected: Trace, found: Trace, subject: Subject, tolerance: float | None
+    expected: Trace, actual: Trace, subject: Subject, tolerance: float | None
 ) -> tuple[dict[str, float], bool]:
     errors = dict.fromkeys(subject.outputs, 0.0)
     differs = False
     for call in range(len(subject.calls)):
-        for name, a, b in zip(subject.outputs, expected.outputs(call), found.outputs(call), strict=True):
+        for name, a, b in zip(subject.outputs, expected.outputs(call), actual.outputs(call), strict=True):
             error = error_of(b, a)
             errors[name] = error if not error <= errors[name] else errors[name]
             differs |= not error <= (tolerance_of(b) if tolerance is None else tolerance)
@@ -156,8 +156,8 @@ def _tracing_error(trace: Trace, subject: Subject, tolerance: float | None) -> f
     if not trace.config.is_torch or trace.config.dtype is not None:
         return 0.0
     pairs = zip(trace.values(subject.outputs, 0), trace.outputs(0), strict=True)
-    found = [(error_of(a, b), tolerance_of(b) if tolerance is None else tolerance) for a, b in pairs]
-    return max((error for error, allowed in found if not error <= allowed), default=0.0)
+    errors = [(error_of(a, b), tolerance_of(b) if tolerance is None else tolerance) for a, b in pairs]
+    return max((error for error, allowed in errors if not error <= allowed), default=0.0)
 
 
 # NaN and Inf
@@ -204,11 +204,11 @@ def find_nonfinite(
     trace = trace_of(chosen, subject, budget)
     keys = [key for key in subject.places if key in trace.keys]
     parents = _parents(trace, keys)
-    found: list[Nonfinite] = []
+    sources: list[Nonfinite] = []
     for call in range(len(subject.calls)):
         inputs = {name: value_stats(x) for name, x in subject.calls[call].items()}
-        found += _find_sources(subject, trace, keys, parents, inputs, call, progress or _no_progress)
-    return sorted(found, key=lambda source: (source.kind != "NaN", source.call))
+        sources += _find_sources(subject, trace, keys, parents, inputs, call, progress or _no_progress)
+    return sorted(sources, key=lambda source: (source.kind != "NaN", source.call))
 
 
 def _find_sources(

@@ -45,7 +45,7 @@ def value_stats(value: torch.Tensor) -> ValueStats:
     return ValueStats(nan, inf, low, high)
 
 
-def error_of(found: torch.Tensor, expected: torch.Tensor) -> float:
+def error_of(result: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the largest difference, relative to the largest expected magnitude; infinite if NaN, Inf or sizes differ.
 
     Floats of different precision are compared in double. Complex numbers may be pairs of floats, as in ONNX.
@@ -53,15 +53,15 @@ def error_of(found: torch.Tensor, expected: torch.Tensor) -> float:
     >>> error_of(torch.tensor([1.0, 2.5]), torch.tensor([1.0, 2.0], dtype=torch.float64))
     0.25
     """
-    found, expected = (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in (found, expected))
-    if found.is_floating_point() and expected.is_floating_point():
-        found, expected = found.double(), expected.double()
+    result, expected = (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in (result, expected))
+    if result.is_floating_point() and expected.is_floating_point():
+        result, expected = result.double(), expected.double()
         nonfinite = ~expected.isfinite()
-        if found.shape == expected.shape and not torch.equal(
-            _encode_nonfinite(found, nonfinite), _encode_nonfinite(expected, nonfinite)
+        if result.shape == expected.shape and not torch.equal(
+            _encode_nonfinite(result, nonfinite), _encode_nonfinite(expected, nonfinite)
         ):
             return float("inf")
-    return difference(found, expected)
+    return difference(result, expected)
 
 
 def _encode_nonfinite(value: torch.Tensor, where: torch.Tensor) -> torch.Tensor:

@@ -124,8 +124,8 @@ def _to_call(call: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallA
 def _onnx_subject(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], also: Sequence[Any]) -> Subject:
     from sardonyx.doors.optimize import optimize
 
-    given = model.model if isinstance(getattr(model, "model", None), ir.Model) else model
-    base = optimize(given, optimize="none").model
+    onnx_model = model.model if isinstance(getattr(model, "model", None), ir.Model) else model
+    base = optimize(onnx_model, optimize="none").model
     inputs = [str(x.name) for x in base.graph.inputs if not x.is_initializer()]
     first = _feeds(inputs, base, args, kwargs)
     calls = [({**first, **x},) if isinstance(x, Mapping) else _to_call(x, (), {})[0] for x in also]
@@ -195,13 +195,13 @@ def _parse_list(text: str) -> list[str]:
 def _fx_values(base: ir.Model, places: Mapping[str, Place], captured: Captured) -> dict[str, str]:
     """Return the FX node of each value that equals one: the last value of its translation with the same shape."""
     nodes = {node.name: node.meta.get("val") for node in captured.graph.graph.nodes}
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for node in base.graph:
         for value in node.outputs:
             fx = places[str(value.name)].fx
             if isinstance(nodes.get(fx), torch.Tensor) and _matches(value, nodes[fx]):
-                found[fx] = str(value.name)
-    return {name: fx for fx, name in found.items()}
+                names[fx] = str(value.name)
+    return {name: fx for fx, name in names.items()}
 
 
 def _matches(value: ir.Value, val: torch.Tensor) -> bool:

@@ -13,30 +13,30 @@ _SHOWN = 12
 _LEAST_SHOWN = 0.01
 
 
-def format_profile(found: Profile) -> str:
+def format_profile(profile: Profile) -> str:
     """Format a profile."""
-    return "\n".join([*_head(found), "", *_tree_lines(found), "", *_table_lines(found)])
+    return "\n".join([*_head(profile), "", *_tree_lines(profile), "", *_table_lines(profile)])
 
 
-def _head(found: Profile) -> list[str]:
-    spent = found.overhead
+def _head(profile: Profile) -> list[str]:
+    spent = profile.overhead
     total = spent.profiled or 1.0
     parts = {"kernels": spent.kernels, "engine": spent.engine, "binding": spent.binding, "torch": spent.torch}
     shares = ", ".join(f"{name} {duration(seconds)} ({seconds / total:.0%})" for name, seconds in parts.items())
-    memory = found.memory
+    memory, threads = profile.memory, profile.threads
     return [
-        f"a call takes {duration(spent.call)}; {duration(spent.profiled)} while profiled, the mean of {found.calls}",
+        f"a call takes {duration(spent.call)}; {duration(spent.profiled)} while profiled, the mean of {profile.calls}",
         f"  {shares}",
-        f"  threads: {found.threads.pool}, more than one at work in {found.threads.parallel:.0%} of the kernels' time",
+        f"  threads: {threads.pool}, more than one at work in {threads.parallel:.0%} of the kernels' time",
         f"  memory: weights {format_bytes(memory.weights)}, written by nodes {format_bytes(memory.activations)}, "
         f"arena's peak {format_bytes(memory.arena_peak) if memory.arena_peak else 'unknown'}",
-        *(f"  {remark}" for remark in found.remarks),
+        *(f"  {remark}" for remark in profile.remarks),
     ]
 
 
-def _tree_lines(found: Profile) -> list[str]:
-    total = found.tree.seconds or 1.0
-    return ["by module", *_scope_lines(found.tree, "  ", total)]
+def _tree_lines(profile: Profile) -> list[str]:
+    total = profile.tree.seconds or 1.0
+    return ["by module", *_scope_lines(profile.tree, "  ", total)]
 
 
 def _scope_lines(scope: Scope, indent: str, total: float) -> list[str]:
@@ -51,10 +51,10 @@ def _scope_lines(scope: Scope, indent: str, total: float) -> list[str]:
     return lines
 
 
-def _table_lines(found: Profile) -> list[str]:
-    total = found.overhead.kernels or 1.0
+def _table_lines(profile: Profile) -> list[str]:
+    total = profile.overhead.kernels or 1.0
     lines = []
-    for title, rows in (("by operator", found.operators), ("by source line", found.lines)):
+    for title, rows in (("by operator", profile.operators), ("by source line", profile.lines)):
         lines += [title, *(_line(row.seconds, total, row.count, f"  {row.name}") for row in rows[:_SHOWN])]
         lines += [f"  and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
         lines.append("")

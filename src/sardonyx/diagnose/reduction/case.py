@@ -57,7 +57,7 @@ class Case:
         return [node.op_type for node in self.nodes]
 
     @cached_property
-    def made(self) -> set[str]:
+    def computed(self) -> set[str]:
         """Names of the values that the nodes compute."""
         return {name for node in self.nodes for name in node.output if name}
 
@@ -65,7 +65,7 @@ class Case:
     def read(self) -> list[str]:
         """Names of the values that the nodes read and do not compute."""
         names = dict.fromkeys(name for node in self.nodes for name in reads_of(node))
-        return [name for name in names if name not in self.made]
+        return [name for name in names if name not in self.computed]
 
     @property
     def inputs(self) -> list[str]:

@@ -28,7 +28,7 @@ class Bounds:
 
     asked: int = 2**26
     """Of one request: values are copied several times between processes."""
-    held: int = 2**28
+    in_memory: int = 2**28
     """In memory; the rest is in memory-mapped files."""
     largest: int = 2**29
     """Of the outputs of one node; larger outputs are not recorded."""
@@ -41,7 +41,7 @@ def record_values(case: Case, worker: Worker, way: RunConfig, bounds: Bounds | N
     """
     bounds = bounds or Bounds()
     known: dict[str, Array] = dict(case.recorded)
-    store = _Store(bounds.held)
+    store = _Store(bounds.in_memory)
     pending: list[Sequence[onnx.NodeProto]] = [case.nodes]
     while pending:
         block = pending.pop()
@@ -73,7 +73,7 @@ def _bytes(part: Case, asked: int) -> int:
         return 0
     sizes = {value.name: _size(value) for value in (*inferred.value_info, *inferred.output)}
     unknown = asked // _UNKNOWN if len(part.nodes) > 1 else 0
-    return sum(unknown if (size := sizes.get(name)) is None else size for name in part.made)
+    return sum(unknown if (size := sizes.get(name)) is None else size for name in part.computed)
 
 
 def _size(value: onnx.ValueInfoProto) -> int | None:

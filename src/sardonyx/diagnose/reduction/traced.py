@@ -48,17 +48,17 @@ class TracedCase:
         captured = capture(module, *call)
         graph, leaves = captured.graph, leaves_of(captured, call)
         placeholders = graph.graph.find_nodes(op="placeholder")
-        held = {node: captured.held[i][1].detach() for i, node in enumerate(placeholders) if i in captured.held}
+        weights = {node: captured.held[i][1].detach() for i, node in enumerate(placeholders) if i in captured.held}
         inputs = {node: leaves[captured.given[i]] for i, node in enumerate(placeholders) if i in captured.given}
         run = Interpreter(graph, None)
-        run.env = {**held, **inputs}
+        run.env = {**weights, **inputs}
         for node in graph.graph.nodes:
             if node.op not in ("placeholder", "output"):
                 with torch.no_grad():
                     run.env[node] = run.run_node(node)
         calls = tuple(x for x in graph.graph.nodes if x.op == "call_function" and not _is_result_getitem(x, run.env))
         ends = frozenset(x for x in captured.returned if isinstance(x, torch.fx.Node))
-        return cls(calls, graph, frozenset(held), run.env, ends, way, against)
+        return cls(calls, graph, frozenset(weights), run.env, ends, way, against)
 
     def of_nodes(self, nodes: Any) -> TracedCase:
         """Return the case with these nodes only."""
@@ -107,7 +107,7 @@ class TracedCase:
     @cached_property
     def module(self) -> torch.fx.GraphModule:
         """The case as a module; values that are not tensors are constants in its calls."""
-        graph, held = torch.fx.Graph(), dict[str, Any]()
+        graph, attributes = torch.fx.Graph(), dict[str, Any]()
         copies: dict[torch.fx.Node, Any] = {node: graph.placeholder(node.name) for node in self._inputs}
 
         def operand(node: torch.fx.Node) -> Any:
@@ -115,7 +115,7 @@ class TracedCase:
                 copies[node] = self.recorded[node]
                 if node in self.weights or node.op == "get_attr":
                     name = node.name if node in self.weights else str(node.target).replace(".", "_")
-                    held[name] = self.recorded[node]
+                    attributes[name] = self.recorded[node]
                     copies[node] = graph.get_attr(name)
             return copies[node]
 
@@ -124,7 +124,7 @@ class TracedCase:
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), operand)
             copies[node] = graph.call_function(node.target, args, kwargs)
         graph.output(tuple(copies[node] for node in self.outputs))
-        return torch.fx.GraphModule(_module_with(held), graph).eval()
+        return torch.fx.GraphModule(_module_with(attributes), graph).eval()
 
     @cached_property
     def _program(self) -> Any:
@@ -166,9 +166,9 @@ def _is_result_getitem(node: torch.fx.Node, recorded: Values) -> bool:
     return isinstance(source, torch.fx.Node) and isinstance(recorded[source], (tuple, list))
 
 
-def _module_with(held: Mapping[str, Any]) -> torch.nn.Module:
+def _module_with(attributes: Mapping[str, Any]) -> torch.nn.Module:
     module = torch.nn.Module()
-    for name, value in held.items():
+    for name, value in attributes.items():
         if isinstance(value, torch.Tensor):
             module.register_buffer(name, value)
         else:
