@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sardonyx import native
-from sardonyx.cli._parameters import find_source
+from sardonyx.cli._source import find_source
 from sardonyx.options import Options
 
 from .calling import BERT, assert_snapshot, run, told

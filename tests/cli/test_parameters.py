@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from sardonyx.cli import _feeds
-from sardonyx.cli._parameters import find_source, options_from
+from sardonyx.cli._parameters import options_from
+from sardonyx.cli._source import find_source
 from sardonyx.errors import MissingDependency, OptionError, SardonyxError
 from sardonyx.options import Options
 

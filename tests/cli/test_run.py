@@ -9,7 +9,7 @@ import onnx
 import pytest
 import torch
 
-from sardonyx.cli._parameters import find_source
+from sardonyx.cli._source import find_source
 
 from .calling import BERT, RESNET, assert_snapshot, run, told
 

@@ -12,33 +12,8 @@ from typing import Any, TypeVar
 
 import click
 
-from sardonyx.cli._messages import example, format_counts, format_times, print_result, progress_bar, show_status, table
-from sardonyx.cli._source import MODEL_KEY, Source, find_source, in_memory, option_keywords, tensor
+from sardonyx.cli._source import MODEL_KEY, Source, find_source
 from sardonyx.options import Options
-from sardonyx.telemetry.text import duration
-
-__all__ = [
-    "MODEL",
-    "FiniteRange",
-    "Source",
-    "as_json",
-    "duration",
-    "engine_options",
-    "example",
-    "find_source",
-    "format_counts",
-    "format_times",
-    "in_memory",
-    "input_options",
-    "model_argument",
-    "option_keywords",
-    "options_from",
-    "print_result",
-    "progress_bar",
-    "show_status",
-    "table",
-    "tensor",
-]
 
 F = TypeVar("F", bound=Callable[..., Any])
 

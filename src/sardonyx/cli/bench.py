@@ -16,28 +16,15 @@ from torch.utils import _pytree as pytree
 
 from sardonyx import timing
 from sardonyx.cli._feeds import Array
-from sardonyx.cli._messages import stdout_to_stderr
-from sardonyx.cli._parameters import (
-    FiniteRange,
-    Source,
-    as_json,
-    duration,
-    engine_options,
-    example,
-    in_memory,
-    input_options,
-    model_argument,
-    option_keywords,
-    print_result,
-    progress_bar,
-    table,
-    tensor,
-)
+from sardonyx.cli._messages import example, print_result, progress_bar, stdout_to_stderr, table
+from sardonyx.cli._parameters import FiniteRange, as_json, engine_options, input_options, model_argument
+from sardonyx.cli._source import Source, in_memory, option_keywords, tensor
 from sardonyx.diagnose.profiling import Profile, profile
 from sardonyx.engines.registry import engines, require
 from sardonyx.errors import OptionError
 from sardonyx.native.session import open_session
 from sardonyx.options import Options
+from sardonyx.telemetry.text import duration
 from sardonyx.telemetry.verify import close, difference
 
 TimedCall: TypeAlias = Callable[[], list[torch.Tensor]]

@@ -8,17 +8,9 @@ from typing import Any, cast
 
 import click
 
-from sardonyx.cli._parameters import (
-    FiniteRange,
-    Source,
-    as_json,
-    engine_options,
-    example,
-    input_options,
-    model_argument,
-    print_result,
-    show_status,
-)
+from sardonyx.cli._messages import example, print_result, show_status
+from sardonyx.cli._parameters import FiniteRange, as_json, engine_options, input_options, model_argument
+from sardonyx.cli._source import Source
 from sardonyx.cli.compare import model_and_arguments
 from sardonyx.diagnose.bisection import bisect
 from sardonyx.diagnose.bisection.setting import KINDS

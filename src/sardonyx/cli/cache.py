@@ -12,7 +12,8 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from sardonyx.cache.disk import DiskCache, Entry, cache_folder
-from sardonyx.cli._parameters import as_json, example, print_result, table
+from sardonyx.cli._messages import example, print_result, table
+from sardonyx.cli._parameters import as_json
 from sardonyx.options import Options
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}

@@ -8,17 +8,9 @@ from typing import Any
 
 import click
 
-from sardonyx.cli._parameters import (
-    FiniteRange,
-    Source,
-    as_json,
-    example,
-    input_options,
-    model_argument,
-    print_result,
-    show_status,
-    table,
-)
+from sardonyx.cli._messages import example, print_result, show_status, table
+from sardonyx.cli._parameters import FiniteRange, as_json, input_options, model_argument
+from sardonyx.cli._source import Source
 from sardonyx.diagnose.comparison import Comparison, Nonfinite, Place, Row, compare, find_nonfinite
 from sardonyx.errors import SardonyxError
 from sardonyx.options import Options

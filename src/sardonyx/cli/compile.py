@@ -14,25 +14,15 @@ from rich.filesize import decimal
 from sardonyx import native
 from sardonyx.cache.disk import Entry, default_cache
 from sardonyx.cache.manifest import MANIFEST
+from sardonyx.cli._messages import example, print_result, show_status
 from sardonyx.cli._output import OutputFolder, atomic_folder
-from sardonyx.cli._parameters import (
-    Source,
-    as_json,
-    duration,
-    engine_options,
-    example,
-    in_memory,
-    input_options,
-    model_argument,
-    option_keywords,
-    print_result,
-    show_status,
-    tensor,
-)
+from sardonyx.cli._parameters import as_json, engine_options, input_options, model_argument
+from sardonyx.cli._source import Source, in_memory, option_keywords, tensor
 from sardonyx.doors.optimize import optimize
 from sardonyx.engines import find
 from sardonyx.errors import OptionError, SardonyxError
 from sardonyx.options import Options
+from sardonyx.telemetry.text import duration
 
 _NOT_CACHED = "nothing was cached on disk: the cache is disabled, or cannot be written"
 _AMBIGUOUS = "another process used the cache meanwhile, so that the compiled artifact cannot be identified"

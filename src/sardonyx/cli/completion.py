@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from sardonyx.cli._parameters import as_json, example, print_result
+from sardonyx.cli._messages import example, print_result
+from sardonyx.cli._parameters import as_json
 from sardonyx.errors import SardonyxError
 
 _FILES = {

@@ -22,7 +22,8 @@ from rich.filesize import decimal
 from rich.text import Text
 
 from sardonyx.cache.disk import DiskCache, cache_folder
-from sardonyx.cli._parameters import as_json, example, print_result, progress_bar, table
+from sardonyx.cli._messages import example, print_result, progress_bar, table
+from sardonyx.cli._parameters import as_json
 from sardonyx.doors.export import export
 from sardonyx.engines import engines
 from sardonyx.errors import SardonyxError

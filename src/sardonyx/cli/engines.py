@@ -6,7 +6,8 @@ from dataclasses import asdict
 
 import click
 
-from sardonyx.cli._parameters import as_json, example, print_result, table
+from sardonyx.cli._messages import example, print_result, table
+from sardonyx.cli._parameters import as_json
 from sardonyx.engines import engines
 
 

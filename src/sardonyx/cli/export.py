@@ -16,18 +16,10 @@ from torch.utils import _pytree as pytree
 from sardonyx import native
 from sardonyx.cli import _outline
 from sardonyx.cli._feeds import suggest
+from sardonyx.cli._messages import example, format_counts, format_times, print_result, show_status
 from sardonyx.cli._output import OutputFile, OutputFolder
-from sardonyx.cli._parameters import (
-    Source,
-    as_json,
-    engine_options,
-    example,
-    format_counts,
-    format_times,
-    model_argument,
-    print_result,
-    show_status,
-)
+from sardonyx.cli._parameters import as_json, engine_options, model_argument
+from sardonyx.cli._source import Source
 from sardonyx.errors import OptionError
 from sardonyx.options import Options
 

@@ -7,7 +7,9 @@ from rich.filesize import decimal
 
 from sardonyx.cli import _outline
 from sardonyx.cli._feeds import format_dims
-from sardonyx.cli._parameters import Source, as_json, example, model_argument, print_result, table
+from sardonyx.cli._messages import example, print_result, table
+from sardonyx.cli._parameters import as_json, model_argument
+from sardonyx.cli._source import Source
 from sardonyx.options import Options
 
 

@@ -9,8 +9,10 @@ from rich.filesize import decimal
 
 from sardonyx import native
 from sardonyx.cli._feeds import read_inputs
+from sardonyx.cli._messages import example, print_result, show_status
 from sardonyx.cli._output import OutputFolder
-from sardonyx.cli._parameters import Source, as_json, example, model_argument, print_result, show_status
+from sardonyx.cli._parameters import as_json, model_argument
+from sardonyx.cli._source import Source
 from sardonyx.doors.optimize import optimize
 from sardonyx.errors import OptionError
 from sardonyx.native.select import Choice

@@ -15,8 +15,9 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from sardonyx.cli._messages import example, print_result, table
 from sardonyx.cli._output import OutputFolder
-from sardonyx.cli._parameters import as_json, example, print_result, table
+from sardonyx.cli._parameters import as_json
 from sardonyx.customop import pack as packing
 from sardonyx.customop import project
 from sardonyx.customop.declaration import CustomOp

@@ -11,8 +11,9 @@ import torch
 
 from sardonyx.capture.aot import decompositions
 from sardonyx.capture.export import capture
-from sardonyx.cli._messages import stdout_to_stderr
-from sardonyx.cli._parameters import MODEL, Source, as_json, example, print_result, table
+from sardonyx.cli._messages import example, print_result, stdout_to_stderr, table
+from sardonyx.cli._parameters import MODEL, as_json
+from sardonyx.cli._source import Source
 from sardonyx.translate import table as translations
 from sardonyx.translate import torchlib
 

@@ -8,18 +8,10 @@ import click
 from rich.filesize import decimal
 
 from sardonyx.cli import _outline
+from sardonyx.cli._messages import example, format_counts, format_times, print_result, show_status
 from sardonyx.cli._output import OutputFile
-from sardonyx.cli._parameters import (
-    Source,
-    as_json,
-    engine_options,
-    example,
-    format_counts,
-    format_times,
-    model_argument,
-    print_result,
-    show_status,
-)
+from sardonyx.cli._parameters import as_json, engine_options, model_argument
+from sardonyx.cli._source import Source
 from sardonyx.errors import OptionError, SardonyxError
 from sardonyx.options import Options
 

@@ -9,19 +9,10 @@ from typing import Any
 import click
 import torch
 
+from sardonyx.cli._messages import example, print_result, show_status
 from sardonyx.cli._output import OutputFile
-from sardonyx.cli._parameters import (
-    Source,
-    as_json,
-    engine_options,
-    example,
-    input_options,
-    model_argument,
-    option_keywords,
-    print_result,
-    show_status,
-    tensor,
-)
+from sardonyx.cli._parameters import as_json, engine_options, input_options, model_argument
+from sardonyx.cli._source import Source, option_keywords, tensor
 from sardonyx.diagnose.profiling import Profile, profile
 from sardonyx.doors.optimize import optimize
 from sardonyx.options import Options

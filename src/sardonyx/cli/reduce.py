@@ -8,17 +8,10 @@ from typing import Any, cast
 
 import click
 
+from sardonyx.cli._messages import example, print_result, show_status
 from sardonyx.cli._output import OutputFolder, atomic_folder
-from sardonyx.cli._parameters import (
-    FiniteRange,
-    Source,
-    as_json,
-    example,
-    input_options,
-    model_argument,
-    print_result,
-    show_status,
-)
+from sardonyx.cli._parameters import FiniteRange, as_json, input_options, model_argument
+from sardonyx.cli._source import Source
 from sardonyx.cli.compare import model_and_arguments
 from sardonyx.diagnose.reduction import reduce
 

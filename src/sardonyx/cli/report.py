@@ -8,19 +8,10 @@ from pathlib import Path
 import click
 from rich.filesize import decimal
 
+from sardonyx.cli._messages import example, print_result, show_status
 from sardonyx.cli._output import OutputFile
-from sardonyx.cli._parameters import (
-    Source,
-    as_json,
-    engine_options,
-    example,
-    input_options,
-    model_argument,
-    option_keywords,
-    print_result,
-    show_status,
-    tensor,
-)
+from sardonyx.cli._parameters import as_json, engine_options, input_options, model_argument
+from sardonyx.cli._source import Source, option_keywords, tensor
 from sardonyx.diagnose import html
 from sardonyx.diagnose.explain import explain
 from sardonyx.doors.optimize import optimize

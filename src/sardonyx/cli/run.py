@@ -12,25 +12,13 @@ import click
 import torch
 
 from sardonyx.cli._feeds import write_arrays
+from sardonyx.cli._messages import example, print_result, show_status, table
 from sardonyx.cli._output import OutputFile
-from sardonyx.cli._parameters import (
-    Source,
-    as_json,
-    duration,
-    engine_options,
-    example,
-    in_memory,
-    input_options,
-    model_argument,
-    option_keywords,
-    print_result,
-    show_status,
-    table,
-    tensor,
-)
+from sardonyx.cli._parameters import as_json, engine_options, input_options, model_argument
+from sardonyx.cli._source import Source, in_memory, option_keywords, tensor
 from sardonyx.doors.optimize import optimize
 from sardonyx.options import Options
-from sardonyx.telemetry.text import summarize_tensor
+from sardonyx.telemetry.text import duration, summarize_tensor
 
 
 @click.command(

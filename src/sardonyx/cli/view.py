@@ -10,7 +10,9 @@ from pathlib import Path
 import click
 
 from sardonyx.cli import _outline
-from sardonyx.cli._parameters import Source, as_json, example, model_argument, print_result
+from sardonyx.cli._messages import example, print_result
+from sardonyx.cli._parameters import as_json, model_argument
+from sardonyx.cli._source import Source
 from sardonyx.options import Options
 
 _NO_NETRON = "netron is not installed: printing the outline instead\n  next: pip install netron"
