@@ -31,25 +31,19 @@ from torch.nn.modules import module as torch_module
 from sardonyx.cache import provenance
 from sardonyx.cache.machine import own_code
 from sardonyx.cache.names import (
-    CALL_ONLY_NN_MODULE_METHODS,
     CONSTRUCTORS,
     DYNAMIC_LOOKUPS,
     IGNORED_CLASS_ATTRIBUTES,
     IGNORED_MODULE_ATTRIBUTES,
     IMPURE_BUILTINS,
+    MODULE_CALLERS,
     PROCESS_SPECIFIC,
     PURE_MODULES,
     REFLECTION_ATTRIBUTES,
     Names,
     names_of,
 )
-from sardonyx.cache.provenance import (
-    file_state,
-    functions_by_name,
-    is_importable_by_name,
-    origin_of_function,
-    origin_of_module,
-)
+from sardonyx.cache.provenance import is_importable_by_name, origin_of_function, origin_of_module
 from sardonyx.versions import versions
 
 log = logging.getLogger(__name__)
@@ -159,7 +153,7 @@ class _Hasher:
                 raise _NoFingerprint(f"{where} was replaced")
             self._put(where, what)
         for namespace in (vars(torch), vars(nn.functional), vars(torch.Tensor), vars(nn.Module)):
-            self._put("names", repr(functions_by_name(namespace)))
+            self._put("names", repr(provenance.functions_by_name(namespace)))
 
     def _put(self, *texts: str) -> None:
         self._count += 1
@@ -242,9 +236,7 @@ class _Hasher:
         slots = copyreg._slotnames(kind)  # type: ignore[attr-defined]  # as pickle asks
         pointers = (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0) + len(slots)
         if kind.__basicsize__ > base.__basicsize__ + 8 * pointers or kind.__itemsize__ != base.__itemsize__:
-            raise _NoFingerprint(
-                f"the content of a {kind.__module__}.{kind.__qualname__} is not accessible from Python"
-            )
+            raise _NoFingerprint(f"the content of a {kind.__module__}.{kind.__qualname__} is not visible")
         self._put("object")
         self._kind(kind)
         self._attributes({name: object.__getattribute__(value, name) for name in slots if _has_slot(value, name)})
@@ -411,9 +403,8 @@ class _Hasher:
         self._put("class", value.__name__)
         for kind in (type(value), *value.__bases__):
             self._kind(kind)
-        deferred = {
-            name for name, member in vars(value).items() if _is_deferrable(value, name, member)
-        } - IGNORED_CLASS_ATTRIBUTES
+        deferred = {name for name, member in vars(value).items() if _is_deferrable(value, name, member)}
+        deferred -= IGNORED_CLASS_ATTRIBUTES
         self._attributes(vars(value), without=deferred | IGNORED_CLASS_ATTRIBUTES)
         self._deferred += [(value, name, vars(value)[name]) for name in sorted(deferred)]
 
@@ -436,9 +427,7 @@ class _Hasher:
                 issubclass(called, owner) for called in self._called
             )
         return (
-            name in self._names
-            or not self._names.isdisjoint(DYNAMIC_LOOKUPS)
-            or not self._packages <= CALL_ONLY_NN_MODULE_METHODS
+            name in self._names or not self._names.isdisjoint(DYNAMIC_LOOKUPS) or not self._packages <= MODULE_CALLERS
         )
 
     def _released_class(self, value: type) -> None:
@@ -448,9 +437,9 @@ class _Hasher:
                 self._bases.add(base)
                 module = sys.modules[base.__module__]
                 self._put(
-                    repr(functions_by_name(vars(base))),
-                    repr(functions_by_name(vars(module))),
-                    repr(file_state(module.__name__)),
+                    repr(provenance.functions_by_name(vars(base))),
+                    repr(provenance.functions_by_name(vars(module))),
+                    repr(provenance.file_state(module.__name__)),
                 )
 
     def _released(self, origin: str, value: Any) -> None:

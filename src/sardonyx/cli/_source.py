@@ -37,8 +37,8 @@ from sardonyx.options import Options
 
 SourceKind: TypeAlias = Literal["module", "pt2", "onnx"]
 
-_FORMS_HINT = "use model.onnx, a .pt2 file of torch.export.save, or package.module:factory, or path/file.py:factory"
-_RETURN_HINT = "let it return (module, args) or (module, args, kwargs)"
+_FORMS = "use model.onnx, a .pt2 file of torch.export.save, or package.module:factory, or path/file.py:factory"
+_RETURN = "let it return (module, args) or (module, args, kwargs)"
 _SEED = 0
 MODEL_KEY = "sardonyx.model"
 """Key of the model in the context of a command."""
@@ -69,7 +69,7 @@ class Source(ABC):
         """Return example arguments of the module; raise if it has none."""
         call = self.example()
         if call is None:
-            raise SardonyxError(f"{self.text} returns a module without example arguments", hint=_RETURN_HINT)
+            raise SardonyxError(f"{self.text} returns a module without example arguments", hint=_RETURN)
         return call
 
     @abstractmethod
@@ -165,9 +165,8 @@ class _TorchSource(Source):
         """Export the module."""
         dynamic = export_options if {"dynamic_shapes", "examples"} & set(export_options) else self._dynamic()
         with stdout_to_stderr():
-            self._program = export(
-                self.module(), *self.require_example(), **{**option_keywords(options), **dynamic, **export_options}
-            )
+            keywords = {**option_keywords(options), **dynamic, **export_options}
+            self._program = export(self.module(), *self.require_example(), **keywords)
         return self._program
 
     def call(self, feeds: Mapping[str, Array]) -> CallArguments:
@@ -274,21 +273,19 @@ def find_source(text: str) -> Source:
     suffix = Path(text).suffix
     if suffix in _FILES:
         if Path(text).is_dir():
-            raise SardonyxError(f"{text} is a folder", hint=_FORMS_HINT)
+            raise SardonyxError(f"{text} is a folder", hint=_FORMS)
         if not Path(text).is_file():
             raise SardonyxError(f"there is no file {text}", hint=_similar_file(Path(text)))
         return _FILES[suffix](text)
     location, colon, name = text.rpartition(":")
     if colon and location and name.isidentifier():
         return Factory(text)
-    raise SardonyxError(
-        f"{text!r} names no model", hint=_HINTS_BY_SUFFIX.get(suffix, _FORMS_HINT).format(text=text, suffix=suffix)
-    )
+    raise SardonyxError(f"{text!r} names no model", hint=_HINTS.get(suffix, _FORMS).format(text=text, suffix=suffix))
 
 
 _FILES: Mapping[str, type[Source]] = {".onnx": OnnxFile, ".pt2": Exported}
 _CHECKPOINT = "a {suffix} file has weights without code: use package.module:factory, a function that loads them"
-_HINTS_BY_SUFFIX = {".py": "name the factory in it: {text}:factory"} | dict.fromkeys(
+_HINTS = {".py": "name the factory in it: {text}:factory"} | dict.fromkeys(
     (".pt", ".pth", ".bin", ".ckpt", ".safetensors"), _CHECKPOINT
 )
 
@@ -296,7 +293,7 @@ _HINTS_BY_SUFFIX = {".py": "name the factory in it: {text}:factory"} | dict.from
 def _similar_file(path: Path) -> str:
     files = sorted(str(x) for suffix in _FILES for x in path.parent.glob(f"*{suffix}")) if path.parent.is_dir() else []
     similar = difflib.get_close_matches(str(path), files, n=1)
-    return f"did you mean {similar[0]}?" if similar else _FORMS_HINT
+    return f"did you mean {similar[0]}?" if similar else _FORMS
 
 
 def _import_module(location: str) -> ModuleType:
@@ -310,7 +307,7 @@ def _import_module(location: str) -> ModuleType:
             return _from_file(path) if path.suffix == ".py" else importlib.import_module(location)
     except ModuleNotFoundError as error:
         if error.name and f"{location}.".startswith(f"{error.name}."):
-            raise SardonyxError(f"there is no module {error.name!r}", hint=_FORMS_HINT) from error
+            raise SardonyxError(f"there is no module {error.name!r}", hint=_FORMS) from error
         raise MissingDependency(
             f"{location} needs the module {error.name}", hint=f"pip install {error.name}"
         ) from error
@@ -322,7 +319,7 @@ def _import_module(location: str) -> ModuleType:
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise SardonyxError(f"there is no file {path}", hint=_FORMS_HINT)
+        raise SardonyxError(f"there is no file {path}", hint=_FORMS)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -337,11 +334,11 @@ def _call_factory(text: str, factory: Any) -> Any:
     if isinstance(factory, (torch.nn.Module, tuple)):
         return factory
     if not callable(factory):
-        raise SardonyxError(f"{text} is a {type(factory).__name__}, not a module or a factory", hint=_RETURN_HINT)
+        raise SardonyxError(f"{text} is a {type(factory).__name__}, not a module or a factory", hint=_RETURN)
     required = _required_arguments(factory)
     if required:
         raise SardonyxError(
-            f"{text} needs the argument {required[0]!r}", hint=f"use a factory without arguments; {_RETURN_HINT}"
+            f"{text} needs the argument {required[0]!r}", hint=f"use a factory without arguments; {_RETURN}"
         )
     torch.manual_seed(_SEED)
     try:
@@ -371,14 +368,14 @@ def _split_module_and_arguments(text: str, result: Any) -> tuple[Any, CallArgume
         result = (result,)
     module, *rest = result
     if not callable(module) or len(rest) > 2:
-        raise SardonyxError(f"{text} returns {', '.join(type(x).__name__ for x in result)}", hint=_RETURN_HINT)
+        raise SardonyxError(f"{text} returns {', '.join(type(x).__name__ for x in result)}", hint=_RETURN)
     if not rest:
         return module, None
     args, kwargs = rest[0], rest[1] if len(rest) == 2 else {}
     args = (args,) if isinstance(args, torch.Tensor) else args
     if not isinstance(args, (tuple, list)) or not isinstance(kwargs, Mapping):
         raise SardonyxError(
-            f"{text} returns arguments of types {type(args).__name__}, {type(kwargs).__name__}", hint=_RETURN_HINT
+            f"{text} returns arguments of types {type(args).__name__}, {type(kwargs).__name__}", hint=_RETURN
         )
     _check_call(text, module, args, kwargs)
     return module, (tuple(args), dict(kwargs))
@@ -394,7 +391,7 @@ def _check_call(text: str, module: Any, args: Sequence[Any], kwargs: Mapping[str
         signature.bind(*args, **kwargs)
     except TypeError as error:
         raise SardonyxError(
-            f"{text} returns arguments that its module does not accept: {error}", hint=_RETURN_HINT
+            f"{text} returns arguments that its module does not accept: {error}", hint=_RETURN
         ) from error
 
 

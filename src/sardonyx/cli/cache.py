@@ -58,9 +58,8 @@ def size(cache: DiskCache, as_json: bool) -> None:
     entries = cache.entries()
     total = sum(entry.bytes for entry in entries)
     result = {"folder": str(cache.root), "entries": len(entries), "bytes": total, "limit": cache.limit}
-    print_result(
-        result, as_json, f"{decimal(total)} of {decimal(cache.limit)} in {_count(len(entries))}, in {cache.root}"
-    )
+    text = f"{decimal(total)} of {decimal(cache.limit)} in {_count(len(entries))}, in {cache.root}"
+    print_result(result, as_json, text)
 
 
 @command.command(epilog=example("sardonyx cache prune --limit 2GB"))

@@ -124,9 +124,8 @@ def report_program(
 def _error(program: Any, model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
     with torch.no_grad():
         results, expected = (pytree.tree_leaves(_fresh_call(run, args, kwargs)) for run in (program, model))
-    return max(
-        (difference(a, b) for a, b in zip(results, expected, strict=True) if isinstance(b, torch.Tensor)), default=0.0
-    )
+    pairs = zip(results, expected, strict=True)
+    return max((difference(a, b) for a, b in pairs if isinstance(b, torch.Tensor)), default=0.0)
 
 
 def _fresh_call(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -232,13 +231,10 @@ def _native(regions: Sequence[RegionReport]) -> list[tuple[NodeSnapshot, list[No
     """Return the native kernels, each with the nodes that it replaces and its seconds."""
     shown = [region for region in regions if {"runs", "rewritten"} <= set(region.snapshots)]
     return [
-        (
-            node,
-            region.snapshots["runs"].replaced_nodes(node, region.snapshots["rewritten"]),
-            region.times.get(node.name),
-        )
+        (node, final.replaced_nodes(node, region.snapshots["rewritten"]), region.times.get(node.name))
         for region in shown
-        for node in region.snapshots["runs"].nodes
+        for final in [region.snapshots["runs"]]
+        for node in final.nodes
         if node.is_native
     ]
 
@@ -258,13 +254,9 @@ def _options(options: Options) -> list[tuple[str, str, bool, str]]:
 
 
 def _environment() -> list[tuple[str, str]]:
-    entries = [
-        ("python", platform.python_version()),
-        ("system", platform.platform()),
-        ("processor", platform.machine()),
-    ]
-    entries += [("threads of torch", str(torch.get_num_threads())), ("processors", str(os.cpu_count()))]
-    return entries + [(name, installed) for name in _PACKAGES if (installed := _version(name))]
+    rows = [("python", platform.python_version()), ("system", platform.platform()), ("processor", platform.machine())]
+    rows += [("threads of torch", str(torch.get_num_threads())), ("processors", str(os.cpu_count()))]
+    return rows + [(name, installed) for name in _PACKAGES if (installed := _version(name))]
 
 
 def _version(name: str) -> str | None:

@@ -21,17 +21,13 @@ log = logging.getLogger(__name__)
 
 
 def dump(
-    destination: str,
-    kind: str,
-    proto: onnx.ModelProto,
-    weights: Mapping[str, torch.Tensor],
-    graph: torch.fx.GraphModule,
+    target: str, kind: str, proto: onnx.ModelProto, weights: Mapping[str, torch.Tensor], graph: torch.fx.GraphModule
 ) -> Path:
     """Write `NNN_kind.onnx` and `NNN_kind.txt` into a folder, NNN being the first free number.
 
-    A destination with `{number}` in it is the path of the files without their suffixes. Weights go to a third file.
+    A target with `{number}` in it is the path of the files without their suffixes. Weights go to a third file.
     """
-    path = _next_path(destination, kind)
+    path = _next_path(target, kind)
     write_file(path, _externalize_weights(proto, weights, path.with_suffix(".onnx.data")).SerializeToString())
     write_file(path.with_suffix(".txt"), graph.print_readable(print_output=False))
     log.info("dumped %s", path)
@@ -55,11 +51,11 @@ def _externalize_weights(proto: onnx.ModelProto, weights: Mapping[str, torch.Ten
     return copy
 
 
-def _next_path(destination: str, kind: str) -> Path:
+def _next_path(target: str, kind: str) -> Path:
     for number in itertools.count():
-        path = Path(f"{destination.replace(NUMBER, str(number))}.onnx")
-        if NUMBER not in destination:
-            path = Path(destination) / f"{number:03d}_{kind}.onnx"
+        path = Path(f"{target.replace(NUMBER, str(number))}.onnx")
+        if NUMBER not in target:
+            path = Path(target) / f"{number:03d}_{kind}.onnx"
             if any(path.parent.glob(f"{number:03d}_*.onnx")):
                 continue
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,9 +67,9 @@ def _next_path(destination: str, kind: str) -> Path:
     raise AssertionError("unreachable")
 
 
-def clear(destination: str) -> None:
-    """Remove the files that were dumped to a destination with `{number}` in it, and no others."""
-    folder, name = Path(destination).parent, re.escape(Path(destination).name).replace(re.escape(NUMBER), r"\d+")
+def clear(target: str) -> None:
+    """Remove the files that were dumped to a target with `{number}` in it, and no others."""
+    folder, name = Path(target).parent, re.escape(Path(target).name).replace(re.escape(NUMBER), r"\d+")
     for path in folder.glob("*"):
         if re.fullmatch(name + r"\.(onnx|onnx\.data|txt)", path.name):
             path.unlink()

@@ -81,9 +81,8 @@ def show_call(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any],
     """Print one call of a module, or pass it to the hook, without intercepting anything."""
     with _lock:
         numbers = _call_counts.setdefault(module, itertools.count())
-    _hook(hook)(
-        Call(module, "", next(numbers), bind_arguments(signature_of(module), args, kwargs), tuple(args), kwargs)
-    )
+    arguments = bind_arguments(signature_of(module), args, kwargs)
+    _hook(hook)(Call(module, "", next(numbers), arguments, tuple(args), kwargs))
 
 
 _call_counts: WeakKeyDictionary[nn.Module, Iterator[int]] = WeakKeyDictionary()
@@ -281,10 +280,8 @@ _ADDED_METHODS: Mapping[str, Any] = {"restore": restore, "record": _record}
 
 def _added_methods(module: nn.Module) -> dict[str, Any]:
     """Return the methods to add: those that the module does not define itself."""
-    own = {
-        name: getattr(getattr(module, name, None), "__func__", None) for name in _ADDED_METHODS if hasattr(module, name)
-    }
-    hidden = [name for name, function in own.items() if function not in _ADDED_METHODS.values()]
+    own = {name: getattr(module, name) for name in _ADDED_METHODS if hasattr(module, name)}
+    hidden = [name for name, x in own.items() if getattr(x, "__func__", None) not in _ADDED_METHODS.values()]
     if hidden:
         log.warning("%s defines its own %s: use that of sardonyx.diagnose", type(module).__name__, " and ".join(hidden))
     return {name: function for name, function in _ADDED_METHODS.items() if name not in hidden}

@@ -98,16 +98,9 @@ def _write(folder: Path, call: Call) -> Path:
 
 # Values as JSON: lists and plain values as such, everything else as an object with one key, its type.
 
-_NUMPY_DTYPES = {
-    torch.float16,
-    torch.float32,
-    torch.float64,
-    torch.complex64,
-    torch.complex128,
-    torch.bool,
-    torch.uint8,
-}
-_NUMPY_DTYPES |= {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64}
+_NUMPY_DTYPES = {torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.bool}
+_NUMPY_DTYPES |= {torch.int8, torch.int16, torch.int32, torch.int64}
+_NUMPY_DTYPES |= {torch.uint8, torch.uint16, torch.uint32, torch.uint64}
 """Dtypes that numpy supports; others are written as bytes."""
 
 

@@ -158,9 +158,8 @@ def _measure_calls(call: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
     remarks += [] if results else ["nothing was compiled: everything ran in torch"]
     remarks += _device_remarks(used)
     events = [events for _, events in results if events is not None]
-    return Measurement(
-        events, sum(s.snapshot.weights for s in used), median(plain), mean(profiled), mean(inside), remarks
-    )
+    weights = sum(session.snapshot.weights for session in used)
+    return Measurement(events, weights, median(plain), mean(profiled), mean(inside), remarks)
 
 
 def _device_remarks(sessions: Iterable[ProfiledRunner]) -> list[str]:

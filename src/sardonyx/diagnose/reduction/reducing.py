@@ -14,16 +14,9 @@ import onnx_ir as ir
 from sardonyx import dtypes
 from sardonyx.diagnose.comparison.run_config import RunConfig, RunConfigLike
 from sardonyx.diagnose.comparison.subject import CallArguments, Model, as_module, is_onnx, subject_of
+from sardonyx.diagnose.reduction import failing
 from sardonyx.diagnose.reduction.case import Array, Case
-from sardonyx.diagnose.reduction.failing import (
-    AnyCase,
-    FailureKind,
-    FailureTest,
-    Predicate,
-    by_command,
-    by_predicate,
-    by_running,
-)
+from sardonyx.diagnose.reduction.failing import AnyCase, FailureKind, FailureTest, Predicate
 from sardonyx.diagnose.reduction.recording import record_values
 from sardonyx.diagnose.reduction.saving import save, save_traced
 from sardonyx.diagnose.reduction.smaller import PASSES
@@ -152,11 +145,11 @@ def reduce(
     worker = Worker(engines)
     try:
         if command is not None:
-            test = by_command(command, chosen, limit, case)
+            test = failing.by_command(command, chosen, limit, case)
         elif callable(fails):
-            test = by_predicate(fails, chosen, case)
+            test = failing.by_predicate(fails, chosen, case)
         else:
-            test = by_running(worker, chosen, other, fails, tolerance, slower, limit, case)
+            test = failing.by_running(worker, chosen, other, fails, tolerance, slower, limit, case)
         return _Search(test, worker, time.monotonic() + 60 * minutes, progress or (lambda line: None)).run(case)
     finally:
         worker.close()
