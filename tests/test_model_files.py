@@ -96,7 +96,7 @@ def test_no_command_reads_weights_outside_the_folder_of_a_model(command: str, ki
     model, out = secret_outside(tmp_path, kind), tmp_path / "out"
     done = run(*(word.format(model=model, out=out) for word in COMMANDS[command]))
     assert done.exit_code == 3, done.output
-    refused = "is exported already" if command == "export" else "outside the model's folder"
+    refused = "is already exported" if command == "export" else "outside the model's folder"
     assert refused in done.output
     assert not list(tmp_path.glob("out*"))
 

@@ -44,7 +44,7 @@ def test_what_another_process_keeps_meanwhile_is_not_copied(
 
     monkeypatch.setattr(compiling, "tensor", meanwhile)
     done = run("compile", resnet, "--engine", "openvino", "-o", "artifact")
-    assert (done.exit_code, "another process has kept meanwhile" in done.stderr) == (3, True), done.output
+    assert (done.exit_code, "another process used the cache meanwhile" in done.stderr) == (3, True), done.output
     assert not Path("artifact").exists()
 
 

@@ -83,7 +83,7 @@ def test_an_export_with_native_kernels_is_a_folder(tmp_path: Path) -> None:
         (["--dynamic", "x=rows"], 2, "is not of the form NAME.AXIS=SIZE"),
         (["--dynamic", "x.--1=rows"], 2, "is not of the form NAME.AXIS=SIZE"),
         (["--dynamic-shapes", "{"], 2, "is not JSON"),
-        (["--dynamic-shapes", "5"], 2, "no object or list"),
+        (["--dynamic-shapes", "5"], 2, "not an object or a list"),
         (["--dynamic-shapes", "{}", "--dynamic", "x.0=rows"], 2, "cannot be combined"),
         (["--opset", "99"], 3, "opset is 99"),
         (["--option", "fallbak=error"], 3, "did you mean 'fallback'?"),

@@ -48,5 +48,5 @@ def test_a_broken_file_is_an_error(broken: Path) -> None:
 
 def test_a_module_is_for_export(resnet: Path) -> None:
     done = run("optimize", BERT)
-    assert (done.exit_code, "sardonyx export writes one" in done.stderr) == (3, True)
-    assert "-o FILE names another file" in run("optimize", resnet, "-o", resnet).stderr
+    assert (done.exit_code, "use sardonyx export" in done.stderr) == (3, True)
+    assert "name another file with -o FILE" in run("optimize", resnet, "-o", resnet).stderr

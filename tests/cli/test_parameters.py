@@ -263,7 +263,7 @@ def test_half_precision_that_numpy_lacks_goes_to_safetensors(tmp_path: Path) -> 
         ({"x": np.ones((2, 2), "d")}, "x is float64 in inputs.npz, but the model takes float32"),
         ({"x": np.ones((2, 3), "f")}, r"x is \[2, 3\] in inputs.npz, but the model takes \[batch, 2\]"),
         ({"x": np.ones((2, 3), "f")}, "makes a fixed size dynamic"),
-        ({"x": np.ones(2, "f")}, "another number of dimensions"),
+        ({"x": np.ones(2, "f")}, "change the number of dimensions"),
         ({"x": np.ones((2, 2), "f"), "n": np.ones(3, "q")}, "sizes with the same name must be equal"),
         ({"X": np.ones((2, 2), "f")}, "which is not an input of the model"),
         ({}, "lacks the input 'x'"),

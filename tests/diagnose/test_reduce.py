@@ -359,7 +359,7 @@ def test_a_module_that_is_exported_rightly_does_not_fail_against_torch() -> None
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"way": "torch"}, "torch is none"),
+        ({"way": "torch"}, "torch is not an engine"),
         ({"against": "torch"}, "torch needs the module"),
     ],
 )
