@@ -22,7 +22,7 @@ from sardonyx.errors import SardonyxError
 
 log = logging.getLogger(__name__)
 
-_REWRITE_HINT = "export or copy the file again"
+_REWRITE = "export or copy the file again"
 _OPTIONAL_INPUTS = 4
 """IR version from which an input with an initializer is an input with a default value."""
 _OWN_DOMAIN = "sardonyx"
@@ -97,9 +97,7 @@ def _wrap_reader_errors(name: str) -> Iterator[None]:
     except SardonyxError:
         raise
     except Exception as error:
-        raise SardonyxError(
-            f"{name} cannot be read as an ONNX model: {_first_line(error)}", hint=_REWRITE_HINT
-        ) from error
+        raise SardonyxError(f"{name} cannot be read as an ONNX model: {_first_line(error)}", hint=_REWRITE) from error
 
 
 @contextmanager
@@ -127,7 +125,7 @@ def capture_logs(lines: list[str], name: str) -> Iterator[None]:
 
 def _check_and_sort(model: ir.Model, name: str) -> ir.Model:
     if not model.opset_imports:  # protobuf reads an empty file as an empty message
-        raise SardonyxError(f"{name} is not an ONNX model: it is empty", hint=_REWRITE_HINT)
+        raise SardonyxError(f"{name} is not an ONNX model: it is empty", hint=_REWRITE)
     _check_values(model, name)
     _sort(model, name)
     _check_weights(model, name)
@@ -188,7 +186,7 @@ def _sort(model: ir.Model, name: str) -> None:
         for graph in _graphs(model):
             graph.sort()
     except ValueError as error:
-        raise SardonyxError(f"{name} is not an ONNX model: its nodes form a cycle", hint=_REWRITE_HINT) from error
+        raise SardonyxError(f"{name} is not an ONNX model: its nodes form a cycle", hint=_REWRITE) from error
     log.warning("%s is not sorted topologically, as ONNX requires: its nodes were sorted", name)
 
 
@@ -243,7 +241,7 @@ def _check_weights(model: ir.Model, name: str) -> None:
     for tensor in _tensors(model):
         if tensor.dtype == ir.DataType.UNDEFINED or any(isinstance(dim, int) and dim < 0 for dim in tensor.shape):
             raise SardonyxError(
-                f"{name} has a weight {tensor.name!r} without a type or with a negative size", hint=_REWRITE_HINT
+                f"{name} has a weight {tensor.name!r} without a type or with a negative size", hint=_REWRITE
             )
         if isinstance(tensor, ir.ExternalTensor):
             _check_external(tensor, name)
@@ -279,7 +277,7 @@ def _check_external(tensor: ir.ExternalTensor, name: str) -> None:
         raise SardonyxError(f"{prefix}, which does not exist", hint=_ONE_FOLDER)
     begin, size = tensor.offset or 0, path.stat().st_size
     if begin < 0 or begin + max(tensor.nbytes, tensor.length or 0) > size:
-        raise SardonyxError(f"{prefix}, which has {size} bytes and is too short for it", hint=_REWRITE_HINT)
+        raise SardonyxError(f"{prefix}, which has {size} bytes and is too short for it", hint=_REWRITE)
 
 
 # Faults
@@ -296,7 +294,7 @@ def blame_invalid_model(model: UserModel) -> Iterator[None]:
         fault = find_fault(model)
         if fault is None:
             raise
-        raise SardonyxError(fault, hint=_REWRITE_HINT) from error
+        raise SardonyxError(fault, hint=_REWRITE) from error
 
 
 def find_fault(model: UserModel) -> str | None:

@@ -32,11 +32,11 @@ from sardonyx.cache import provenance
 from sardonyx.cache.machine import own_code
 from sardonyx.cache.names import (
     CONSTRUCTORS,
-    DYNAMIC_LOOKUPS,
+    DYNAMIC_ACCESS,
     IGNORED_CLASS_ATTRIBUTES,
     IGNORED_MODULE_ATTRIBUTES,
     IMPURE_BUILTINS,
-    MODULE_CALLERS,
+    NN_MODULE_CALLERS,
     PROCESS_SPECIFIC,
     PURE_MODULES,
     REFLECTION_ATTRIBUTES,
@@ -427,7 +427,7 @@ class _Hasher:
                 issubclass(called, owner) for called in self._called
             )
         return (
-            name in self._names or not self._names.isdisjoint(DYNAMIC_LOOKUPS) or not self._packages <= MODULE_CALLERS
+            name in self._names or not self._names.isdisjoint(DYNAMIC_ACCESS) or not self._packages <= NN_MODULE_CALLERS
         )
 
     def _released_class(self, value: type) -> None:

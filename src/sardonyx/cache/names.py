@@ -73,9 +73,9 @@ IGNORED_CLASS_ATTRIBUTES = _names(
     """
 )
 CONSTRUCTORS = _names("__init__ __new__ __post_init__ __init_subclass__ __set_name__")
-DYNAMIC_LOOKUPS = _names("getattr attrgetter methodcaller __getattribute__ __dict__ dir inspect")
+DYNAMIC_ACCESS = _names("getattr attrgetter methodcaller __getattribute__ __dict__ dir inspect")
 """Names that show that code may access members by computed names."""
-MODULE_CALLERS = frozenset({"torch", "numpy"})
+NN_MODULE_CALLERS = frozenset({"torch", "numpy"})
 """Packages that call only methods of modules which `nn.Module` defines."""
 IGNORED_MODULE_ATTRIBUTES = _names(
     """

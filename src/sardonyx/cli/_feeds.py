@@ -21,9 +21,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 _DEFAULT_INTEGER_BOUND = 2
 """Upper bound of random integers, unless they index a table."""
-_VALUE_PRESERVING = frozenset(
-    {"Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose", "Slice", "Expand"}
-)
+_KEEP_VALUES = {"Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose", "Slice", "Expand"}
 """Operators whose result has the values of their first input."""
 _LOOKUPS = {"Gather": (0, 1), "EmbedLayerNormalization": (2, 0)}
 """Lookup operators: the index of the table among the inputs, and that of the row numbers."""
@@ -206,7 +204,7 @@ def _table_rows(value: ir.Value) -> int | None:
             node, index = use.node, use.idx
             if node in seen:
                 continue
-            if index == 0 and node.op_type in _VALUE_PRESERVING:
+            if index == 0 and node.op_type in _KEEP_VALUES:
                 seen.add(node)
                 pending.append(node.outputs[0])
             table, by = _LOOKUPS.get(node.op_type, (0, None))

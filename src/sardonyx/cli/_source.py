@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -27,13 +27,15 @@ from sardonyx import dtypes
 from sardonyx.cli import _feeds, _pt2
 from sardonyx.cli._feeds import Array
 from sardonyx.cli._messages import stdout_to_stderr
-from sardonyx.diagnose.comparison.subject import CallArguments
 from sardonyx.doors.export import export
 from sardonyx.doors.optimize import optimize
 from sardonyx.doors.program import Program
 from sardonyx.errors import MissingDependency, OptionError, SardonyxError
 from sardonyx.model_files import find_fault, load_model
 from sardonyx.options import Options
+
+if TYPE_CHECKING:
+    from sardonyx.diagnose.comparison.subject import CallArguments
 
 SourceKind: TypeAlias = Literal["module", "pt2", "onnx"]
 

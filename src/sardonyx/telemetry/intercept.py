@@ -217,7 +217,7 @@ class _Interception:
         return waiting
 
 
-_ORIGINAL_FORWARD = "_original_forward"
+_ORIGINAL_FORWARD = "_sardonyx_forward"
 """Attribute with a `forward` that was set on the instance: on the module, so that replicas have it too."""
 
 
@@ -246,7 +246,7 @@ def _subclass_body(interception: _Interception, signature: inspect.Signature) ->
     base = interception.base
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        own = self._original_forward
+        own = self._sardonyx_forward
         run = own if callable(own) else functools.partial(base.forward, self)
         if own is False or torch.compiler.is_exporting():
             return run(*args, **kwargs)

@@ -108,9 +108,7 @@ class Sources:
             if other in top:
                 self._add_global(module, other)
             elif other in vars(module) and not other.startswith("__"):
-                raise CannotRebuild(
-                    f"{name} needs {other}, which {module.__name__} does not define by a single statement"
-                )
+                raise CannotRebuild(f"{name} needs {other}, which {module.__name__} defines indirectly")
         self._put(name, text)
 
     def _import(self, module: ModuleType, name: str, statement: ast.Import | ast.ImportFrom) -> None:

@@ -57,14 +57,13 @@ def error_of(result: torch.Tensor, expected: torch.Tensor) -> float:
     if result.is_floating_point() and expected.is_floating_point():
         result, expected = result.double(), expected.double()
         nonfinite = ~expected.isfinite()
-        if result.shape == expected.shape and not torch.equal(
-            _encode_nonfinite(result, nonfinite), _encode_nonfinite(expected, nonfinite)
-        ):
+        same_shape = result.shape == expected.shape
+        if same_shape and not torch.equal(_nonfinite(result, nonfinite), _nonfinite(expected, nonfinite)):
             return float("inf")
     return difference(result, expected)
 
 
-def _encode_nonfinite(value: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+def _nonfinite(value: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
     """Return the selected elements with NaN and Inf encoded as numbers, so that they compare equal."""
     return value[where].nan_to_num(nan=0.5, posinf=1.0, neginf=-1.0)
 
