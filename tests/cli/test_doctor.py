@@ -69,7 +69,7 @@ def test_what_is_missing_is_not_told_to_be_ok(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("SARDONYX_CACHE_DIR", "")
     monkeypatch.setattr(doctor, "CHECKS", [doctor.extras, doctor.all_engines, doctor.providers, doctor.compilers])
     lines = run("doctor").stdout.splitlines()
-    told = [line for line in lines if "not there" in line or "not installed" in line or "not known" in line]
+    told = [line for line in lines if "not there" in line or "not installed" in line or "unknown:" in line]
     assert told
     assert [line for line in told if line.startswith("ok")] == []
     assert any(line.startswith("ok") and "reference" in line for line in lines)

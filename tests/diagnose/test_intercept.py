@@ -236,7 +236,7 @@ class TestUndoing:
         model = Image()
         calls = seen(model)
         assert model.restore() == "a sharper image"
-        assert "has a restore of its own" in caplog.text
+        assert "defines its own restore" in caplog.text
         restore(model)
         model(X)
         assert not calls

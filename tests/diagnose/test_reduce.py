@@ -382,6 +382,6 @@ def test_a_failure_of_what_counts_as_right_is_not_the_models(monkeypatch: pytest
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     with pytest.raises(SardonyxError, match="the reference, fails with the model itself") as found:
         reduce(model, {"x": np.ones(3, np.float32)})
-    assert "name another" in str(found.value)
+    assert "choose another" in str(found.value)
     with pytest.raises(SardonyxError, match="does not give wrong results: it ran"):
         reduce(model, {"x": np.ones(3, np.float32)}, fails="wrong", against="onnxruntime:optimize=none")
