@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from sardonyx import MissingDependency, OptionError, export
 from sardonyx.diagnose import bisect
-from sardonyx.diagnose.bisection import bisecting, smallest
+from sardonyx.diagnose.bisection import bisecting, minimal_subset
 from sardonyx.native.region import Lowering
 from sardonyx.native.table import TABLE, operand
 from sardonyx.optimize.optimizer import all_rules
@@ -26,11 +26,11 @@ from .models import FLAGS, Wave, gelu
 
 @pytest.mark.parametrize("wanted", [{3}, {0, 99}, {10, 11, 50}])
 def test_the_smallest_part_is_found(wanted: set[int]) -> None:
-    assert set(smallest(range(100), lambda part: wanted <= set(part))) == wanted
+    assert set(minimal_subset(range(100), lambda part: wanted <= set(part))) == wanted
 
 
 def test_what_never_happens_has_no_part() -> None:
-    assert smallest(range(10), lambda part: False) == []
+    assert minimal_subset(range(10), lambda part: False) == []
 
 
 @pytest.mark.usefixtures("sine_as_cosine")
