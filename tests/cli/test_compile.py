@@ -36,13 +36,13 @@ def test_what_another_process_keeps_meanwhile_is_not_copied(
     cache = DiskCache(tmp_path / "cache", 2**30)
     monkeypatch.setenv("SARDONYX_CACHE_DIR", str(cache.root))
     about = {"what": "artifact", "engine": "openvino", "device": "cpu"}
-    tensor = compiling.tensor
+    used_entries = compiling._used_entries
 
-    def meanwhile(array: Any) -> Any:
+    def meanwhile(*args: Any) -> Any:
         cache.get_or_make("ab12", lambda folder: (folder / "other.xml").write_text("other") and None, about)
-        return tensor(array)
+        return used_entries(*args)
 
-    monkeypatch.setattr(compiling, "tensor", meanwhile)
+    monkeypatch.setattr(compiling, "_used_entries", meanwhile)
     done = run("compile", resnet, "--engine", "openvino", "-o", "artifact")
     assert (done.exit_code, "another process used the cache meanwhile" in done.stderr) == (3, True), done.output
     assert not Path("artifact").exists()
