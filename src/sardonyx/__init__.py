@@ -26,18 +26,18 @@ from sardonyx.errors import (
     VerificationError,
 )
 from sardonyx.options import Options
-from sardonyx.telemetry import page
+from sardonyx.telemetry import report_page
 from sardonyx.telemetry.intercept import intercept
 from sardonyx.telemetry.report import Report
 
 
-def _html() -> page.Page:
+def _html() -> report_page.ReportPage:
     from sardonyx.diagnose import html  # needs jinja2, and only the option `report` uses it
 
     return html
 
 
-page.provide(_html)
+report_page.set_loader(_html)
 
 __version__ = "0.2.0"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class SardonyxError(Exception):
-    """Base class of the exceptions of sardonyx.
+    """Base class of the errors that this package raises.
 
     >>> raise SardonyxError("it broke", where="model.py:3", hint="do this instead")
     Traceback (most recent call last):
@@ -32,7 +32,7 @@ class UnsupportedOperator(SardonyxError, NotImplementedError):
 
 
 class CaptureError(SardonyxError, RuntimeError):
-    """torch.export cannot trace a model, or the trace cannot be expressed in an ONNX file."""
+    """torch.export cannot trace a model, or the trace cannot be written to a file."""
 
 
 class MissingDependency(SardonyxError, ImportError):

@@ -1,6 +1,6 @@
-"""Processes that fork: the child has none of its parent's threads, and whatever waits for one would wait for ever.
+"""Support for fork: a child process has none of its parent's threads, so waiting for one would deadlock.
 
-What has threads registers here, and is told in the child, where it makes them again when it is next used.
+Objects that own threads register here. They are notified in the child, and create their threads again when next used.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from sardonyx import threads
 from sardonyx.errors import EngineError
 
 
-class Forked(Protocol):
-    """What has to know that it is in a child process."""
+class ForkAware(Protocol):
+    """An object that is notified in a child process."""
 
     def forked(self) -> None:
         """Called in the child, before anything else runs there."""
 
 
-_watched: WeakSet[Any] = WeakSet()
+_registered: WeakSet[Any] = WeakSet()
 
 
-def watch(holder: Forked) -> None:
+def register(holder: ForkAware) -> None:
     """Call `holder.forked()` in every child process, as long as the holder is alive."""
     _install()
-    _watched.add(holder)
+    _registered.add(holder)
 
 
 def never_free(value: object) -> None:
-    """Keep an object for the rest of the process: freeing a session waits for threads that are not there."""
+    """Never free an object: freeing a session in a child waits for threads that do not exist."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
-def refuse(engine: str) -> Callable[..., NoReturn]:
-    """What stands for a function of an engine whose threads cannot be made again in a child process."""
+def raise_in_child(engine: str) -> Callable[..., NoReturn]:
+    """Return a replacement for an engine's function that raises, for engines that cannot recreate their threads."""
 
     def call(*_: Any, **__: Any) -> NoReturn:
         raise EngineError(
@@ -51,31 +51,31 @@ def refuse(engine: str) -> Callable[..., NoReturn]:
 
 
 class Lock:
-    """A lock that is free in a child process, whoever held it in the parent."""
+    """A lock that is released in a child process, even if it was held in the parent at the fork."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        watch(self)
+        register(self)
 
     def forked(self) -> None:
-        """Start over: the thread that held it is not there."""
+        """Replace the lock: the thread that held it does not exist here."""
         self._lock = threading.RLock()
 
     def __enter__(self) -> None:
-        """Wait for it."""
+        """Acquire the lock."""
         self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
-        """Let others have it."""
+        """Release the lock."""
         self._lock.release()
 
 
 @cache
 def _install() -> None:
     if hasattr(os, "register_at_fork"):  # which Windows lacks, as it lacks fork
-        os.register_at_fork(before=threads.end, after_in_child=_tell)
+        os.register_at_fork(before=threads.end_openmp_threads, after_in_child=_notify_child)
 
 
-def _tell() -> None:
-    for holder in list(_watched):
+def _notify_child() -> None:
+    for holder in list(_registered):
         holder.forked()

@@ -1,7 +1,7 @@
-"""The one place where a user's ONNX model is read: from a file, its bytes or memory, checked before anything uses it.
+"""Load and check a user's ONNX model, from a file, bytes or memory.
 
-A model may come from anywhere. Its weights are read from its own folder alone, its nodes are put in topological order,
-and what is missing or damaged is an error that says so.
+Models are untrusted: external weights are read from the model's own folder only, nodes are sorted topologically, and
+missing or damaged parts are errors.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from sardonyx.errors import SardonyxError
 
 log = logging.getLogger(__name__)
 
-_ANEW = "write or copy it anew"
+_REWRITE = "export or copy the file again"
 _OPTIONAL_INPUTS = 4
-"""The IR version since which weights need not be inputs: one that is has a default value."""
+"""IR version from which an input with an initializer is an input with a default value."""
 _OWN_DOMAIN = "sardonyx"
 _MICROSOFT = "com.m"
-"""How the domains of onnxruntime's own operators begin: com.microsoft, com.microsoft.nchwc, com.ms.internal.nhwc."""
-_ONE_FOLDER = "keep the files of a model in one folder"
+"""Prefix of the domains of onnxruntime's operators: com.microsoft, com.microsoft.nchwc, com.ms.internal.nhwc."""
+_ONE_FOLDER = "put all files of the model in one folder"
 
 
 LARGEST_PROTOBUF = 2**31 - 2**24
 """Protobuf refuses messages of 2 GiB; some room is left for the graph beside the weights."""
 
 
-class HoldsModel(Protocol):
-    """Something around a model, as what `sardonyx.export` and `sardonyx.optimize` return."""
+class HasModel(Protocol):
+    """An object with a model, as `sardonyx.export` and `sardonyx.optimize` return."""
 
     model: ir.Model
 
 
-UserModel: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model | HoldsModel"
-"""A file, its content, a model in memory, or a `Program`."""
+UserModel: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model | HasModel"
+"""A path, the content of a file, a model in memory, or a `Program`."""
 
 
 def weight_bytes(model: ir.Model) -> int:
@@ -57,79 +57,79 @@ def is_onnx(model: object) -> bool:
 
 
 def load_model(model: UserModel) -> ir.Model:
-    """A model that the caller may edit: what is given stays as it is, and its weights are not copied."""
+    """Load a model that the caller may edit; the argument is not modified, and weights are not copied."""
     if isinstance(model, (str, os.PathLike)):
-        return _of_file(Path(model))
+        return _load_file(Path(model))
     if isinstance(model, bytes):
-        return _of_bytes(model)
+        return _load_bytes(model)
     if isinstance(model, onnx.ModelProto):
-        return _of_proto(model, "the model")
-    held = model if isinstance(model, ir.Model) else getattr(model, "model", None)
-    if isinstance(held, ir.Model):
-        return _copied(held)
+        return _load_proto(model, "the model")
+    inner = model if isinstance(model, ir.Model) else getattr(model, "model", None)
+    if isinstance(inner, ir.Model):
+        return _copy(inner)
     raise TypeError(
-        "a model is a path, bytes, an onnx.ModelProto, an onnx_ir.Model or a sardonyx.Program, "
+        "a model must be a path, bytes, an onnx.ModelProto, an onnx_ir.Model or a sardonyx.Program, "
         f"not {type(model).__name__}"
     )
 
 
-def _of_file(path: Path) -> ir.Model:
+def _load_file(path: Path) -> ir.Model:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
-    with _said_clearly(str(path)):
-        return _checked(ir.load(path), str(path))
+    with _wrap_reader_errors(str(path)):
+        return _check_and_sort(ir.load(path), str(path))
 
 
-def _of_bytes(content: bytes) -> ir.Model:
+def _load_bytes(content: bytes) -> ir.Model:
     try:
         proto = onnx.load_model_from_string(content)
     except Exception as error:
-        raise SardonyxError(f"these {len(content)} bytes are no ONNX model: {_first_line(error)}") from error
-    return _of_proto(proto, "the model")
+        raise SardonyxError(f"these {len(content)} bytes are not an ONNX model: {_first_line(error)}") from error
+    return _load_proto(proto, "the model")
 
 
-def _of_proto(proto: onnx.ModelProto, name: str) -> ir.Model:
-    with _said_clearly(name):
-        return _checked(ir.from_proto(proto), name)
+def _load_proto(proto: onnx.ModelProto, name: str) -> ir.Model:
+    with _wrap_reader_errors(name):
+        return _check_and_sort(ir.from_proto(proto), name)
 
 
-def _copied(model: ir.Model) -> ir.Model:
+def _copy(model: ir.Model) -> ir.Model:
     _check_values(model, "the model")
     if not _is_sorted(model):
         raise SardonyxError("the model's nodes are not sorted topologically", hint="call model.graph.sort() first")
     _check_weights(model, "the model")
     copy = model.clone()
-    _settle_defaults(copy, "the model")
+    _make_defaults_constant(copy, "the model")
     return copy
 
 
 @contextmanager
-def _said_clearly(name: str) -> Iterator[None]:
-    """Turn what the reader of a file raises into an error of ours, and keep what it logs to itself."""
+def _wrap_reader_errors(name: str) -> Iterator[None]:
+    """Convert errors of the ONNX reader to `SardonyxError`, and suppress its logs."""
     try:
-        with collecting([], "onnx_ir"):
+        with capture_logs([], "onnx_ir"):
             yield
     except SardonyxError:
         raise
     except Exception as error:
-        raise SardonyxError(f"{name} is no ONNX model that can be read: {_first_line(error)}", hint=_ANEW) from error
+        raise SardonyxError(f"{name} cannot be read as an ONNX model: {_first_line(error)}", hint=_REWRITE) from error
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
-    """While active, passes of onnx_ir that give up say so in a line of our log, and not in a traceback on stderr."""
-    said: list[str] = []
-    with collecting(said, "onnx_ir"):
+def quiet_onnx_ir() -> Iterator[None]:
+    """While active, onnx_ir's failed passes are logged in one line instead of a traceback on stderr."""
+    lines: list[str] = []
+    with capture_logs(lines, "onnx_ir"):
         yield
-    if said:
-        log.info("onnx_ir: %s", said[-1])
+    if lines:
+        log.info("onnx_ir: %s", lines[-1])
 
 
 @contextmanager
-def collecting(said: list[str], name: str) -> Iterator[None]:
-    """While active, what a package logs is collected instead of shown."""
+def capture_logs(lines: list[str], name: str) -> Iterator[None]:
+    """While active, log records of a package are appended to `lines` instead of being shown."""
     logger, handler = logging.getLogger(name), logging.Handler()
-    handler.emit = lambda record: said.extend(handler.format(record).splitlines())  # type: ignore[method-assign]
+    handler.emit = lambda record: lines.extend(handler.format(record).splitlines())  # type: ignore[method-assign]
     before = logger.propagate, logger.handlers
     logger.propagate, logger.handlers = False, [handler]
     try:
@@ -138,23 +138,23 @@ def collecting(said: list[str], name: str) -> Iterator[None]:
         logger.propagate, logger.handlers = before
 
 
-def _checked(model: ir.Model, name: str) -> ir.Model:
-    if not model.opset_imports:  # of an empty file, too, protobuf reads a message: one in which nothing is set
-        raise SardonyxError(f"{name} is no ONNX model: nothing is in it", hint=_ANEW)
+def _check_and_sort(model: ir.Model, name: str) -> ir.Model:
+    if not model.opset_imports:  # protobuf reads an empty file as an empty message
+        raise SardonyxError(f"{name} is not an ONNX model: it is empty", hint=_REWRITE)
     _check_values(model, name)
     _sort(model, name)
     _check_weights(model, name)
-    _settle_defaults(model, name)
-    _tell_unknown(model, name)
+    _make_defaults_constant(model, name)
+    _warn_unknown_operators(model, name)
     return model
 
 
-def _settle_defaults(model: ir.Model, name: str) -> None:
-    """An input that has a value in the file is a constant: rules and kernels read it as one."""
+def _make_defaults_constant(model: ir.Model, name: str) -> None:
+    """Make inputs with default values constants, which rules and kernels can use."""
     for value in [value for value in model.graph.inputs if value.is_initializer()]:
         model.graph.inputs.remove(value)
         if model.ir_version >= _OPTIONAL_INPUTS:
-            log.warning("%s has a value for its input %r, which is taken for a constant", name, value.name)
+            log.warning("%s has a default value for its input %r, which is used as a constant", name, value.name)
 
 
 def _graphs(model: ir.Model) -> Iterator[ir.Graph]:
@@ -169,25 +169,25 @@ def _nodes(model: ir.Model) -> Iterator[ir.Node]:
 
 
 def _check_values(model: ir.Model, name: str) -> None:
-    """Every value that a node reads, or that is a result, comes from somewhere."""
+    """Check that every value which is read or returned has a producer."""
     read = [(value, f"{node.op_type} reads") for node in _nodes(model) for value in node.inputs if value is not None]
     read += [(value, "it returns") for graph in _graphs(model) for value in graph.outputs]
-    read += [(value, "a branch returns") for graph in _branches(model) for value in graph.outputs]
+    read += [(value, "a branch returns") for graph in _subgraphs(model) for value in graph.outputs]
     for value, who in read:
         if not (value.producer() or value.is_graph_input() or value.is_initializer()):
             raise SardonyxError(
-                f"{name} is no whole model: {who} {value.name!r}, which nothing writes",
-                hint="write it anew, with that value as an input of the model",
+                f"{name} is incomplete: {who} {value.name!r}, which no node produces",
+                hint="export it again, with that value as an input of the model",
             )
 
 
-def _branches(model: ir.Model) -> Iterator[ir.Graph]:
-    """The graphs in attributes: branches and bodies of loops."""
+def _subgraphs(model: ir.Model) -> Iterator[ir.Graph]:
+    """Iterate over the graphs in attributes: branches and loop bodies."""
     yield from _in_attributes(model, ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 def _in_attributes(model: ir.Model, one: ir.AttributeType, several: ir.AttributeType) -> Iterator[Any]:
-    """What attributes of these types hold."""
+    """Iterate over the values of attributes of these types."""
     for node in _nodes(model):
         for attribute in node.attributes.values():
             if attribute.type == one and attribute.value is not None:
@@ -206,12 +206,12 @@ def _sort(model: ir.Model, name: str) -> None:
         for graph in _graphs(model):
             graph.sort()
     except ValueError as error:
-        raise SardonyxError(f"{name} is no ONNX model: its nodes form a cycle", hint=_ANEW) from error
-    log.warning("%s is not sorted topologically, as ONNX asks for: its nodes were sorted", name)
+        raise SardonyxError(f"{name} is not an ONNX model: its nodes form a cycle", hint=_REWRITE) from error
+    log.warning("%s is not sorted topologically, as ONNX requires: its nodes were sorted", name)
 
 
 def _is_sorted(model: ir.Model) -> bool:
-    """Whether every node comes after those whose results it reads, those of branches after what is around them."""
+    """Whether every node comes after the producers of its inputs, in subgraphs too."""
     seen: set[ir.Node] = set()
     for node in _nodes(model):
         producers = {value.producer() for value in node.inputs if value is not None} - {None}
@@ -224,14 +224,14 @@ def _is_sorted(model: ir.Model) -> bool:
 # Operators
 
 
-def _tell_unknown(model: ir.Model, name: str) -> None:
-    """Say which operators nobody defines: a file with them can be rewritten, and is refused where it is run."""
+def _warn_unknown_operators(model: ir.Model, name: str) -> None:
+    """Warn of undefined operators: such a file can be rewritten, but running it needs a library."""
     defined = {(function.domain, function.name) for function in model.functions.values()}
     used = dict.fromkeys((node.domain, node.op_type) for node in _nodes(model))
     unknown = [".".join(filter(None, key)) for key in used if key not in defined and not _is_known(*key)]
     if unknown:
         log.warning(
-            "%s has operators that are not known here, and runs only with a library that has them: %s",
+            "%s has unknown operators, and runs only with a library that has them: %s",
             name,
             ", ".join(unknown),
         )
@@ -240,13 +240,13 @@ def _tell_unknown(model: ir.Model, name: str) -> None:
 def _is_known(domain: str, op_type: str) -> bool:
     if domain.startswith(_OWN_DOMAIN) or onnx.defs.has(op_type, "" if domain == "ai.onnx" else domain):
         return True
-    contributed = _contributed() if domain.startswith(_MICROSOFT) else frozenset()
+    contributed = _onnxruntime_operators() if domain.startswith(_MICROSOFT) else frozenset()
     return contributed is None or (domain, op_type) in contributed
 
 
 @cache
-def _contributed() -> frozenset[tuple[str, str]] | None:
-    """The operators of onnxruntime's own domains; None where it is not installed, and cannot be asked."""
+def _onnxruntime_operators() -> frozenset[tuple[str, str]] | None:
+    """Return the operators in onnxruntime's own domains; None if it is not installed."""
     try:
         from onnxruntime.capi import onnxruntime_pybind11_state as state
     except ImportError:
@@ -261,15 +261,15 @@ def _check_weights(model: ir.Model, name: str) -> None:
     for tensor in _tensors(model):
         if tensor.dtype == ir.DataType.UNDEFINED or any(isinstance(dim, int) and dim < 0 for dim in tensor.shape):
             raise SardonyxError(
-                f"{name} has a weight {tensor.name!r} without a type, or of a negative size", hint=_ANEW
+                f"{name} has a weight {tensor.name!r} without a type or with a negative size", hint=_REWRITE
             )
         if isinstance(tensor, ir.ExternalTensor):
             _check_external(tensor, name)
 
 
 def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
-    """Every constant of a model: of its graph, of branches and functions, and in attributes."""
-    for graph in (*_graphs(model), *_branches(model)):
+    """Iterate over all constants of a model: initializers of all graphs and functions, and tensor attributes."""
+    for graph in (*_graphs(model), *_subgraphs(model)):
         yield from _initializers(graph)
     yield from _in_attributes(model, ir.AttributeType.TENSOR, ir.AttributeType.TENSORS)
 
@@ -281,39 +281,39 @@ def _initializers(graph: ir.Graph) -> Iterator[ir.TensorProtocol]:
 
 
 def _check_external(tensor: ir.ExternalTensor, name: str) -> None:
-    """The file of a weight lies in the model's folder, also after links are followed, and is long enough."""
-    said = f"{name} has its weight {tensor.name!r} in {tensor.location}"
+    """Check that the file of a weight is in the model's folder, after resolving links, and long enough."""
+    prefix = f"{name} has its weight {tensor.name!r} in {tensor.location}"
     folder = Path(tensor.base_dir or ".").resolve()
     location = Path(tensor.location)
     path = (folder / location).resolve()
     if location.is_absolute() or ".." in location.parts or not path.is_relative_to(folder):
-        raise SardonyxError(f"{said}, which is outside the model's folder", hint=_ONE_FOLDER)
+        raise SardonyxError(f"{prefix}, which is outside the model's folder", hint=_ONE_FOLDER)
     if not path.is_file():
-        raise SardonyxError(f"{said}, which does not exist", hint=_ONE_FOLDER)
+        raise SardonyxError(f"{prefix}, which does not exist", hint=_ONE_FOLDER)
     begin, size = tensor.offset or 0, path.stat().st_size
     if begin < 0 or begin + max(tensor.nbytes, tensor.length or 0) > size:
-        raise SardonyxError(f"{said}, which has {size} bytes and is too short for it", hint=_ANEW)
+        raise SardonyxError(f"{prefix}, which has {size} bytes and is too short for it", hint=_REWRITE)
 
 
 # Faults
 
 
 @contextmanager
-def blaming(model: UserModel) -> Iterator[None]:
-    """While active, an unexpected error becomes one about the model, if that is not valid; else it is left alone."""
+def blame_invalid_model(model: UserModel) -> Iterator[None]:
+    """While active, an unexpected error is replaced by one about the model if the model is invalid."""
     try:
         yield
     except (SardonyxError, KeyboardInterrupt):
         raise
     except Exception as error:
-        fault = fault_of(model)
+        fault = find_fault(model)
         if fault is None:
             raise
-        raise SardonyxError(fault, hint=_ANEW) from error
+        raise SardonyxError(fault, hint=_REWRITE) from error
 
 
-def fault_of(model: UserModel) -> str | None:
-    """What is wrong with a model that something failed on; None if it is valid as far as ONNX's checker tells."""
+def find_fault(model: UserModel) -> str | None:
+    """Return why a model is invalid; None if ONNX's checker accepts it."""
     name = str(model) if isinstance(model, (str, os.PathLike)) else "the model"
     try:
         loaded = load_model(model)
@@ -321,11 +321,11 @@ def fault_of(model: UserModel) -> str | None:
         return error.what
     except Exception:
         return None
-    said = _unreadable(loaded) or _invalid(loaded)
-    return said and f"{name} is no valid ONNX model: {said}"
+    fault = _unreadable_weight(loaded) or _checker_error(loaded)
+    return fault and f"{name} is not a valid ONNX model: {fault}"
 
 
-def _unreadable(model: ir.Model) -> str | None:
+def _unreadable_weight(model: ir.Model) -> str | None:
     for tensor in _tensors(model):
         try:
             tensor.numpy()
@@ -334,7 +334,7 @@ def _unreadable(model: ir.Model) -> str | None:
     return None
 
 
-def _invalid(model: ir.Model) -> str | None:
+def _checker_error(model: ir.Model) -> str | None:
     if any(isinstance(tensor, ir.ExternalTensor) for tensor in _tensors(model)):
         return None  # the checker would look for their files elsewhere
     try:

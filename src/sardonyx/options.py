@@ -24,43 +24,43 @@ Provider: TypeAlias = str | tuple[str, Mapping[str, Any]]
 
 _ENV_PREFIX = "SARDONYX_"
 NUMBER = "{number}"
-"""Stands for the number of a file in a `dump` that is more than a folder."""
+"""Placeholder for the file's number in a `dump` path."""
 
 
 def _option(
-    default: Any, doc: str, *, artifact: bool = False, old: Mapping[str, Callable[[str], Any]] | None = None
+    default: Any, doc: str, *, artifact: bool = False, legacy: Mapping[str, Callable[[str], Any]] | None = None
 ) -> Any:
-    """An option; `old` are environment variables of other programs, each with what its text means here."""
-    return field(default=default, metadata={"doc": doc, "artifact": artifact, "old": old or {}})
+    """Declare an option; `legacy` maps environment variables of other programs to parsers of their values."""
+    return field(default=default, metadata={"doc": doc, "artifact": artifact, "legacy": legacy or {}})
 
 
-def _yes_or_no(text: str) -> bool:
-    if text.lower() not in _WORDS:
+def _parse_bool(text: str) -> bool:
+    if text.lower() not in _BOOLEANS:
         raise ValueError("use 1 or 0")
-    return _WORDS[text.lower()]
+    return _BOOLEANS[text.lower()]
 
 
-def value_of_text(text: str) -> Any:
-    """A value of an option as it is written on a command line: JSON, or else the text."""
+def parse_value(text: str) -> Any:
+    """Parse the value of an option on a command line: JSON, or else the text itself."""
     try:
         return json.loads(text)
     except ValueError:
         return text
 
 
-def _json(text: str) -> dict[str, Any]:
-    found = json.loads(text)
-    if not isinstance(found, dict):
+def _parse_json_object(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
         raise ValueError("use a JSON object")
-    return found
+    return value
 
 
-_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options. A dict with the same keys is accepted wherever an `Options` is.
+    """All options. A dict with the same keys is accepted wherever an `Options` is.
 
     >>> Options.of({"fallback": "error"}).fallback
     'error'
@@ -72,13 +72,13 @@ class Options:
 
     engine: str = _option("onnxruntime", "name of the engine that runs the model", artifact=True)
     engine_options: Mapping[str, Any] | None = _option(
-        None, "dict of engine-specific settings, see docs/engines.md; JSON in the environment", artifact=True
+        None, "a dict of engine-specific settings, see docs/engines.md; in the environment as JSON", artifact=True
     )
     compile_options: str = _option(
         "", "flags for an engine's compiler, as on a command line: '-O3 --mcpu=native'", artifact=True
     )
     compiler_path: str | None = _option(
-        None, "the onnx-mlir binary; by default the one on PATH", artifact=True, old={"ONNX_MLIR_PATH": str}
+        None, "the onnx-mlir binary; by default the one on PATH", artifact=True, legacy={"ONNX_MLIR_PATH": str}
     )
     compiler_image: str | None = _option(
         None, "container image with onnx-mlir, run by podman or docker; used instead of a binary", artifact=True
@@ -94,31 +94,29 @@ class Options:
     fallback: Fallback = _option("warn", "what happens to an operator ONNX cannot express: 'warn', 'error' or 'quiet'")
     dump: str | None = _option(
         None,
-        "folder for numbered .onnx files and their FX graphs; or the path of these files, with '{number}' in it",
-        old={"ONNXRT_DUMP_PATH": lambda prefix: prefix + NUMBER},
+        "folder for numbered .onnx files, each with its FX graph as text; or their path, with '{number}' in it",
+        legacy={"ONNXRT_DUMP_PATH": lambda prefix: prefix + NUMBER},
     )
     report: str | None = _option(
-        None, "HTML file about everything that is compiled: graphs, rules, times, errors; needs the extra 'report'"
+        None, "HTML file that reports what was compiled: graphs, rules, times, errors; needs the extra 'report'"
     )
-    repro: str | None = _option(
-        None, "folder for programs that reproduce failures, each in a subfolder that the error names"
-    )
+    repro: str | None = _option(None, "folder for programs that reproduce failures; the error names the one it wrote")
     verify: bool = _option(False, "compare each graph's first call with PyTorch")
     intercept: Intercept = _option(
-        False, "print the arguments of each call, then run it; or a function to call with them instead"
+        False, "print the arguments of each call; or a function that receives the call instead"
     )
     transforms: Sequence[Callable[[Any], Any]] = _option(
-        (), "callables applied to the onnx.ModelProto before the session; each edits in place or returns a model"
+        (), "functions applied to the onnx.ModelProto before the session; each edits in place or returns a model"
     )
     translations: Mapping[Any, Callable[..., Any]] | None = _option(
         None,
-        "functions by operator (torch.ops.mylib.op, or 'mylib::op') that replace the table's translations",
+        "functions by operator (torch.ops.mylib.op, or 'mylib::op') that override the built-in translations",
     )
     translator: Translator = _option(
         "sardonyx",
-        "whose translations come first: 'sardonyx', or 'torchlib' to find out whether ours is wrong",
+        "which translation is tried first: 'sardonyx', or 'torchlib' to check whether ours is at fault",
         artifact=True,
-        old={"ONNXRT_CHANGE_REWRITER": lambda text: "sardonyx" if _yes_or_no(text) else "torchlib"},
+        legacy={"ONNXRT_CHANGE_REWRITER": lambda text: "sardonyx" if _parse_bool(text) else "torchlib"},
     )
     optimize: str | bool | Sequence[str] = _option(
         "default", "rewrite rules: 'default', 'none', 'default-Name', 'none+Name', or a list of names", artifact=True
@@ -134,12 +132,14 @@ class Options:
     preallocate_outputs: bool | None = _option(
         None, "let torch allocate the outputs; by default only on an accelerator"
     )
-    cache_size: int = _option(3, "size of the LRU cache of sessions of each compiled graph")
+    cache_size: int = _option(3, "sessions cached per compiled graph; the least recently used is evicted first")
     cache_dir: str | None = _option(
-        None, "folder of the disk cache; by default in the user's cache folder; '' disables the cache"
+        None, "folder of the disk cache; by default in the user's cache folder; '' disables it"
     )
-    cache_bytes: int = _option(8 * 2**30, "size limit of the disk cache; the least recently used entries are dropped")
-    opset: int | None = _option(None, "ONNX opset; by default the newest the engine runs well", artifact=True)
+    cache_bytes: int = _option(
+        8 * 2**30, "size limit of the disk cache; the least recently used entries are evicted first"
+    )
+    opset: int | None = _option(None, "ONNX opset; by default the newest that the engine runs well", artifact=True)
 
     def __post_init__(self) -> None:
         for option in dataclasses.fields(self):
@@ -155,7 +155,7 @@ class Options:
         if self.cache_bytes < 0:
             raise OptionError(f"cache_bytes is {self.cache_bytes!r}", hint="use a number of bytes")
         if self.translations is not None:
-            object.__setattr__(self, "translations", _by_name(self.translations))
+            object.__setattr__(self, "translations", _qualify_names(self.translations))
         if self.opset is not None and self.opset < opsets.OLDEST:
             raise OptionError(
                 f"opset is {self.opset!r}", hint=f"use an integer from {opsets.OLDEST} on, or leave it out"
@@ -163,27 +163,28 @@ class Options:
 
     @classmethod
     def of(cls, given: Options | Mapping[str, Any] | None = None, **more: Any) -> Options:
-        """Options from an object or a mapping, completed by environment variables and `defaults`."""
+        """Return options from an object or a mapping; for others, `defaults` and environment variables apply."""
         if given is not None and not isinstance(given, (Options, Mapping)):
             raise OptionError(f"options are {given!r}", hint="use a dict, or a sardonyx.Options")
         unnamed = [key for key in given if not isinstance(key, str)] if isinstance(given, Mapping) else []
         if unnamed:
             raise OptionError(f"an option is named {unnamed[0]!r}", hint="names of options are text")
         if isinstance(given, Options):
-            return dataclasses.replace(given, **_known(cls, more))
-        return cls(**{**_from_environment(cls), **_defaults.get(), **_known(cls, {**(given or {}), **more})})
+            return dataclasses.replace(given, **_check_names(cls, more))
+        return cls(**{**_from_environment(cls), **_defaults.get(), **_check_names(cls, {**(given or {}), **more})})
 
     @classmethod
     def describe(cls) -> str:
-        """A table of every option, for the documentation and the command line."""
+        """Return a Markdown table of every option."""
         rows = [
-            f"| `{f.name}` | `{f.default!r}` | {', '.join(f'`{v}`' for v in _variables(f))} | {f.metadata['doc']} |"
+            f"| `{f.name}` | `{f.default!r}` | {variables} | {f.metadata['doc']} |"
             for f in dataclasses.fields(cls)
+            for variables in [", ".join(f"`{name}`" for name in _environment_variables(f))]
         ]
         return "\n".join(["| option | default | environment | meaning |", "|---|---|---|---|", *rows])
 
     def artifact_key(self) -> tuple[str, ...]:
-        """The options that are part of the key of a compiled artifact."""
+        """Return the options that change a compiled artifact, as part of its cache key."""
         return tuple(f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self) if f.metadata["artifact"])
 
 
@@ -191,14 +192,14 @@ _defaults: ContextVar[Mapping[str, Any]] = ContextVar("sardonyx_defaults", defau
 
 
 @contextmanager
-def defaults(**given: Any) -> Iterator[None]:
-    """While active, these options count where a mapping does not give them, before environment variables.
+def defaults(**values: Any) -> Iterator[None]:
+    """While active, these values are the defaults of options; they take precedence over environment variables.
 
     >>> with defaults(cache_size=5):
     ...     Options.of().cache_size, Options.of({"cache_size": 2}).cache_size
     (5, 2)
     """
-    token = _defaults.set({**_defaults.get(), **_known(Options, given)})
+    token = _defaults.set({**_defaults.get(), **_check_names(Options, values)})
     try:
         yield
     finally:
@@ -212,9 +213,9 @@ def _check_type(option: dataclasses.Field[Any], value: object) -> None:
         raise OptionError(f"{option.name} is {value!r}", hint=hint)
 
 
-def _by_name(translations: Mapping[Any, Any]) -> Mapping[str, Callable[..., Any]]:
-    """Translations by the qualified names of operators."""
-    found = {}
+def _qualify_names(translations: Mapping[Any, Any]) -> Mapping[str, Callable[..., Any]]:
+    """Return translations by the qualified names of their operators."""
+    by_name = {}
     for target, function in translations.items():
         overload: Any = getattr(target, "default", target)
         name = target if isinstance(target, str) else str(overload.name()) if hasattr(overload, "name") else ""
@@ -223,8 +224,8 @@ def _by_name(translations: Mapping[Any, Any]) -> Mapping[str, Callable[..., Any]
                 f"translations has {target!r}: {function!r}",
                 hint='use torch.ops.mylib.op or "mylib::op", and a function',
             )
-        found[name] = function
-    return found
+        by_name[name] = function
+    return by_name
 
 
 def _is_integer(value: object) -> bool:
@@ -241,11 +242,11 @@ def _is_provider(value: object) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], Mapping)
 
 
-def _are_names(value: object) -> bool:
+def _are_strings(value: object) -> bool:
     return _is_sequence(value) and all(isinstance(x, str) for x in value)
 
 
-def _is_of(*words: str) -> Callable[[object], bool]:
+def _is_one_of(*words: str) -> Callable[[object], bool]:
     return lambda value: isinstance(value, str) and value in words
 
 
@@ -273,12 +274,12 @@ _TYPES: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "str": (_is_text, "use text"),
     "str | None": (lambda value: value is None or isinstance(value, (str, os.PathLike)), "use text"),
     "str | bool | Sequence[str]": (
-        lambda value: isinstance(value, (str, bool)) or _are_names(value),
+        lambda value: isinstance(value, (str, bool)) or _are_strings(value),
         "use 'default', 'none', 'default-Name', 'none+Name', or a list of names of rules",
     ),
-    "Fallback": (_is_of(*get_args(Fallback)), _choices(get_args(Fallback))),
-    "Translator": (_is_of(*get_args(Translator)), _choices(get_args(Translator))),
-    "Native": (lambda value: isinstance(value, bool) or _is_of("auto")(value), _choices((True, False, "auto"))),
+    "Fallback": (_is_one_of(*get_args(Fallback)), _choices(get_args(Fallback))),
+    "Translator": (_is_one_of(*get_args(Translator)), _choices(get_args(Translator))),
+    "Native": (lambda value: isinstance(value, bool) or _is_one_of("auto")(value), _choices((True, False, "auto"))),
     "Intercept": (
         lambda value: isinstance(value, bool) or callable(value),
         "use True, or a function that takes the call",
@@ -304,14 +305,14 @@ _TYPES: Mapping[str, tuple[Callable[[object], bool], str]] = {
         "use a dict, or an onnxruntime.SessionOptions",
     ),
 }
-"""For each type that an option is declared with, what is one, and what to use instead."""
+"""For each declared type of an option: a check of a value, and the hint if it fails."""
 
 
 _VALIDATORS: dict[str, Callable[[Any], None]] = {}
 
 
 def validates(option: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
-    """Let a function check the values of an option, as of one whose values are names that another module knows."""
+    """Register a validator for an option, such as one whose values are names that another module knows."""
 
     def register(validate: Callable[[Any], None]) -> Callable[[Any], None]:
         _VALIDATORS[option] = validate
@@ -327,27 +328,27 @@ def _check_flags(text: str) -> None:
         raise OptionError(f"compile_options is {text!r}: {error}", hint="quote as in a shell") from error
 
 
-def _known(cls: type[Options], given: Mapping[str, Any]) -> dict[str, Any]:
+def _check_names(cls: type[Options], values: Mapping[str, Any]) -> dict[str, Any]:
     names = [f.name for f in dataclasses.fields(cls)]
-    for key in given:
+    for key in values:
         if key not in names:
-            raise OptionError(f"unknown option {key!r}", hint=_suggestion(key, names))
-    return dict(given)
+            raise OptionError(f"unknown option {key!r}", hint=_suggest(key, names))
+    return dict(values)
 
 
-def _suggestion(key: str, names: Sequence[str]) -> str:
-    """What may be meant by the name of no option: one of ours, or one of another program's."""
-    if key in _ELSEWHERE:
-        return _ELSEWHERE[key]
-    for known, cutoff in ((names, 0.75), (list(_ELSEWHERE), 0.75), (names, 0.5)):
+def _suggest(key: str, names: Sequence[str]) -> str:
+    """Return a hint for an unknown option: a similar name, or the replacement of another program's option."""
+    if key in _FOREIGN_NAMES:
+        return _FOREIGN_NAMES[key]
+    for known, cutoff in ((names, 0.75), (list(_FOREIGN_NAMES), 0.75), (names, 0.5)):
         near = difflib.get_close_matches(key, known, n=1, cutoff=cutoff)
         if near:
-            return " ".join(filter(None, (f"did you mean {near[0]!r}?", _ELSEWHERE.get(near[0]))))
+            return " ".join(filter(None, (f"did you mean {near[0]!r}?", _FOREIGN_NAMES.get(near[0]))))
     return "known options: " + ", ".join(names)
 
 
-_IN_TORCH_COMPILE = "it is an argument of torch.compile, and no option: torch.compile(model, {}=...)"
-_ELSEWHERE = {
+_IN_TORCH_COMPILE = "it is an argument of torch.compile, not an option: torch.compile(model, {}=...)"
+_FOREIGN_NAMES = {
     "dynamic": _IN_TORCH_COMPILE.format("dynamic"),
     "fullgraph": _IN_TORCH_COMPILE.format("fullgraph"),
     "mode": _IN_TORCH_COMPILE.format("mode"),
@@ -379,42 +380,42 @@ _ELSEWHERE = {
     "container_engine": "use 'engine_options': {'container': ...}",
     "session_cache_limit": "use 'cache_size'",
 }
-"""Names of options in other programs and of arguments elsewhere, each with what to use here."""
+"""Hints for options of other programs and for arguments of other functions."""
 
 
-def _variables(option: dataclasses.Field[Any]) -> tuple[str, ...]:
-    """The environment variables that set an option; none where text cannot say its value."""
+def _environment_variables(option: dataclasses.Field[Any]) -> tuple[str, ...]:
+    """Return the environment variables that set an option; none if its value cannot be written as text."""
     if str(option.type) not in _PARSERS:
         return ()
-    return (_ENV_PREFIX + option.name.upper(), *option.metadata["old"])
+    return (_ENV_PREFIX + option.name.upper(), *option.metadata["legacy"])
 
 
 _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "int": int,
     "int | None": int,
-    "bool": _yes_or_no,
-    "bool | None": _yes_or_no,
+    "bool": _parse_bool,
+    "bool | None": _parse_bool,
     "str": str,
-    "str | bool | Sequence[str]": lambda text: _WORDS.get(text.lower(), text),
+    "str | bool | Sequence[str]": lambda text: _BOOLEANS.get(text.lower(), text),
     "str | None": str,
     "Fallback": str,
     "Translator": str,
-    "Intercept": _yes_or_no,
-    "Native": lambda text: _WORDS.get(text.lower(), text),
-    "Mapping[str, Any] | None": _json,
+    "Intercept": _parse_bool,
+    "Native": lambda text: _BOOLEANS.get(text.lower(), text),
+    "Mapping[str, Any] | None": _parse_json_object,
     "Sequence[Provider] | None": lambda text: tuple(part.strip() for part in text.split(",")),
 }
 
 
 def _from_environment(cls: type[Options]) -> dict[str, Any]:
-    found = {}
+    values = {}
     for option in dataclasses.fields(cls):
-        name = next((name for name in _variables(option) if os.environ.get(name)), None)
+        name = next((name for name in _environment_variables(option) if os.environ.get(name)), None)
         if name is None:
             continue
         text = os.environ[name]
         try:
-            found[option.name] = option.metadata["old"].get(name, _PARSERS[str(option.type)])(text)
+            values[option.name] = option.metadata["legacy"].get(name, _PARSERS[str(option.type)])(text)
         except ValueError as error:
-            raise OptionError(f"{name} is {text!r}, which is no value of {option.name!r}: {error}") from error
-    return found
+            raise OptionError(f"{name} is {text!r}, which is not a value of {option.name!r}: {error}") from error
+    return values

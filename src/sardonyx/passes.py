@@ -17,7 +17,7 @@ from sardonyx.optimize.selection import select_rules
 from sardonyx.options import Options
 from sardonyx.run.binding import Binding
 from sardonyx.telemetry import dump
-from sardonyx.telemetry.picture import Picture
+from sardonyx.telemetry.graph_snapshot import GraphSnapshot
 from sardonyx.telemetry.report import GraphReport, RegionReport
 from sardonyx.translate import functions as onnx_functions
 
@@ -79,7 +79,7 @@ def _graphs(model: ir.Model) -> list[ir.Graph]:
 
 def _record_graph(stage: str, model: ir.Model, context: Context) -> None:
     if context.options.report:
-        context.report.pictures[stage] = Picture.of(model)
+        context.report.snapshots[stage] = GraphSnapshot.of(model)
 
 
 # Sessions and files

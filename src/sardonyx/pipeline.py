@@ -31,9 +31,9 @@ from sardonyx.run.cpu_backed import DEVICES as CPU_BACKED_DEVICES
 from sardonyx.run.graph import CompiledGraph
 from sardonyx.run.region import CompiledRegion
 from sardonyx.telemetry import dump
-from sardonyx.telemetry.page import page_of
 from sardonyx.telemetry.report import GraphReport, RegionReport, is_observed, new_graph_report
-from sardonyx.telemetry.repro import reproducible
+from sardonyx.telemetry.report_page import page_of
+from sardonyx.telemetry.repro import write_repro_on_error
 from sardonyx.toolchain.operator_libraries import is_declared
 from sardonyx.translate.translator import Translation, translate
 
@@ -58,11 +58,11 @@ def compile_graph(graph: torch.fx.GraphModule, kind: str, weights: frozenset[int
     report, engine = new_graph_report(kind, calls), find_engine(options.engine)
     page = page_of(options)
     if page is not None:
-        page.follow(options, report)
+        page.add_graph(options, report)
     compile_region = partial(_compile_region, kind=kind, engine=engine, options=options, report=report)
     find_refusals = partial(_translate, engine=engine, device=device, options=options, outputs=())
     partitioner = Partitioner(kind, weights, options, report, compile_region, find_refusals)
-    recorded = reproducible(options, graph, kind=kind, weights=weights)
+    recorded = write_repro_on_error(options, graph, kind=kind, weights=weights)
     with recorded, report.stage("translate"), _disable_current_modes():
         compiled = partitioner.compile(graph)
     if page is not None:

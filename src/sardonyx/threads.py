@@ -1,4 +1,4 @@
-"""Torch's threads, which spin for some milliseconds after an operator, against an engine's on the same cores."""
+"""Pause torch's OpenMP threads, which spin for milliseconds after an operator and slow an engine on the same cores."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import torch
 T = TypeVar("T")
 
 _SOFT = 1
-"""OpenMP's number for a pause that loses no settings."""
+"""OpenMP's constant for a pause that keeps settings."""
 _LONG = 1e-3
-"""Seconds of a call from which a pause is worth it: making the threads anew costs torch's next operator 0.08 ms.
+"""Seconds that a call must take for a pause to pay off: recreating threads costs torch's next operator 0.08 ms.
 
 A training step of a perceptron (2,048 wide) on two cores took 18 ms with torch's threads spinning after the optimizer,
 13 with a pause, 14 in eager.
@@ -24,10 +24,10 @@ A training step of a perceptron (2,048 wide) on two cores took 18 ms with torch'
 _TIMED_CALLS = 3
 
 
-def end() -> None:
-    """End this thread's OpenMP threads, which torch makes anew when it next needs them.
+def end_openmp_threads() -> None:
+    """End this thread's OpenMP threads; torch creates them again when needed.
 
-    A child process of this one has none of them, and would wait for them for ever.
+    A forked child has none of them, and would deadlock waiting for them.
     """
     pause = _pause_resources()
     if pause is not None:
@@ -36,21 +36,21 @@ def end() -> None:
 
 @cache
 def _pause() -> Callable[[int], int] | None:
-    """OpenMP's function for it, where torch's threads are OpenMP's and there are several."""
+    """Return OpenMP's pause function; None if torch has one thread or another kind of threads."""
     return None if torch.get_num_threads() == 1 else _pause_resources()
 
 
 @cache
 def _pause_resources() -> Callable[[int], int] | None:
     try:
-        found: Any = ctypes.CDLL(None).omp_pause_resource_all
+        function: Any = ctypes.CDLL(None).omp_pause_resource_all
     except (AttributeError, OSError, TypeError):  # another OpenMP or none; Windows
         return None
-    return found  # type: ignore[no-any-return]  # ctypes does not say
+    return function  # type: ignore[no-any-return]  # ctypes does not say
 
 
-class Quiet:
-    """Calls a function with torch's threads asleep, if calls take long enough for that."""
+class ThreadPauser:
+    """Calls functions with torch's threads paused, unless the first timed calls show that they are too short."""
 
     def __init__(self) -> None:
         self._pause = _pause()
@@ -58,7 +58,7 @@ class Quiet:
         self._shortest = math.inf
 
     def __call__(self, function: Callable[..., T], *args: Any) -> T:
-        """The function's result."""
+        """Call a function and return its result."""
         if self._pause is None:
             return function(*args)
         self._pause(_SOFT)

@@ -1,4 +1,4 @@
-"""The versions that what is kept or reported was made with."""
+"""Versions of Python and packages, for cache keys and reports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PACKAGES = ("sardonyx", "torch", "onnx")
 
 @cache
 def versions() -> dict[str, str]:
-    """The versions of Python and of the packages that write and read models."""
+    """Return the versions of Python and of the packages that write and read models."""
     return {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
 
 

@@ -76,7 +76,7 @@ def test_a_failure_while_making_is_the_callers_and_leaves_nothing(cache: DiskCac
 
 @pytest.mark.parametrize("key", ["", "../x", "a/b", "A", "."])
 def test_a_key_is_no_path(cache: DiskCache, key: str) -> None:
-    with pytest.raises(ValueError, match="no key"):
+    with pytest.raises(ValueError, match="not a key"):
         cache.get(key)
 
 
@@ -123,7 +123,7 @@ def test_a_damaged_entry_is_dropped_with_a_warning_and_made_anew(
     damage(kept(cache, "ab"))
     assert (kept(cache, "ab", b"anew") / "model.bin").read_bytes() == b"anew"
     assert len(warnings.messages) == 1
-    assert "is dropped" in warnings.messages[0]
+    assert "deleted the damaged entry" in warnings.messages[0]
     assert cache.get("ab") is not None
 
 
@@ -150,7 +150,7 @@ def test_a_manifest_that_leads_out_of_its_folder_is_refused(cache: DiskCache, tm
 def test_a_file_is_hashed_once_by_a_process_until_it_is_touched(
     cache: DiskCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manifest, "_SETTLED", -1.0)
+    monkeypatch.setattr(manifest, "_STABLE_AFTER", -1.0)
     folder, hashed = kept(cache, "ab"), []
     digest = manifest._digest
     monkeypatch.setattr(manifest, "_digest", lambda path: hashed.append(path.name) or digest(path))
@@ -172,9 +172,9 @@ def test_an_edit_right_after_a_check_is_noticed(cache: DiskCache) -> None:
 def test_an_entry_that_was_no_use_is_made_anew_once(cache: DiskCache) -> None:
     kept(cache, "ab", b"useless")
     os.utime(cache.root / "entries" / "ab", (0, 0))  # as above
-    edition = cache.edition("ab")
+    generation = cache.generation("ab")
     for make in (Maker(b"better"), Maker(b"never made")):
-        folder = cache.get_or_make("ab", make, {}, unlike=edition)
+        folder = cache.get_or_make("ab", make, {}, stale=generation)
         assert (folder / "model.bin").read_bytes() == b"better"
 
 

@@ -18,7 +18,7 @@ from .processes import Arrivals, children, exit_codes
 
 def test_waiting_for_another_process_is_said(cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
     said, told = list[str](), threading.Event()
-    monkeypatch.setattr(disk, "_PATIENCE", 0.0)
+    monkeypatch.setattr(disk, "_WARN_AFTER", 0.0)
     monkeypatch.setattr(disk.log, "warning", lambda text, *args: said.append(text % args) or told.set())
     kept(cache, "ab")
     with cache._lock("cd"):

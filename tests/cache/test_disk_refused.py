@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sardonyx.cache import disk
-from sardonyx.cache.disk import DiskCache, Unusable, default_cache
+from sardonyx.cache.disk import DiskCache, UnusableCache, default_cache
 from sardonyx.cache.manifest import MANIFEST
 from sardonyx.errors import EngineError
 from sardonyx.options import Options
@@ -23,7 +23,7 @@ def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path, warnings:
     root.mkdir()
     root.chmod(0o777)
     cache = DiskCache(root, 2**30)
-    with pytest.raises(Unusable, match=f"chmod go-w {root}"):
+    with pytest.raises(UnusableCache, match=f"chmod go-w {root}"):
         cache.check()
     assert cache.get("ab") is None
     assert (kept(cache, "ab") / "model.bin").read_bytes() == b"hello"
@@ -35,7 +35,7 @@ def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path, warnings:
 def test_a_folder_of_another_user_is_not_used(cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
     kept(cache, "ab")
     monkeypatch.setattr(os, "getuid", lambda: cache.root.stat().st_uid + 1)
-    with pytest.raises(Unusable, match="belongs to another user"):
+    with pytest.raises(UnusableCache, match="belongs to another user"):
         cache.check()
     assert cache.get("ab") is None
 
@@ -49,7 +49,7 @@ def opened(root: Path, *paths: str) -> None:
 def test_a_folder_within_that_others_can_write_to_is_not_used(cache: DiskCache, path: str) -> None:
     kept(cache, "ab")
     opened(cache.root, path)
-    with pytest.raises(Unusable, match=f"other users can write to {cache.root / path}"):
+    with pytest.raises(UnusableCache, match=f"other users can write to {cache.root / path}"):
         cache.check()
     assert cache.get("ab") is None
 
@@ -149,7 +149,7 @@ def test_no_room_anywhere_is_an_error_that_says_so(cache: DiskCache) -> None:
     def make(folder: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(Unusable, match=r"neither the cache nor a temporary folder .*No space left"):
+    with pytest.raises(UnusableCache, match=r"neither the cache nor a temporary folder .*No space left"):
         cache.get_or_make("ab", make, {})
 
 
@@ -159,10 +159,10 @@ def test_what_need_not_be_kept_is_no_error_where_it_cannot_be(
     def make(folder: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    cache.keep("ab", make, {})
+    cache.put("ab", make, {})
     assert cache.get("ab") is None
     assert "No space left" in warnings.text
-    cache.keep("ab", Maker(), {})
+    cache.put("ab", Maker(), {})
     assert cache.get("ab") is not None
 
 

@@ -163,7 +163,7 @@ PAIRS: dict[str, tuple[str, object, object]] = {
 @pytest.fixture
 def pristine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Saves looking through all packages where nothing in them was replaced."""
-    monkeypatch.setattr(provenance, "intrusions", lambda packages: iter(()))
+    monkeypatch.setattr(provenance, "monkeypatches", lambda packages: iter(()))
 
 
 @pytest.mark.usefixtures("pristine")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sardonyx.cache import provenance
-from sardonyx.cache.provenance import OURS, PYTHON, intrusions, origin_of_file, origin_of_module
+from sardonyx.cache.provenance import OURS, PYTHON, monkeypatches, origin_of_file, origin_of_module
 
 
 def test_a_package_is_known_by_its_version() -> None:
@@ -52,23 +52,23 @@ def test_what_was_installed_from_a_folder_is_the_users_own(tmp_path: Path, direc
 def test_a_package_by_another_name_is_found_by_its_files(tmp_path: Path) -> None:
     (tmp_path / "RECORD").write_text("other/__init__.py,,\nsingle.py,,\n")
     distribution = metadata.PathDistribution(tmp_path)
-    found = [provenance._has(distribution, name) for name in ("other", "single", "oth", "py")]
+    found = [provenance._provides(distribution, name) for name in ("other", "single", "oth", "py")]
     assert found == [True, True, False, False]
 
 
 def test_a_thing_leads_back_if_its_name_leads_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert provenance.leads_back(torch.nn.functional.softmax)
-    assert provenance.leads_back(torch.nn.Linear.forward)
+    assert provenance.is_importable_by_name(torch.nn.functional.softmax)
+    assert provenance.is_importable_by_name(torch.nn.Linear.forward)
     forward = torch.nn.Linear.forward
     monkeypatch.setattr(torch.nn.Linear, "forward", torch.nn.ReLU.forward)
-    assert not provenance.leads_back(forward)
+    assert not provenance.is_importable_by_name(forward)
 
 
 def test_nothing_intrudes_by_itself() -> None:
-    assert [what for _, what in intrusions(["torch"]) if what is None] == []
+    assert [what for _, what in monkeypatches(["torch"]) if what is None] == []
 
 
 def test_what_another_package_puts_into_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn.functional, "softmax", pytest.importorskip)
-    found = dict(intrusions(["torch"]))
+    found = dict(monkeypatches(["torch"]))
     assert str(found["torch.nn.functional.softmax"]).startswith(f"pytest {metadata.version('pytest')} ")

@@ -36,11 +36,11 @@ def test_another_result_is_told_and_the_exit_code(bert: Path, monkeypatch: pytes
     monkeypatch.setattr(bench._Bench, "_session", lambda self: lambda: [torch.zeros(1, 16, 64), torch.zeros(1, 64)])
     done = run("bench", bert, "--against", "onnxruntime", *QUICK)
     assert done.exit_code == 1
-    assert "sardonyx failed: another result than onnxruntime" in done.stdout
+    assert "sardonyx failed: its result differs from onnxruntime" in done.stdout
 
 
 def test_one_that_fails_is_told_beside_the_others(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: bench._Bench) -> bench.Call:
+    def fail(self: bench._Bench) -> bench.TimedCall:
         raise RuntimeError("out of luck")
 
     monkeypatch.setattr(bench._Bench, "_session", fail)
@@ -60,7 +60,7 @@ def test_a_turn_counts_by_the_median_of_its_calls(monkeypatch: pytest.MonkeyPatc
 def test_times_that_vary_are_told_to_be_uncertain() -> None:
     steady, wide = bench.Contender("steady", rounds=[1.0, 1.01, 1.0]), bench.Contender("wide", rounds=[1.0, 3.0, 1.1])
     assert steady.spread == pytest.approx(0.005)
-    (doubt,) = bench._doubts([steady, wide, bench.Contender("once", rounds=[1.0])])
+    (doubt,) = bench._uncertainty([steady, wide, bench.Contender("once", rounds=[1.0])])
     assert "times of wide vary" in doubt
 
 

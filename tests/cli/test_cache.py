@@ -58,7 +58,7 @@ def test_ls_for_programs(cache: DiskCache) -> None:
 def test_an_empty_cache_is_said_to_be_empty(tmp_path: Path) -> None:
     empty = DiskCache(tmp_path / "none", 1)
     assert run(empty, "ls").output == f"{empty.root} is empty\n"
-    assert run(empty, "clear", "--yes").output == "0 bytes dropped, 0 bytes left\n"
+    assert run(empty, "clear", "--yes").output == "0 bytes freed, 0 bytes left\n"
 
 
 def test_size(cache: DiskCache) -> None:
@@ -80,7 +80,7 @@ def test_prune_without_a_limit_keeps_what_the_options_allow(cache: DiskCache, mo
 def test_clear_asks_first(cache: DiskCache) -> None:
     assert run(cache, "clear", answer="n\n").exit_code == 1
     assert cache.size() == 3000
-    assert "3.0 kB dropped, 0 bytes left" in run(cache, "clear", answer="y\n").output
+    assert "3.0 kB freed, 0 bytes left" in run(cache, "clear", answer="y\n").output
     assert cache.size() == 0
 
 
@@ -100,7 +100,7 @@ def test_sizes_as_people_write_them(text: str, size: int) -> None:
 def test_what_is_no_size_is_refused(cache: DiskCache, text: str) -> None:
     done = run(cache, "prune", "--limit", text)
     assert done.exit_code == 2
-    assert "is no size" in done.output
+    assert "is not a size" in done.output
     assert cache.size() == 3000
 
 

@@ -53,4 +53,4 @@ def test_modules_of_bert_are_listed() -> None:
 def test_a_way_that_is_none_is_an_error_with_the_next_step(waves: Path) -> None:
     done = run("compare", f"{waves}:wave", "--way", "torch", "--way", "torch:float8")
     assert done.exit_code == 3
-    assert "next: write 'torch'" in done.output
+    assert "next: use 'torch'" in done.output

@@ -47,7 +47,7 @@ def test_wheels_that_overwrite_each_other_are_found(monkeypatch: pytest.MonkeyPa
         package("nvidia-cudnn", "nvidia/cudnn/__init__.py"),
     ]
     monkeypatch.setattr(doctor, "distributions", lambda: installed)
-    (clash,) = doctor.clashes()
+    (clash,) = doctor.conflicts()
     assert (clash.what, clash.breaks) == ("onnxruntime", True)
     assert clash.fix.startswith("pip uninstall onnxruntime onnxruntime-gpu")
 
@@ -69,7 +69,7 @@ def test_what_is_missing_is_not_told_to_be_ok(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("SARDONYX_CACHE_DIR", "")
     monkeypatch.setattr(doctor, "CHECKS", [doctor.extras, doctor.all_engines, doctor.providers, doctor.compilers])
     lines = run("doctor").stdout.splitlines()
-    told = [line for line in lines if "not there" in line or "not installed" in line or "not known" in line]
+    told = [line for line in lines if "not there" in line or "not installed" in line or "unknown:" in line]
     assert told
     assert [line for line in told if line.startswith("ok")] == []
     assert any(line.startswith("ok") and "reference" in line for line in lines)
@@ -112,5 +112,5 @@ def test_a_model_that_fails_on_the_default_way_is_grave(monkeypatch: pytest.Monk
         raise EngineError("onnxruntime refused the model", hint="install another")
 
     monkeypatch.setattr(doctor, "export", fail)
-    (found,) = doctor.default_way()
+    (found,) = doctor.trial()
     assert (found.says, found.fix, found.breaks) == ("onnxruntime refused the model", "install another", True)

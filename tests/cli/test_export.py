@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sardonyx import native
-from sardonyx.cli._given import source
+from sardonyx.cli._source import find_source
 from sardonyx.options import Options
 
 from .calling import BERT, assert_snapshot, run, told
@@ -43,7 +43,7 @@ def test_a_file_of_bert_gives_berts_numbers_for_other_sizes(bert: Path) -> None:
     ids = torch.randint(0, 1000, (5, 16))
     feeds = {"input_ids": ids.numpy(), "attention_mask": np.ones((5, 16), np.int64)}
     (got, *_) = onnxruntime.InferenceSession(str(bert)).run(["last_hidden_state"], feeds)
-    want = source(BERT).module().double()(ids).last_hidden_state
+    want = find_source(BERT).module().double()(ids).last_hidden_state
     np.testing.assert_allclose(got, want.numpy(), atol=1e-5)
 
 
@@ -78,13 +78,13 @@ def test_an_export_with_native_kernels_is_a_folder(tmp_path: Path) -> None:
     ("words", "code", "said"),
     [
         (["--dynamic", "y.0=rows"], 3, "the model has no argument 'y'"),
-        (["--dynamic", "x.7=rows"], 3, "'x' has 2 dimensions, and no axis 7"),
-        (["--dynamic", "others.0=rows"], 3, "the argument 'others' is no tensor"),
+        (["--dynamic", "x.7=rows"], 3, "'x' has 2 dimensions, but no axis 7"),
+        (["--dynamic", "others.0=rows"], 3, "the argument 'others' is not a tensor"),
         (["--dynamic", "x=rows"], 2, "is not of the form NAME.AXIS=SIZE"),
         (["--dynamic", "x.--1=rows"], 2, "is not of the form NAME.AXIS=SIZE"),
-        (["--dynamic-shapes", "{"], 2, "is no JSON"),
-        (["--dynamic-shapes", "5"], 2, "no object or list"),
-        (["--dynamic-shapes", "{}", "--dynamic", "x.0=rows"], 2, "both say what is dynamic"),
+        (["--dynamic-shapes", "{"], 2, "is not JSON"),
+        (["--dynamic-shapes", "5"], 2, "not an object or a list"),
+        (["--dynamic-shapes", "{}", "--dynamic", "x.0=rows"], 2, "cannot be combined"),
         (["--opset", "99"], 3, "opset is 99"),
         (["--option", "fallbak=error"], 3, "did you mean 'fallback'?"),
         (["-o", "no/such/folder/x.onnx"], 3, "mkdir -p no/such/folder"),
@@ -121,7 +121,7 @@ def test_no_file_is_left_where_the_export_fails(add: str) -> None:
 
 
 def test_weights_are_not_copied_to_inspect_a_module() -> None:
-    found = source(BERT)
+    found = find_source(BERT)
     held = found.model(Options.of()).graph.initializers["embeddings.word_embeddings.weight"].const_value
     assert held is not None
     assert held.raw.data_ptr() == found.module().embeddings.word_embeddings.weight.data_ptr()

@@ -21,7 +21,7 @@ from onnx import TensorProto, helper
 
 from sardonyx.cli import doctor
 from sardonyx.cli._dims import DimExpression
-from sardonyx.cli._source import source
+from sardonyx.cli._source import find_source
 from sardonyx.diagnose.reduction.worker import Worker
 from sardonyx.errors import SardonyxError
 from sardonyx.options import Options
@@ -140,7 +140,7 @@ def torch_saved(held: Any) -> bytes:
 
 
 def test_an_exported_program_is_read(exported: Path) -> None:
-    found = source(str(exported))
+    found = find_source(str(exported))
     torch.testing.assert_close(found.module()(torch.ones(8, 2)), torch.full((16, 2), 2.0))
     assert found.model(Options.of()).graph.inputs[0].shape is not None
 
@@ -177,7 +177,7 @@ def test_a_size_in_an_exported_program_does_not_run(exported: Path, tmp_path: Pa
     )
     done = run("inspect", path)
     assert (done.exit_code, (tmp_path / "ran").exists()) == (3, False), done.output
-    assert "in the place of a size" in done.output
+    assert "instead of a size" in done.output
 
 
 def test_an_exported_program_imports_no_module_by_name(exported: Path, tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_a_factory_is_needed_for_what_a_trusted_exported_program_runs(exported: 
     hostile = torch_saved(Touches())
     path = edited(exported, tmp_path / "x.pt2", lambda name, old: hostile if "sample_inputs" in name else old)
     with pytest.raises(SardonyxError) as caught:
-        source(str(path)).module()
+        find_source(str(path)).module()
     assert "file.py:factory" in str(caught.value.hint)
 
 
@@ -257,7 +257,7 @@ def test_a_warning_does_not_steer_the_terminal(tmp_path: Path) -> None:
     model.graph.initializer.append(helper.make_tensor("x\x1b[31m", TensorProto.FLOAT, [1, 2], [0, 0]))
     onnx.save(model, str(path))
     done = run("optimize", path, "-o", tmp_path / "out.onnx")
-    assert "taken for a constant" in done.output
+    assert "used as a constant" in done.output
     assert "\x1b" not in done.output
 
 

@@ -48,7 +48,7 @@ def test_functions_are_told() -> None:
 def test_a_broken_file_is_an_error(broken: Path) -> None:
     for command in ("inspect", "view"):
         done = run(command, broken)
-        assert (done.exit_code, "is no ONNX model that can be read" in done.stderr) == (3, True)
+        assert (done.exit_code, "cannot be read as an ONNX model" in done.stderr) == (3, True)
 
 
 def test_without_netron_the_outline_is_printed(resnet: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ def test_a_wish_that_cannot_be_is_an_error_with_the_next_step(model: Path) -> No
 
 def test_what_is_no_onnx_file_is_for_another_command(model: Path) -> None:
     done = run("compile", "torch.nn:ReLU", "-o", "out")
-    assert (done.exit_code, "next: sardonyx compile --native takes it" in done.output) == (3, True)
+    assert (done.exit_code, "next: use sardonyx compile --native" in done.output) == (3, True)
 
 
 def test_show_checks_a_folder(model: Path) -> None:

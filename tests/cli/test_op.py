@@ -162,7 +162,7 @@ def test_a_place_that_is_not_there_is_an_error(word: str, tmp_path: Path) -> Non
 def test_pack_writes_to_no_file(project: Path, tmp_path: Path) -> None:
     (tmp_path / "taken").touch()
     done = run("pack", str(project), "--output", str(tmp_path / "taken"))
-    assert (done.exit_code, "taken is a file, and a folder is written" in done.output) == (3, True)
+    assert (done.exit_code, "taken is a file, but a folder is written" in done.output) == (3, True)
 
 
 def test_pack_needs_an_output(project: Path) -> None:

@@ -21,7 +21,7 @@ def test_nothing_of_the_core_is_missing() -> None:
 def test_a_pattern_chooses() -> None:
     assert_snapshot("ops", told("ops", "aten::conv?d")["counts"])
     assert set(told("ops", "aten::conv?d")["operators"]) == {"aten::conv1d", "aten::conv2d", "aten::conv3d"}
-    assert "no operator is so named" in run("ops", "nothing_of_this_name").stdout
+    assert "no operator matches" in run("ops", "nothing_of_this_name").stdout
 
 
 def test_what_stays_in_torch_is_told_as_missing() -> None:

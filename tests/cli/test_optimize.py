@@ -42,11 +42,11 @@ def test_the_file_is_written_beside_the_model(resnet: Path) -> None:
 def test_a_broken_file_is_an_error(broken: Path) -> None:
     done = run("optimize", broken)
     assert done.exit_code == 3
-    assert done.stderr.startswith(f"error: {broken} is no ONNX model that can be read")
+    assert done.stderr.startswith(f"error: {broken} cannot be read as an ONNX model")
     assert "next: " in done.stderr
 
 
 def test_a_module_is_for_export(resnet: Path) -> None:
     done = run("optimize", BERT)
-    assert (done.exit_code, "sardonyx export writes one" in done.stderr) == (3, True)
-    assert "-o FILE names another file" in run("optimize", resnet, "-o", resnet).stderr
+    assert (done.exit_code, "use sardonyx export" in done.stderr) == (3, True)
+    assert "name another file with -o FILE" in run("optimize", resnet, "-o", resnet).stderr

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sardonyx.cli import _feeds
-from sardonyx.cli._output import whole
+from sardonyx.cli._output import atomic_folder
 from sardonyx.errors import SardonyxError
 
 from .calling import run
@@ -39,7 +39,7 @@ def test_a_folder_is_no_file(broken: Path, command: str) -> None:
     Path(given[-1]).mkdir()
     done = run(command, broken, *given)
     assert done.exit_code == 3
-    assert f"{given[-1]} is a folder, and a file is written\n  next: name a file in it" in done.stderr
+    assert f"{given[-1]} is a folder, but a file is written\n  next: name a file in it" in done.stderr
 
 
 @pytest.mark.parametrize("command", FOLDERS)
@@ -48,7 +48,7 @@ def test_a_file_is_no_folder(broken: Path, command: str, place: str) -> None:
     Path("taken").touch()
     done = run(*command.split(), broken, *words(command, place))
     assert done.exit_code == 3
-    assert "taken is a file, and a folder is written" in done.stderr
+    assert "taken is a file, but a folder is written" in done.stderr
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="needs a user who may not write everywhere")
@@ -64,17 +64,17 @@ def test_an_export_asks_for_its_place_first() -> None:
 
 
 def test_outputs_that_cannot_be_written_leave_the_file_as_it_was(tmp_path: Path) -> None:
-    _feeds.write(tmp_path / "x.npz", {"x": torch.ones(2)})
+    _feeds.write_arrays(tmp_path / "x.npz", {"x": torch.ones(2)})
     before = (tmp_path / "x.npz").read_bytes()
     with pytest.raises(SardonyxError):
-        _feeds.write(tmp_path / "x.npz", {"x": torch.ones(2).bfloat16()})
+        _feeds.write_arrays(tmp_path / "x.npz", {"x": torch.ones(2).bfloat16()})
     assert (tmp_path / "x.npz").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
 
 
 def test_a_folder_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     def write(content: str) -> None:
-        with whole(tmp_path / "new") as folder:
+        with atomic_folder(tmp_path / "new") as folder:
             (folder / "half").touch()
             (folder / "file").write_text(content, encoding="ascii")
 

@@ -15,8 +15,8 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from sardonyx import errors
 from sardonyx.cli import engines as a_command
+from sardonyx.cli._messages import print_result
 from sardonyx.cli._program import program
-from sardonyx.cli._told import tell
 from sardonyx.engines import Availability
 
 from .calling import EVERY, run
@@ -45,8 +45,7 @@ def test_the_help_tells_the_exit_codes() -> None:
         (
             OSError(28, "No space left on device", "out.npz"),
             1,
-            "error: out.npz: No space left on device\n"
-            "  next: look at that path, its folder, and the space on its disk\n",
+            "error: out.npz: No space left on device\n  next: check that path, its folder, and the free disk space\n",
         ),
         (KeyboardInterrupt(), 130, "\ninterrupted\n"),
     ],
@@ -137,7 +136,7 @@ def test_a_terminal_without_unicode_is_told_all_the_same(
 
 
 def test_json_has_no_numbers_that_are_none(capsys: pytest.CaptureFixture[str]) -> None:
-    tell({"errors": (0.5, float("inf"), float("nan"))}, True)
+    print_result({"errors": (0.5, float("inf"), float("nan"))}, True)
     assert json.loads(capsys.readouterr().out) == {"errors": [0.5, "inf", "nan"]}
 
 

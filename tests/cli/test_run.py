@@ -9,14 +9,14 @@ import onnx
 import pytest
 import torch
 
-from sardonyx.cli._given import source
+from sardonyx.cli._source import find_source
 
 from .calling import BERT, RESNET, assert_snapshot, run, told
 
 
 def test_a_module_gives_torchs_numbers() -> None:
     assert run("run", BERT, "-o", "out.npz").exit_code == 0
-    found = source(BERT)
+    found = find_source(BERT)
     args, kwargs = found.example() or ((), {})
     want = found.module().double()(*args, **kwargs).last_hidden_state
     np.testing.assert_allclose(np.load("out.npz")["last_hidden_state"], want.numpy(), atol=1e-5)
@@ -27,7 +27,7 @@ def test_a_file_runs_with_the_inputs_of_a_file(resnet: Path) -> None:
     np.savez("in.npz", pixel_values=image.numpy())
     found = told("run", resnet, "--inputs", "in.npz", "-o", "out.npz", "--repeat", "2")
     assert len(found["seconds"]) == 2
-    want = source(RESNET).module()(image)
+    want = find_source(RESNET).module()(image)
     np.testing.assert_allclose(np.load("out.npz")["output"], want.numpy(), rtol=1e-3, atol=1e-3)
 
 
@@ -83,8 +83,8 @@ def test_weights_in_a_file_of_their_own_are_found(
         (["--size", "batches=2"], 3, "did you mean 'batch'?"),
         (["--size", "batch"], 2, "is not of the form NAME=N"),
         (["--size", "batch=2", "--inputs", __file__], 3, "leave out --size, or --inputs"),
-        (["--size", "batch=many"], 2, "which is no size"),
-        (["--size", "batch=²"], 2, "which is no size"),
+        (["--size", "batch=many"], 2, "which is not a size"),
+        (["--size", "batch=²"], 2, "which is not a size"),
         (["--seed", "-1"], 2, "is not in the range"),
         (["--inputs", "nowhere.npz"], 2, "does not exist"),
         (["--inputs", __file__], 3, "use .npz"),

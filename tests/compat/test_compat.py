@@ -301,7 +301,7 @@ class TestOnnxMlir:
     def test_an_option_without_effect_says_so(self, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO, "sardonyx"):
             torch.compile(Add(), backend=onnxmlir_backend, options={"compile_tag": 7, "engine": "reference"})(X, Y)
-        assert "compile_tag has no effect: every library gets a tag of its own" in caplog.text
+        assert "compile_tag has no effect: every library gets a unique tag" in caplog.text
 
     def test_intercepted_graphs_are_shown_and_run_by_torch(self, capsys: pytest.CaptureFixture[str]) -> None:
         with collecting() as report:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from sardonyx import MissingDependency, OptionError, export
+from sardonyx import MissingDependency, OptionError, export, timing
 from sardonyx.diagnose import bisect
-from sardonyx.diagnose.bisection import bisecting, smallest
+from sardonyx.diagnose.bisection import minimal_subset
 from sardonyx.native.region import Lowering
 from sardonyx.native.table import TABLE, operand
 from sardonyx.optimize.optimizer import all_rules
@@ -26,11 +26,11 @@ from .models import FLAGS, Wave, gelu
 
 @pytest.mark.parametrize("wanted", [{3}, {0, 99}, {10, 11, 50}])
 def test_the_smallest_part_is_found(wanted: set[int]) -> None:
-    assert set(smallest(range(100), lambda part: wanted <= set(part))) == wanted
+    assert set(minimal_subset(range(100), lambda part: wanted <= set(part))) == wanted
 
 
 def test_what_never_happens_has_no_part() -> None:
-    assert smallest(range(10), lambda part: False) == []
+    assert minimal_subset(range(10), lambda part: False) == []
 
 
 @pytest.mark.usefixtures("sine_as_cosine")
@@ -79,13 +79,13 @@ def test_nothing_is_at_fault_where_nothing_changes() -> None:
 def test_what_costs_time_is_named_by_the_times_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock is made up: a call is slow where its model has the operator that the rule makes."""
 
-    def seconds(call: Callable[[], Any]) -> float:
+    def seconds(call: Callable[[], Any], repeats: int = 1) -> float:
         return 2.0 if torch.equal(call()[0], slow) else 1.0
 
     x = torch.randn(3, 8)
     module = Wave().eval()
     slow = export(module, (x,), optimize="none+SineAsCosine")(x)
-    monkeypatch.setattr(bisecting, "seconds", seconds)
+    monkeypatch.setattr(timing, "seconds", seconds)
     (culprit,) = bisect(module, x, over=["rule"], by="time", options={"optimize": "none+SineAsCosine+Silu"}).culprits
     assert culprit.names == ("SineAsCosine",)
     assert culprit.slower == 2.0
@@ -105,11 +105,11 @@ def slow_rule(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def the_long_way(m: Match) -> ir.Value:
         return m.g.Div(m.g.Sin(m.x), m.g.Cos(m.x))
 
-    def seconds(call: Callable[[], Any]) -> float:
+    def seconds(call: Callable[[], Any], repeats: int = 1) -> float:
         return 1.0 if torch.equal(call()[0], short) else 3.0
 
     short = export(Tan(), (ANGLES,), optimize="none")(ANGLES)
-    monkeypatch.setattr(bisecting, "seconds", seconds)
+    monkeypatch.setattr(timing, "seconds", seconds)
     yield
     RULES[:] = known
 

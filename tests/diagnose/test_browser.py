@@ -269,7 +269,7 @@ def test_a_row_of_the_slowest_nodes_leads_to_its_node(browser: Browser, page: Pa
     browser.value(f"{link}.click()")
     told = browser.value("document.getElementById('details').innerText")
     assert browser.value(f"{link}.dataset.node") in told
-    assert "reads" in told
+    assert "inputs" in told
 
 
 def test_tables_are_sorted_by_the_heading_that_is_chosen(browser: Browser, page: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from sardonyx import OptionError, export
-from sardonyx.diagnose import Way, compare, find_nonfinite
+from sardonyx.diagnose import RunConfig, compare, find_nonfinite
 from sardonyx.diagnose.comparison.subject import subject_of
 from sardonyx.diagnose.comparison.trace import OnnxTrace
 
@@ -79,7 +79,7 @@ def test_the_worst_of_several_calls_counts() -> None:
 def test_values_are_fetched_in_portions_that_fit_the_budget() -> None:
     model = nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(16, 16), nn.Tanh()))).eval()
     subject = subject_of(model, (torch.randn(4, 16),), {})
-    trace = OnnxTrace(Way.of(PLAIN), subject, budget=4 * 16 * 4 * 3)
+    trace = OnnxTrace(RunConfig.of(PLAIN), subject, budget=4 * 16 * 4 * 3)
     portions = list(trace._portions([trace.keys[key] for key in subject.places], subject.calls[0]))
     assert [len(portion) for portion in portions] == [3, 3, 3, 3, 3, 1]
     small, large = (compare(model, torch.ones(4, 16), budget=budget) for budget in (1000, 2**30))

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sardonyx.diagnose import Comparison, Way, compare
+from sardonyx.diagnose import Comparison, RunConfig, compare
 from sardonyx.diagnose.comparison import trace
 from sardonyx.diagnose.comparison.blocked import show_blocked
 from sardonyx.diagnose.comparison.subject import subject_of
@@ -108,12 +108,12 @@ def blocks(count: int) -> nn.Module:
 
 
 def traced(model: nn.Module, x: torch.Tensor) -> OnnxTrace:
-    return OnnxTrace(Way.of(ENGINE), subject_of(model, (x,), {}), 2**28)
+    return OnnxTrace(RunConfig.of(ENGINE), subject_of(model, (x,), {}), 2**28)
 
 
 @pytest.fixture(autouse=True)
 def _needs_blocks() -> None:
-    made = traced(nn.Conv2d(32, 32, 3).eval(), torch.ones(1, 32, 8, 8))._watched
+    made = traced(nn.Conv2d(32, 32, 3).eval(), torch.ones(1, 32, 8, 8))._optimized
     if not any(node.domain == BLOCKED for node in made.graph):
         pytest.skip("ONNX Runtime keeps no values in blocks on this processor")
 
@@ -162,8 +162,8 @@ def test_an_error_is_found_at_the_convolution_whose_weight_is_wrong(monkeypatch:
         weight.const_value = ir.Tensor(weight.const_value.numpy() * 1.1, name=weight.name)
         return model, options
 
-    prepared = trace.prepared
-    monkeypatch.setattr(trace, "prepared", spoiled)
+    prepared = trace.prepare_model
+    monkeypatch.setattr(trace, "prepare_model", spoiled)
     found = compare(blocks(4), torch.randn(1, 3, 12, 12), ways=("torch", ENGINE))
     assert len(found.rows) == 9
     assert [row.place.module for row in found.suspects] == ["3"]
@@ -184,7 +184,7 @@ def test_what_a_value_is_computed_from_is_told_without_blocks() -> None:
 def test_a_value_is_left_out_where_the_names_do_not_tell_what_it_is() -> None:
     run = traced(blocks(2), torch.randn(1, 3, 12, 12))
     given = run.model
-    made, _ = trace._as_engine_runs(given, run._options, run._subject.calls[0])
+    made, _ = trace._optimized_by_engine(given, run._options, run._subject.calls[0])
     for node in made.graph:
         node.name = f"{node.name}_token_1"
     assert list(show_blocked(made, given).values()) == ["output"]  # which is not in blocks

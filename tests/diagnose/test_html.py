@@ -46,7 +46,7 @@ def test_a_node_tells_what_it_reads_by_name(tmp_path: Path) -> None:
     program = sardonyx.export(MODEL, (X,), optimize="none")
     path = tmp_path / "out.html"
     optimized = sardonyx.optimize(program.proto(), report=str(path))
-    html.tell_program(optimized, [X], {})
+    html.report_program(optimized, [X], {})
     first = data_of(path.read_text())[0]["after"]["nodes"][0]
     assert first["r"] == ["input", "0.weight", "0.bias"]
 
@@ -148,9 +148,9 @@ def test_names_cannot_break_out_of_the_page(tmp_path: Path) -> None:
 
 def test_what_cannot_be_measured_is_remarked(tmp_path: Path) -> None:
     page = reported(lambda x: nn.functional.dropout(x, 0.5) + 1, X, path=tmp_path / "out.html")
-    assert "it draws random numbers" in page
+    assert "it uses random numbers" in page
     page = reported(torch.sin, X, path=tmp_path / "out2.html", engine="reference")
-    assert "&#39;reference&#39; does not tell them" in page
+    assert "&#39;reference&#39; does not report them" in page
 
 
 def test_a_folder_that_does_not_exist_is_an_error_before_any_work(tmp_path: Path) -> None:

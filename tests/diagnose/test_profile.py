@@ -18,7 +18,7 @@ from sardonyx import OptionError
 from sardonyx.diagnose import Profile, profile
 from sardonyx.diagnose.profiling.events import read
 from sardonyx.diagnose.profiling.result import FUSED
-from sardonyx.telemetry.picture import Picture, Seen
+from sardonyx.telemetry.graph_snapshot import GraphSnapshot, NodeSnapshot
 
 
 class Block(nn.Module):
@@ -131,19 +131,19 @@ def events(*kernels: tuple[str, int, int]) -> list[dict[str, Any]]:
 def test_what_runs_inside_a_loop_is_not_counted_twice(tmp_path: Path) -> None:
     file = tmp_path / "profile.json"
     file.write_text(json.dumps(events(("loop", 10, 100), ("inner", 20, 30), ("inner", 60, 30), ("after", 120, 5))))
-    picture = Picture((Seen("loop", "Loop", "", (), ("y",), scope="layers"),), {}, {})
-    found = {node.name: node for node in read(file, None, picture, skip=0, calls=1).nodes}
+    snapshot = GraphSnapshot((NodeSnapshot("loop", "Loop", "", (), ("y",), scope="layers"),), {}, {})
+    found = {node.name: node for node in read(file, None, snapshot, skip=0, calls=1).nodes}
     assert {name: round(node.seconds * 1e6) for name, node in found.items()} == {"loop": 40, "inner": 60, "after": 5}
     assert found["inner"].origin is found["loop"].origin
     assert (found["inner"].count, found["inner"].threads) == (2, 2)
 
 
 def test_a_node_that_cannot_be_placed_is_said_to_be_fused(tmp_path: Path) -> None:
-    from sardonyx.diagnose.profiling.result import Measured, profile_of
+    from sardonyx.diagnose.profiling.result import Measurement, profile_of
 
     file = tmp_path / "profile.json"
     file.write_text(json.dumps(events(("invented", 10, 100))))
-    told = profile_of(Measured([read(file, None, Picture((), {}, {}), skip=0, calls=1)], 0, 1e-3, 1e-3, 1e-3))
+    told = profile_of(Measurement([read(file, None, GraphSnapshot((), {}, {}), skip=0, calls=1)], 0, 1e-3, 1e-3, 1e-3))
     assert list(told.tree.children) == [FUSED]
     assert told.lines[0].name == FUSED
 

@@ -12,13 +12,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from sardonyx.diagnose import Way, reduce
+from sardonyx.diagnose import RunConfig, reduce
 from sardonyx.diagnose.reduction import recording
 from sardonyx.diagnose.reduction.case import Case
-from sardonyx.diagnose.reduction.recording import Bounds, record
+from sardonyx.diagnose.reduction.recording import Bounds, record_values
 from sardonyx.diagnose.reduction.worker import Outcome, Request, Worker
 
-WAY = Way.of("onnxruntime:optimize=none")
+WAY = RunConfig.of("onnxruntime:optimize=none")
 X = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
 """Of 16 KB, as every value of the chain."""
 
@@ -55,8 +55,8 @@ def in_file(array: np.ndarray) -> bool:
 
 
 def test_values_are_asked_for_in_portions_and_lie_in_files_once_they_are_many(worker: Counting) -> None:
-    bounds = Bounds(asked=3 * X.nbytes, held=6 * X.nbytes)
-    recorded = record(Case.of(chain(), {"v0": X}), worker, WAY, bounds).recorded
+    bounds = Bounds(asked=3 * X.nbytes, in_memory=6 * X.nbytes)
+    recorded = record_values(Case.of(chain(), {"v0": X}), worker, WAY, bounds).recorded
     assert worker.answered == [2 * X.nbytes] * 8
     assert [in_file(recorded[f"v{i + 1}"]) for i in range(16)] == [False] * 6 + [True] * 10
     for i in range(17):
@@ -64,7 +64,7 @@ def test_values_are_asked_for_in_portions_and_lie_in_files_once_they_are_many(wo
 
 
 def test_few_values_are_asked_for_at_once_and_stay_in_memory(worker: Counting) -> None:
-    recorded = record(Case.of(chain(), {"v0": X}), worker, WAY).recorded
+    recorded = record_values(Case.of(chain(), {"v0": X}), worker, WAY).recorded
     assert worker.answered == [16 * X.nbytes]
     assert not any(in_file(array) for array in recorded.values())
 
@@ -73,14 +73,14 @@ def test_a_value_that_is_too_large_is_left_out_and_told(worker: Counting, caplog
     model = chain(4)
     model.graph.node[1].CopyFrom(helper.make_node("Concat", ["v1"] * 8, ["v2"], axis=0))
     with caplog.at_level(logging.WARNING, logger="sardonyx"):
-        found = record(Case.of(model, {"v0": X}), worker, WAY, Bounds(asked=4 * X.nbytes, largest=6 * X.nbytes))
+        found = record_values(Case.of(model, {"v0": X}), worker, WAY, Bounds(asked=4 * X.nbytes, largest=6 * X.nbytes))
     assert set(found.recorded) == {"v0", "v1"}
     assert "Concat" in caplog.text
     assert not found.of_nodes(found.nodes[2:]).runs_alone
 
 
 def test_a_model_is_reduced_with_values_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "Bounds", lambda: Bounds(asked=2 * X.nbytes, held=0))
+    monkeypatch.setattr(recording, "Bounds", lambda: Bounds(asked=2 * X.nbytes, in_memory=0))
     model = chain(24)
     model.graph.node[17].op_type = "Abs"
 

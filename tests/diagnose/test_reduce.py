@@ -18,10 +18,10 @@ from torch import nn
 
 import sardonyx
 from sardonyx import OptionError, SardonyxError, diagnose
-from sardonyx.diagnose import Way
+from sardonyx.diagnose import RunConfig
 from sardonyx.diagnose.reduction import child, reducing
 from sardonyx.diagnose.reduction.case import Case
-from sardonyx.diagnose.reduction.failing import alike
+from sardonyx.diagnose.reduction.failing import normalize_message
 from sardonyx.diagnose.reduction.worker import Outcome, Request, Worker
 from sardonyx.options import Options
 from sardonyx.toolchain import compiler
@@ -99,7 +99,7 @@ def aborting() -> Any:
 
 def test_a_crash_is_cut_to_the_node_that_crashes(aborting: Any, tmp_path: Path) -> None:
     model = chain(1000, [N("Abort", ["in"], ["out"], domain="reduced")], domain="reduced")
-    way = Way.of({"optimize": "none", "session_options": {"custom_ops": [str(aborting.library)]}})
+    way = RunConfig.of({"optimize": "none", "session_options": {"custom_ops": [str(aborting.library)]}})
     found = reduce(model, X, way=way)
     assert (found.kind, found.text) == ("crash", "SIGABRT")
     assert operators(found.model) == ["Abort"]
@@ -132,7 +132,7 @@ def test_a_command_says_what_fails(tmp_path: Path) -> None:
 
 
 def test_a_command_that_is_not_there_is_no_failure_of_the_model() -> None:
-    with pytest.raises(SardonyxError, match="a shell cannot run 'no-such-program "):
+    with pytest.raises(SardonyxError, match="the shell cannot run 'no-such-program "):
         reduce(approximated(5), X, command="no-such-program {model}")
 
 
@@ -142,7 +142,7 @@ def test_an_engine_that_is_not_there_is_no_failure_of_the_model() -> None:
 
 
 def test_a_model_that_does_not_fail_is_an_error() -> None:
-    with pytest.raises(SardonyxError, match="does not crash, raise or give other results"):
+    with pytest.raises(SardonyxError, match="does not crash, raise or give wrong results"):
         reduce(approximated(10), X)
 
 
@@ -185,7 +185,7 @@ def endless() -> onnx.ModelProto:
 
 
 def test_a_candidate_that_takes_too_long_is_ended(worker: Worker) -> None:
-    options = Way.of("onnxruntime:optimize=none").options
+    options = RunConfig.of("onnxruntime:optimize=none").options
     assert options is not None
     slow, quick = endless().SerializeToString(), approximated(5).SerializeToString()
     assert worker(Request(slow, {"x": X}, options, limit=0.1)).kind == "timeout"
@@ -193,7 +193,7 @@ def test_a_candidate_that_takes_too_long_is_ended(worker: Worker) -> None:
 
 
 def test_a_process_that_died_is_replaced() -> None:
-    options = Way.of("onnxruntime:optimize=none").options
+    options = RunConfig.of("onnxruntime:optimize=none").options
     assert options is not None
     worker = Worker(["onnxruntime"])
     case = Case.of(approximated(5), {"x": X})
@@ -209,15 +209,15 @@ def test_a_process_that_died_is_replaced() -> None:
 
 
 def test_messages_of_the_same_failure_are_alike_whatever_names_and_numbers_they_have() -> None:
-    assert alike("Name:'a' idx=7 of [-4,3]") == alike("Name:'b' idx=12 of [-1,0]")
-    assert alike("out of bounds") != alike("no such operator")
+    assert normalize_message("Name:'a' idx=7 of [-4,3]") == normalize_message("Name:'b' idx=12 of [-1,0]")
+    assert normalize_message("out of bounds") != normalize_message("no such operator")
 
 
 class InProcess(Worker):
     """Runs candidates here, where a test can slow them down."""
 
     def __call__(self, request: Request) -> Outcome:
-        return child._judged(request)
+        return child._evaluate(request)
 
 
 def test_what_is_slow_is_cut_to_the_node_that_is(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
@@ -307,14 +307,14 @@ def test_a_fused_result_of_the_engine_is_cut_in_torchs_graph_too(tmp_path: Path)
 
 
 def test_a_module_that_is_exported_rightly_does_not_fail_against_torch() -> None:
-    with pytest.raises(SardonyxError, match="does not crash, raise or give other results"):
+    with pytest.raises(SardonyxError, match="does not crash, raise or give wrong results"):
         reduce(same_module(), torch.randn(3, 8), against="torch")
 
 
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"way": "torch"}, "torch is none"),
+        ({"way": "torch"}, "torch is not an engine"),
         ({"against": "torch"}, "torch needs the module"),
     ],
 )
@@ -324,7 +324,7 @@ def test_torch_has_no_part_in_an_onnx_model(asked: dict[str, Any], said: str) ->
 
 
 def test_torch_does_not_say_how_long_a_call_may_take() -> None:
-    with pytest.raises(OptionError, match="not how long"):
+    with pytest.raises(OptionError, match="reference for fails"):
         reduce(same_module(), torch.randn(3, 8), against="torch", fails="slow")
 
 
@@ -335,8 +335,8 @@ def test_a_failure_of_what_counts_as_right_is_not_the_models(monkeypatch: pytest
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
     graph = helper.make_graph(nodes, "g", value[:1], value[1:])
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    with pytest.raises(SardonyxError, match="which counts as right, fails with the model itself") as found:
+    with pytest.raises(SardonyxError, match="the reference, fails with the model itself") as found:
         reduce(model, {"x": np.ones(3, np.float32)})
-    assert "name another" in str(found.value)
-    with pytest.raises(SardonyxError, match="does not give other results: it ran"):
+    assert "choose another" in str(found.value)
+    with pytest.raises(SardonyxError, match="does not give wrong results: it ran"):
         reduce(model, {"x": np.ones(3, np.float32)}, fails="wrong", against="onnxruntime:optimize=none")

@@ -20,7 +20,7 @@ from sardonyx import CaptureError, EngineError, OptionError, UnsupportedOperator
 from sardonyx.capture import aot
 from sardonyx.diagnose.repro import Tensor, _Unpickler, reproduce, traced, values_in
 from sardonyx.telemetry import repro
-from sardonyx.telemetry.repro_code import class_of
+from sardonyx.telemetry.repro_code import class_source
 
 NONSENSE = {"session_options": {"graph_optimization_level": "nonsense"}}
 """What onnxruntime itself refuses: a failure of the engine, wherever it is reached."""
@@ -181,7 +181,7 @@ def test_made_up_values_are_the_same_each_time_and_laid_out_alike() -> None:
 
 def test_a_graph_written_and_read_is_the_same_node_for_node() -> None:
     graph = torch.fx.symbolic_trace(lambda x: (torch.ops.aten.add.Tensor(x, 1), torch.ops.aten.sin.default(x)))
-    imports, source = class_of(graph)
+    imports, source = class_source(graph)
     namespace: dict[str, Any] = {}
     exec(f"{imports}\n{source}", namespace)
     read = traced(namespace["Graph"](), [Tensor((2,), (1,), torch.float32)], [torch.ones(2)])
@@ -252,7 +252,7 @@ def test_a_module_is_rebuilt_with_its_weights_and_called_alike(tmp_path: Path) -
 
 
 def test_weights_that_are_too_large_are_made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repro, "MOST_VALUES", 100)
+    monkeypatch.setattr(repro, "MAX_VALUE_BYTES", 100)
     with pytest.raises(CaptureError):
         sardonyx.export(Decides(8).eval(), (torch.ones(3, 8),), repro=str(tmp_path))
     assert [tuple(x.shape) for x in values_in(only(tmp_path)).values()] == [(3, 8)]  # the input
@@ -280,7 +280,7 @@ def test_what_cannot_be_rebuilt_is_described_with_the_reason(tmp_path: Path) -> 
     with pytest.raises(CaptureError, match=r"repro: .*README\.md"):
         sardonyx.export(Closure().eval(), (torch.ones(2, 3),), repro=str(tmp_path))
     text = (only(tmp_path) / "README.md").read_text()
-    assert "Closure reads factor of the function around it" in text
+    assert "Closure reads factor of the enclosing function" in text
     assert "torch.float32 (2, 3) on cpu" in text
     assert "return x * factor if x.sum() > 0 else x" in text
     assert not (only(tmp_path) / "repro.py").exists()

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sardonyx.diagnose.bisection.delta import smallest
+from sardonyx.diagnose.bisection.delta import minimal_subset
 from sardonyx.errors import SardonyxError
 
 from .doors import DOORS, TRAINING_DOORS, dynamic
@@ -136,7 +136,7 @@ def reduced(program: Program, door: str) -> Program:
         return bool(check(candidate, door).wrong)
 
     program = next(filter(fails, _with_fewer_calls_and_results(program)), program)
-    lines = smallest(program.lines, lambda some: fails(replace(program, lines=tuple(some))))
+    lines = minimal_subset(program.lines, lambda some: fails(replace(program, lines=tuple(some))))
     return replace(program, lines=tuple(lines)) if lines else program
 
 

@@ -110,9 +110,9 @@ def test_functions_of_a_model_are_inlined() -> None:
 
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.onnx").write_text("no model")
-    with pytest.raises(SardonyxError, match=r"text\.onnx is no ONNX model"):
+    with pytest.raises(SardonyxError, match=r"text\.onnx cannot be read as an ONNX model"):
         native.compile(tmp_path / "text.onnx")
-    with pytest.raises(SardonyxError, match="8 bytes are no ONNX model"):
+    with pytest.raises(SardonyxError, match="8 bytes are not an ONNX model"):
         native.compile(b"no model")
     with pytest.raises(FileNotFoundError, match="absent"):
         native.compile(tmp_path / "absent.onnx")

@@ -157,5 +157,5 @@ def test_an_operator_that_is_not_loaded_is_named() -> None:
 
 @pytest.mark.usefixtures("symbolic")
 def test_sizes_that_the_example_does_not_have_are_asked_for() -> None:
-    with pytest.raises(sardonyx.CaptureError, match="is known for the sizes of the example alone"):
+    with pytest.raises(sardonyx.CaptureError, match="is known for the sizes of the example only"):
         onnx_export(CustomModel(), inputs, input_names=["X", "n", "s", "b"], dynamic_axes={"X": {0: "batch"}, "Y": [0]})

@@ -82,14 +82,14 @@ def test_a_lock_that_another_thread_holds_is_free_in_the_child() -> None:
     lock = fork.Lock()
     held = lock._lock
     held.acquire()
-    fork._tell()
+    fork._notify_child()
     with lock:
         assert lock._lock is not held
 
 
 def test_an_engine_that_cannot_make_its_threads_again_refuses_at_once() -> None:
     with pytest.raises(EngineError, match="forked after the model was loaded"):
-        fork.refuse("openvino")(1, 2)
+        fork.raise_in_child("openvino")(1, 2)
 
 
 def test_a_comparison_that_the_fork_cut_off_makes_a_kept_model_stale() -> None:

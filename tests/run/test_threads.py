@@ -28,7 +28,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_long_calls_are_quiet_and_short_ones_are_left_alone(pauses: list[int], clock: Clock) -> None:
-    long, short = threads.Quiet(), threads.Quiet()
+    long, short = threads.ThreadPauser(), threads.ThreadPauser()
     for _ in range(6):
         assert long(lambda x: clock.sleep(2 * threads._LONG) or x, 3) == 3
     assert len(pauses) == 6
@@ -39,12 +39,12 @@ def test_long_calls_are_quiet_and_short_ones_are_left_alone(pauses: list[int], c
 
 def test_a_failure_passes_through(pauses: list[int]) -> None:
     with pytest.raises(ZeroDivisionError):
-        threads.Quiet()(lambda: 1 / 0)
+        threads.ThreadPauser()(lambda: 1 / 0)
 
 
 def test_torch_goes_on_after_a_pause(two_threads: None) -> None:
     x = torch.arange(1 << 20, dtype=torch.float32)
-    quiet = threads.Quiet()
+    quiet = threads.ThreadPauser()
     for _ in range(10):
         assert quiet(lambda: 7) == 7
         assert x.mul(2).sum() == x.sum() * 2

@@ -18,8 +18,8 @@ import sardonyx
 from sardonyx import OptionError, SardonyxError
 from sardonyx.diagnose import intercepting, restore
 from sardonyx.telemetry.calls import Call
-from sardonyx.telemetry.intercept import shown
-from sardonyx.telemetry.text import tensor_in_words
+from sardonyx.telemetry.intercept import show_call
+from sardonyx.telemetry.text import summarize_tensor
 
 from .seen import Net, X, seen
 
@@ -55,7 +55,7 @@ class TestCalls:
     def test_without_a_hook_they_are_printed(self, capsys: pytest.CaptureFixture[str]) -> None:
         sardonyx.intercept(Net())(X, mask={"keep": X > 0})
         assert capsys.readouterr().out == (
-            f"call 0 of Net\n  x: {tensor_in_words(X)}\n  mask: dict\n    ['keep']: bool[3, 4] cpu, 6 true\n"
+            f"call 0 of Net\n  x: {summarize_tensor(X)}\n  mask: dict\n    ['keep']: bool[3, 4] cpu, 6 true\n"
         )
 
     def test_results_come_after_the_call(self) -> None:
@@ -112,7 +112,7 @@ class TestCalls:
 
     def test_a_name_that_no_module_has_is_an_error(self) -> None:
         model = Net()
-        with pytest.raises(OptionError, match="there is first"):
+        with pytest.raises(OptionError, match="it has first"):
             sardonyx.intercept(model, submodules="frist")
         assert type(model) is Net
 
@@ -128,7 +128,7 @@ class TestCalls:
     def test_a_call_can_be_shown_without_intercepting(self) -> None:
         model, calls = Net(), []
         for _ in range(2):
-            shown(model, (X,), {"mask": 1}, calls.append)
+            show_call(model, (X,), {"mask": 1}, calls.append)
         assert [(call.number, list(call.arguments)) for call in calls] == [(0, ["x", "mask"]), (1, ["x", "mask"])]
         assert type(model) is Net
 
@@ -208,7 +208,7 @@ class TestUndoing:
         model = Image()
         calls = seen(model)
         assert model.restore() == "a sharper image"
-        assert "has a restore of its own" in caplog.text
+        assert "defines its own restore" in caplog.text
         restore(model)
         model(X)
         assert not calls

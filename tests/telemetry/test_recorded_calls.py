@@ -149,7 +149,7 @@ class TestRecording:
         else:
             flipped = whole[:middle] + b"\x01" + whole[middle + 1 :]
             path.write_bytes({"empty": b"", "truncated": whole[:middle], "flipped": flipped, "text": b"PK"}[damage])
-        with pytest.raises(SardonyxError, match=r"000000\.npz holds no recorded call that can be read"):
+        with pytest.raises(SardonyxError, match=r"000000\.npz cannot be read as a recorded call"):
             next(replay(tmp_path))
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sardonyx.telemetry.text import lines, tensor_in_words
+from sardonyx.telemetry.text import summarize, summarize_tensor
 
 from .seen import Batch, X
 
@@ -43,37 +43,37 @@ class TestWords:
             ),
             (torch.empty(0, 3), "float32[0, 3] cpu, empty"),
             (torch.empty(2, device="meta"), "float32[2] meta, without values"),
-            (torch.eye(2).to_sparse(), "float32[2, 2] cpu, values in a layout of their own"),
-            (RAGGED, "NestedTensor float32[…] cpu, values in a layout of their own"),
+            (torch.eye(2).to_sparse(), "float32[2, 2] cpu, values not strided"),
+            (RAGGED, "NestedTensor float32[…] cpu, values not strided"),
             (torch.ones(1, requires_grad=True), "float32[1] cpu, requires grad, 1 to 1, mean 1: [1]"),
         ],
     )
     def test_a_tensor(self, tensor: torch.Tensor, words: str) -> None:
-        assert tensor_in_words(tensor) == words
+        assert summarize_tensor(tensor) == words
 
     def test_of_many_integers_the_first_are_shown(self) -> None:
         ids = torch.arange(100, 124).view(2, 12)
         head = "100, 101, 102, 103, 104, 105, 106, 107, …"
-        assert tensor_in_words(ids) == f"int64[2, 12] cpu, 100 to 123, mean 111.5: {head}"
-        assert tensor_in_words(ids.T.int()[:, :1].expand(12, 4)).endswith(": 100, 100, 100, 100, …")
-        assert tensor_in_words(ids.float()) == "float32[2, 12] cpu, 100 to 123, mean 111.5"
+        assert summarize_tensor(ids) == f"int64[2, 12] cpu, 100 to 123, mean 111.5: {head}"
+        assert summarize_tensor(ids.T.int()[:, :1].expand(12, 4)).endswith(": 100, 100, 100, 100, …")
+        assert summarize_tensor(ids.float()) == "float32[2, 12] cpu, 100 to 123, mean 111.5"
 
     def test_of_a_large_tensor_some_elements_are_looked_at(self) -> None:
-        words = tensor_in_words(torch.ones(1).expand(2**12, 2**12, 2**12))
-        assert words == "float32[4096, 4096, 4096] cpu, 1 to 1, mean 1, 1048576 elements looked at"
+        words = summarize_tensor(torch.ones(1).expand(2**12, 2**12, 2**12))
+        assert words == "float32[4096, 4096, 4096] cpu, 1 to 1, mean 1, 1048576 elements sampled"
 
     def test_containers_show_what_they_hold(self) -> None:
         value = {"batch": Batch(X, "cat"), "pair": Pair(X, [1, 2]), 3: (X, None), "plain": {"a": 1}}
-        assert lines("value", value) == [
+        assert summarize("value", value) == [
             "value: dict",
             "  ['batch']: Batch",
-            f"    .tokens: {tensor_in_words(X)}",
+            f"    .tokens: {summarize_tensor(X)}",
             "    .label: 'cat'",
             "  ['pair']: Pair",
-            f"    .left: {tensor_in_words(X)}",
+            f"    .left: {summarize_tensor(X)}",
             "    .right: [1, 2]",
             "  [3]: tuple",
-            f"    [0]: {tensor_in_words(X)}",
+            f"    [0]: {summarize_tensor(X)}",
             "    [1]: None",
             "  ['plain']: {'a': 1}",
         ]
@@ -86,14 +86,14 @@ class TestWords:
         deep: Any = X
         for _ in range(100):
             deep = [deep]
-        assert lines("x", Circular()) == ["x: Circular", f"  .x: {tensor_in_words(X)}"]
-        assert lines("x", [X] * 1000)[-1] == "  … 984 more"
-        assert len(lines("x", "long" * 1000)[0]) < 100
-        assert lines("x", list(range(1000))) == ["x: [0, 1, 2, 3, 4, 5, ...]"]
-        assert lines("x", np.zeros((100, 100))) == ["x: ndarray float64[100, 100]"]
-        assert lines("x", nn.Linear(2, 2)) == ["x: <Linear>"]
-        assert lines("x", torch.float16) == ["x: torch.float16"]
-        assert len("".join(lines("x", deep))) < 200
+        assert summarize("x", Circular()) == ["x: Circular", f"  .x: {summarize_tensor(X)}"]
+        assert summarize("x", [X] * 1000)[-1] == "  … 984 more"
+        assert len(summarize("x", "long" * 1000)[0]) < 100
+        assert summarize("x", list(range(1000))) == ["x: [0, 1, 2, 3, 4, 5, ...]"]
+        assert summarize("x", np.zeros((100, 100))) == ["x: ndarray float64[100, 100]"]
+        assert summarize("x", nn.Linear(2, 2)) == ["x: <Linear>"]
+        assert summarize("x", torch.float16) == ["x: torch.float16"]
+        assert len("".join(summarize("x", deep))) < 200
 
     def test_modes_of_the_caller_see_nothing_of_it(self) -> None:
         class Counting(TorchDispatchMode):
@@ -105,5 +105,5 @@ class TestWords:
 
         with Counting() as mode:
             _ = X + 1
-            tensor_in_words(X)
+            summarize_tensor(X)
         assert mode.operators == 1

@@ -1,1 +1,1 @@
-"""What is kept for reuse: sessions in memory, what engines compiled on disk."""
+"""Caches: sessions in memory, compiled artifacts on disk."""

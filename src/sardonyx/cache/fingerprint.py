@@ -1,8 +1,8 @@
-"""A digest that two modules share only if they certainly compute the same from the same inputs and weights.
+"""Fingerprints: two modules have the same one only if they compute the same from the same inputs and weights.
 
-It is made of everything that could make a difference: the values of attributes, the code of the user's own functions
-and classes with all they refer to, the versions of packages, and torch's global settings. Weights count by their shape,
-dtype and device alone. What cannot be told by value ends the attempt: then there is no digest.
+A fingerprint hashes everything that could make a difference: the values of attributes, the code of the user's functions
+and classes with all they refer to, package versions, and torch's global settings. Of weights only shape, dtype and
+device count. If anything cannot be hashed by value, there is no fingerprint.
 """
 
 from __future__ import annotations
@@ -31,47 +31,47 @@ from torch.nn.modules import module as torch_module
 from sardonyx.cache import provenance
 from sardonyx.cache.machine import own_code
 from sardonyx.cache.names import (
-    BY_TEXT,
-    CALLS_NO_OTHERS,
     CONSTRUCTORS,
-    LEADS_ANYWHERE,
-    NOT_OF_A_CLASS,
-    NOT_OF_A_MODULE,
-    OF_ONE_PROCESS,
-    PURE,
-    READS_THE_WORLD,
+    DYNAMIC_ACCESS,
+    IGNORED_CLASS_ATTRIBUTES,
+    IGNORED_MODULE_ATTRIBUTES,
+    IMPURE_BUILTINS,
+    NN_MODULE_CALLERS,
+    PROCESS_SPECIFIC,
+    PURE_MODULES,
+    REFLECTION_ATTRIBUTES,
     Names,
     names_of,
 )
-from sardonyx.cache.provenance import file_state, leads_back, namespace, origin_of_function, origin_of_module
+from sardonyx.cache.provenance import is_importable_by_name, origin_of_function, origin_of_module
 from sardonyx.versions import versions
 
 log = logging.getLogger(__name__)
 
-_MOST = 500_000
-"""Values looked at before giving up: hashing more would take longer than what the digest is to save."""
+_MAX_VALUES = 500_000
+"""Values hashed before giving up: more would take longer than the fingerprint can save."""
 
 
-class _Uncertain(Exception):
-    """Something cannot be told by value."""
+class _NoFingerprint(Exception):
+    """Something cannot be hashed by value."""
 
 
 def fingerprint(module: nn.Module) -> str | None:
-    """The digest of a module, the same in every process; None if it cannot be certain.
+    """Return a digest of a module that is the same in every process; None if it cannot be computed reliably.
 
     >>> fingerprint(nn.ReLU()) == fingerprint(nn.ReLU()) != fingerprint(nn.ReLU(inplace=True))
     True
     """
-    walk = _Walk(module)
+    hasher = _Hasher(module)
     try:
-        walk.value(_surroundings())
-        walk.value(module)
-        walk.settle()
-        walk.check_packages()
-    except Exception as reason:  # also of objects that cannot be looked at as others can
+        hasher.value(_global_state())
+        hasher.value(module)
+        hasher.hash_used_members()
+        hasher.check_packages()
+    except Exception as reason:  # objects may raise anything when inspected
         log.info("%s has no fingerprint: %r", type(module).__name__, reason)
         return None
-    return walk.digest()
+    return hasher.digest()
 
 
 _SETTINGS: tuple[Callable[[], Any], ...] = (
@@ -89,14 +89,14 @@ _SETTINGS: tuple[Callable[[], Any], ...] = (
 )
 
 
-def _surroundings() -> list[Any]:
-    """What is global and changes what torch traces."""
+def _global_state() -> list[Any]:
+    """Return the global settings that change what torch traces."""
     if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
-        raise _Uncertain("a mode of torch is active")
+        raise _NoFingerprint("a mode of torch is active")
     return [
         versions(),
         sys.flags.optimize,
-        [ask() for ask in _SETTINGS],
+        [setting() for setting in _SETTINGS],
         [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")],
         [torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled, torch.backends.cuda.matmul.allow_tf32],
         list(torch_module._global_forward_pre_hooks.values()),
@@ -104,7 +104,7 @@ def _surroundings() -> list[Any]:
     ]
 
 
-# Values that are what they look like
+# Types that are hashed by value
 
 _PLAIN = frozenset(
     {type(None), bool, int, float, complex, str, bytes, bytearray, type(...), type(NotImplemented), range}
@@ -113,32 +113,32 @@ _PLAIN_OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format,
 _CONTAINERS = frozenset({dict, list, set, deque, OrderedDict, defaultdict, types.MappingProxyType})
 _DATA = _PLAIN | _CONTAINERS | {tuple, frozenset}
 _UNIQUE = (*_PLAIN_OF_TORCH, tuple, frozenset, enum.Enum, type, types.FunctionType, types.BuiltinFunctionType)
-"""What may be in a set: there its place says nothing of which one it is."""
+"""Types that may be in a set: they have no identity besides their value."""
 _BASES = frozenset({*_CONTAINERS, tuple, frozenset, str, int, float, bytes})
-"""Types whose contents are hashed beside the attributes that a class of the user adds to them."""
+"""Types whose contents are hashed besides the attributes that a user's subclass adds."""
 
 _METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
 _CODE = (types.FunctionType, types.BuiltinFunctionType, type)
-_TORCHS_OWN = ("aten", "prim", "prims")
-"""Namespaces of operators that come with torch's version."""
+_TORCH_NAMESPACES = ("aten", "prim", "prims")
+"""Namespaces of operators that are part of torch."""
 
 
-class _Walk:
-    """Goes through values and code once each, and hashes what it meets."""
+class _Hasher:
+    """Traverses values and code, and hashes each once."""
 
     def __init__(self, module: nn.Module) -> None:
         self._hashed = hashlib.sha256()
-        self._met: dict[int, tuple[int, Any]] = {}
-        """By address: which one it was, and the thing itself, so that no other gets its address."""
+        self._seen: dict[int, tuple[int, Any]] = {}
+        """By address: its number, and the object itself, so that its address is not reused."""
         self._count = 0
         self._packages = {"torch"}
         self._bases: set[type] = set()
         self._names = {"forward"}
-        """Every name in the code of the user's own that was looked at."""
+        """Every name in the user code that was hashed."""
         self._called: list[type] = []
-        """Classes that code may make an instance of."""
-        self._waiting: list[tuple[type, str, Any]] = []
-        """Members of classes that nothing seems to use so far."""
+        """Classes that code may instantiate."""
+        self._deferred: list[tuple[type, str, Any]] = []
+        """Members of classes that no hashed code uses so far."""
         self._weights: dict[int, str] = {}
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
             self._weights.setdefault(id(tensor), name)
@@ -147,18 +147,18 @@ class _Walk:
         return self._hashed.hexdigest()
 
     def check_packages(self) -> None:
-        """Nothing of the packages in use may have been replaced by what their versions do not tell."""
-        for where, what in provenance.intrusions(sorted(self._packages)):
+        """Hash monkeypatches of the packages in use; raise if user code replaced something."""
+        for where, what in provenance.monkeypatches(sorted(self._packages)):
             if what is None:
-                raise _Uncertain(f"{where} was replaced")
+                raise _NoFingerprint(f"{where} was replaced")
             self._put(where, what)
-        for held in (vars(torch), vars(nn.functional), vars(torch.Tensor), vars(nn.Module)):
-            self._put("names", repr(namespace(held)))
+        for namespace in (vars(torch), vars(nn.functional), vars(torch.Tensor), vars(nn.Module)):
+            self._put("names", repr(provenance.functions_by_name(namespace)))
 
     def _put(self, *texts: str) -> None:
         self._count += 1
-        if self._count > _MOST:
-            raise _Uncertain(f"there are more than {_MOST} values")
+        if self._count > _MAX_VALUES:
+            raise _NoFingerprint(f"there are more than {_MAX_VALUES} values")
         for text in texts:
             self._put_bytes(text.encode(errors="surrogatepass"))
 
@@ -167,12 +167,12 @@ class _Walk:
         self._hashed.update(data)
 
     def _first_time(self, thing: Any) -> bool:
-        """Whether the thing was not met before; if it was, which one it is says all."""
-        known = self._met.get(id(thing))
+        """Whether an object was not hashed before; if it was, hash its number."""
+        known = self._seen.get(id(thing))
         if known is not None:
             self._put("again", str(known[0]))
             return False
-        self._met[id(thing)] = (len(self._met), thing)
+        self._seen[id(thing)] = (len(self._seen), thing)
         return True
 
     # Values
@@ -181,29 +181,30 @@ class _Walk:
         kind = type(value)
         if kind in _PLAIN or isinstance(value, _PLAIN_OF_TORCH):
             self._put(kind.__name__, repr(value))
-        elif kind in (tuple, frozenset):  # equal ones are as good as the same
+        elif kind in (tuple, frozenset):  # immutable: identity does not matter
             self._items(value)
         else:
             if isinstance(value, type):
                 self._called.append(value)
             if self._first_time(value):
-                self._look(value)
+                self._dispatch(value)
 
-    def _look(self, value: Any) -> None:
+    def _dispatch(self, value: Any) -> None:
         if type(value) in _CONTAINERS:
             self._items(value)
         else:
-            next((look for kinds, look in _WAYS if isinstance(value, kinds)), _Walk._object)(self, value)
+            hash_function = next((f for kinds, f in _HASH_FUNCTIONS if isinstance(value, kinds)), _Hasher._object)
+            hash_function(self, value)
 
     def _kind(self, kind: type) -> None:
-        """The class of an instance, which is there already: how it is made is of no concern."""
+        """Hash the class of an existing instance: its constructor does not matter."""
         if self._first_time(kind):
             self._class(kind)
 
     def _items(self, value: Any) -> None:
-        """What a container holds, in its order where it has one."""
+        """Hash the items of a container, in order if it has one."""
         if isinstance(value, (set, frozenset)):
-            self._put("set", *sorted(self._alone(item) for item in value))
+            self._put("set", *sorted(self._item_digest(item) for item in value))
         elif isinstance(value, Mapping):
             self._put(type(value).__name__, str(len(value)))
             self.value(getattr(value, "default_factory", None))
@@ -215,41 +216,41 @@ class _Walk:
             for item in list(value):
                 self.value(item)
 
-    def _alone(self, item: Any) -> str:
-        """The digest of one value by itself, that has no identity beside its value."""
+    def _item_digest(self, item: Any) -> str:
+        """Return the digest of one item of a set."""
         if not (type(item) in _PLAIN or isinstance(item, _UNIQUE) or id(item) in self._weights):
-            raise _Uncertain(f"a set holds a {type(item).__name__}")
-        walk = _Walk(nn.Module())
-        walk._weights, walk._packages = self._weights, self._packages
-        walk._names, walk._called, walk._waiting = self._names, self._called, self._waiting
-        walk.value(item)
-        return walk.digest()
+            raise _NoFingerprint(f"a set holds a {type(item).__name__}")
+        hasher = _Hasher(nn.Module())
+        hasher._weights, hasher._packages = self._weights, self._packages
+        hasher._names, hasher._called, hasher._deferred = self._names, self._called, self._deferred
+        hasher.value(item)
+        return hasher.digest()
 
     def _object(self, value: Any) -> None:
-        """An instance of some class: the class, and all of its attributes."""
+        """Hash an instance: its class and all of its attributes."""
         kind = type(value)
         if kind.__module__ == "typing" or isinstance(value, (types.GenericAlias, types.UnionType)):
             self._put("type", repr(value))
             return
         base = next((base for base in kind.__mro__ if base in _BASES), object)
         slots = copyreg._slotnames(kind)  # type: ignore[attr-defined]  # as pickle asks
-        words = (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0) + len(slots)
-        if kind.__basicsize__ > base.__basicsize__ + 8 * words or kind.__itemsize__ != base.__itemsize__:
-            raise _Uncertain(f"what is in a {kind.__module__}.{kind.__qualname__} cannot be seen")
+        pointers = (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0) + len(slots)
+        if kind.__basicsize__ > base.__basicsize__ + 8 * pointers or kind.__itemsize__ != base.__itemsize__:
+            raise _NoFingerprint(f"the content of a {kind.__module__}.{kind.__qualname__} is not visible")
         self._put("object")
         self._kind(kind)
-        self._attributes({name: object.__getattribute__(value, name) for name in slots if _has(value, name)})
-        self._attributes(_dict_of(value), without=OF_ONE_PROCESS)
+        self._attributes({name: object.__getattribute__(value, name) for name in slots if _has_slot(value, name)})
+        self._attributes(_instance_dict(value), without=PROCESS_SPECIFIC)
         if base in (str, int, float, bytes):
             self._put(base.__repr__(value))
         elif base is not object:
             self._items(value)
 
-    def _attributes(self, held: Mapping[str, Any], without: Collection[str] = ()) -> None:
+    def _attributes(self, values: Mapping[str, Any], without: Collection[str] = ()) -> None:
         self._put("attributes")
-        for name in sorted(name for name in held if name not in without):
+        for name in sorted(name for name in values if name not in without):
             self._put(name)
-            self.value(held[name])
+            self.value(values[name])
 
     def _enum(self, value: enum.Enum) -> None:
         self._put("enum", repr(value.name))
@@ -258,16 +259,16 @@ class _Walk:
 
     def _array(self, value: Any) -> None:
         if value.dtype.hasobject or (not isinstance(value, np.generic) and type(value) is not np.ndarray):
-            raise _Uncertain(f"a {type(value).__name__} holds {value.dtype}")
+            raise _NoFingerprint(f"a {type(value).__name__} holds {value.dtype}")
         self._put("array", str(value.dtype), repr(value.shape))
         self._put_bytes(np.ascontiguousarray(value).tobytes())
 
     def _tensor(self, value: torch.Tensor) -> None:
         if type(value) not in (torch.Tensor, nn.Parameter) or value.layout != torch.strided or value.is_quantized:
-            raise _Uncertain(f"a tensor is a {type(value).__name__}, {value.layout}, {value.dtype}")
+            raise _NoFingerprint(f"a tensor is a {type(value).__name__}, {value.layout}, {value.dtype}")
         self._put("tensor", type(value).__name__, str(value.dtype), str(value.device), repr(tuple(value.shape)))
         self._put(repr((value.stride(), value.requires_grad, value.is_conj(), value.is_neg(), value.is_inference())))
-        self._attributes(_dict_of(value))
+        self._attributes(_instance_dict(value))
         name = self._weights.get(id(value))
         if name is not None:
             self._put("weight", name)
@@ -277,10 +278,10 @@ class _Walk:
 
     def _module(self, value: nn.Module) -> None:
         if isinstance(value, (torch.jit.ScriptModule, torch.fx.GraphModule)):
-            raise _Uncertain(f"there is a {type(value).__name__}, whose code is not Python's")
+            raise _NoFingerprint(f"there is a {type(value).__name__}, whose code is not Python")
         self._put("module")
         self._kind(type(value))
-        self._attributes(vars(value), without=NOT_OF_A_MODULE)
+        self._attributes(vars(value), without=IGNORED_MODULE_ATTRIBUTES)
         before, after = value._forward_pre_hooks, value._forward_hooks
         self.value([(hook, key in value._forward_pre_hooks_with_kwargs) for key, hook in before.items()])
         keywords, always = value._forward_hooks_with_kwargs, value._forward_hooks_always_called
@@ -290,16 +291,16 @@ class _Walk:
 
     def _function(self, value: types.FunctionType) -> None:
         origin = origin_of_function(value)
-        if origin is not None and leads_back(value):
+        if origin is not None and is_importable_by_name(value):
             self._released(origin, value)
             return
         self._put("function", origin or "")
         if origin is None:
             self._code(value)
-        else:  # made by a released one, as decorators do: what it was made of tells it apart
-            home = str(value.__globals__.get("__name__", ""))
-            self._uses(origin, home)
-            self._put(home, value.__code__.co_qualname, str(value.__code__.co_firstlineno))
+        else:  # created by released code, as decorators do: its closure identifies it
+            module = str(value.__globals__.get("__name__", ""))
+            self._uses(origin, module)
+            self._put(module, value.__code__.co_qualname, str(value.__code__.co_firstlineno))
         self.value(value.__defaults__)
         self.value(value.__kwdefaults__)
         self._attributes(vars(value))
@@ -308,19 +309,19 @@ class _Walk:
 
     def _cell(self, cell: types.CellType) -> None:
         try:
-            inside = cell.cell_contents
+            content = cell.cell_contents
         except ValueError:
             self._put("empty")
         else:
-            self.value(inside)
+            self.value(content)
 
     def _code(self, function: types.FunctionType) -> None:
-        """A function of the user's own: its code, and all that it names."""
+        """Hash a function of user code: its bytecode, and everything that it names."""
         self._code_object(function.__code__)
         used = names_of(function.__code__)
         self._names |= used.all
-        if used.all & LEADS_ANYWHERE:
-            raise _Uncertain(f"the code uses {min(used.all & LEADS_ANYWHERE)}")
+        if used.all & REFLECTION_ATTRIBUTES:
+            raise _NoFingerprint(f"the code uses {min(used.all & REFLECTION_ATTRIBUTES)}")
         for name in used.loaded:
             self._put(name)
             if name in function.__globals__:
@@ -329,26 +330,26 @@ class _Walk:
                 self._builtin_name(name)
         for name in used.imported:
             if not name or origin_of_module(name) is None or name not in sys.modules:
-                raise _Uncertain(f"{function.__qualname__} imports {name or 'from its own package'} while it runs")
+                raise _NoFingerprint(f"{function.__qualname__} imports {name or 'from its own package'} while it runs")
             self._namespace(sys.modules[name], used.all, set())
 
     def _global(self, name: str, value: Any, used: Names) -> None:
         if not isinstance(value, types.ModuleType):
             self.value(value)
-        elif name in used.bare:  # it is handed on to code that has other names
-            self._held_module(value)
+        elif name in used.bare:  # it is passed to code that may use other names
+            self._module_value(value)
         else:
             self._namespace(value, used.all, set())
 
     def _builtin_name(self, name: str) -> None:
-        if name in READS_THE_WORLD:
-            raise _Uncertain(f"the code uses {name}()")
-        held = vars(sys.modules["builtins"])
-        self._put("builtin" if name in held else "absent")
-        self.value(held.get(name))
+        if name in IMPURE_BUILTINS:
+            raise _NoFingerprint(f"the code uses {name}()")
+        builtins = vars(sys.modules["builtins"])
+        self._put("builtin" if name in builtins else "absent")
+        self.value(builtins.get(name))
 
     def _namespace(self, module: types.ModuleType, names: frozenset[str], seen: set[str]) -> None:
-        """A module that code names: of what it holds, that which the code names too."""
+        """Hash a module that code names: those of its attributes that the code names too."""
         if module.__name__ in seen:
             return
         seen.add(module.__name__)
@@ -357,29 +358,29 @@ class _Walk:
             self._uses(origin, module.__name__)
         self._put("namespace", module.__name__, origin or "")
         if origin is None and ("getattr" in names or "__getattr__" in vars(module)):
-            raise _Uncertain(f"the code may take anything from {module.__name__}")
-        if module is torch.ops and names & _namespaces_of_others():
-            raise _Uncertain("the code calls operators that are not torch's own")
+            raise _NoFingerprint(f"the code may use any attribute of {module.__name__}")
+        if module is torch.ops and names & _custom_namespaces():
+            raise _NoFingerprint("the code calls custom operators")
         for name in sorted(names & vars(module).keys()):
-            inside = vars(module)[name]
+            attribute = vars(module)[name]
             self._put(name)
-            if isinstance(inside, types.ModuleType):
-                self._namespace(inside, names, seen)
-            elif origin is None or type(inside) in _DATA or isinstance(inside, _CODE):
-                self.value(inside)
+            if isinstance(attribute, types.ModuleType):
+                self._namespace(attribute, names, seen)
+            elif origin is None or type(attribute) in _DATA or isinstance(attribute, _CODE):
+                self.value(attribute)
 
-    def _held_module(self, value: types.ModuleType) -> None:
-        """A module that is a value, of which anything may be used."""
+    def _module_value(self, value: types.ModuleType) -> None:
+        """Hash a module that is used as a value, so that any of its attributes may be used."""
         origin = origin_of_module(value.__name__)
         if origin is None:
-            raise _Uncertain(f"the code may take anything from {value.__name__}")
+            raise _NoFingerprint(f"the code may use any attribute of {value.__name__}")
         self._uses(origin, value.__name__)
         self._put("module", origin, value.__name__)
 
     def _pure(self, module: str) -> None:
         top = module.partition(".")[0]
-        if module == "numpy.random" or (top in sys.stdlib_module_names and top not in PURE):
-            raise _Uncertain(f"the code uses {module}, which depends on more than what it is given")
+        if module == "numpy.random" or (top in sys.stdlib_module_names and top not in PURE_MODULES):
+            raise _NoFingerprint(f"the code uses {module}, which depends on more than its arguments")
 
     def _code_object(self, code: types.CodeType) -> None:
         self._put_bytes(code.co_code)
@@ -394,27 +395,28 @@ class _Walk:
 
     def _class(self, value: type) -> None:
         origin = origin_of_module(value.__module__)
-        if origin is not None and (leads_back(value) or not _is_made_of_python(value)):
+        if origin is not None and (is_importable_by_name(value) or not _is_python_class(value)):
             self._released(origin, value)
             if issubclass(value, nn.Module):
-                self._as_it_was_released(value)
+                self._released_class(value)
             return
         self._put("class", value.__name__)
         for kind in (type(value), *value.__bases__):
             self._kind(kind)
-        waiting = {name for name, member in vars(value).items() if _may_wait(value, name, member)} - NOT_OF_A_CLASS
-        self._attributes(vars(value), without=waiting | NOT_OF_A_CLASS)
-        self._waiting += [(value, name, vars(value)[name]) for name in sorted(waiting)]
+        deferred = {name for name, member in vars(value).items() if _is_deferrable(value, name, member)}
+        deferred -= IGNORED_CLASS_ATTRIBUTES
+        self._attributes(vars(value), without=deferred | IGNORED_CLASS_ATTRIBUTES)
+        self._deferred += [(value, name, vars(value)[name]) for name in sorted(deferred)]
 
-    def settle(self) -> None:
-        """Look at the members of classes that had to wait, as far as the code that was looked at may use them."""
+    def hash_used_members(self) -> None:
+        """Hash the deferred members of classes that the hashed code may use."""
         while True:
-            ready = [self._is_used(owner, name) for owner, name, _ in self._waiting]
-            found = list(compress(self._waiting, ready))
-            if not found:
+            ready = [self._is_used(owner, name) for owner, name, _ in self._deferred]
+            used = list(compress(self._deferred, ready))
+            if not used:
                 return
-            self._waiting[:] = compress(self._waiting, map(operator.not_, ready))
-            for owner, name, member in sorted(found, key=lambda it: (it[0].__module__, it[0].__qualname__, it[1])):
+            self._deferred[:] = compress(self._deferred, map(operator.not_, ready))
+            for owner, name, member in sorted(used, key=lambda it: (it[0].__module__, it[0].__qualname__, it[1])):
                 self._put("member", name)
                 self._kind(owner)
                 self.value(member)
@@ -424,18 +426,24 @@ class _Walk:
             return not self._names.isdisjoint(("type", "__class__")) or any(
                 issubclass(called, owner) for called in self._called
             )
-        return name in self._names or not self._names.isdisjoint(BY_TEXT) or not self._packages <= CALLS_NO_OTHERS
+        return (
+            name in self._names or not self._names.isdisjoint(DYNAMIC_ACCESS) or not self._packages <= NN_MODULE_CALLERS
+        )
 
-    def _as_it_was_released(self, value: type) -> None:
-        """What is in the class and its module, and the files they come from."""
+    def _released_class(self, value: type) -> None:
+        """Hash the functions of a class and its module, and the state of its file."""
         for base in value.__mro__:
             if base not in self._bases and issubclass(base, nn.Module):
                 self._bases.add(base)
                 module = sys.modules[base.__module__]
-                self._put(repr(namespace(vars(base))), repr(namespace(vars(module))), repr(file_state(module.__name__)))
+                self._put(
+                    repr(provenance.functions_by_name(vars(base))),
+                    repr(provenance.functions_by_name(vars(module))),
+                    repr(provenance.file_state(module.__name__)),
+                )
 
     def _released(self, origin: str, value: Any) -> None:
-        """Code of a released package: its name and the version say all."""
+        """Hash code of a released package by name and version."""
         module = value.__module__ or ""
         self._uses(origin, module)
         self._put("released", origin, module, value.__qualname__)
@@ -449,72 +457,72 @@ class _Walk:
             self._packages.add(module.partition(".")[0])
 
     def _builtin(self, value: Any) -> None:
-        """A function written in C, by name; a bound one with what it is bound to."""
+        """Hash a function written in C by name; a bound one with the object it is bound to."""
         bound = getattr(value, "__self__", None)
-        home = getattr(value, "__objclass__", None) or (bound if isinstance(bound, type) else None)
+        owner = getattr(value, "__objclass__", None) or (bound if isinstance(bound, type) else None)
         module = getattr(value, "__module__", None) or (bound.__name__ if isinstance(bound, types.ModuleType) else "")
         if module:
             self._pure(module)
-        self._put("builtin", module, value.__qualname__, home.__qualname__ if home else "")
+        self._put("builtin", module, value.__qualname__, owner.__qualname__ if owner else "")
         if bound is not None and not isinstance(bound, (type, types.ModuleType)):
             self.value(bound)
 
     def _operator(self, value: Any) -> None:
         name = str(value)
-        if not name.startswith(tuple(f"{own}." for own in _TORCHS_OWN)):
-            raise _Uncertain(f"what torch.ops.{name} computes cannot be seen")
+        if not name.startswith(tuple(f"{own}." for own in _TORCH_NAMESPACES)):
+            raise _NoFingerprint(f"torch.ops.{name} is a custom operator")
         self._put("operator", name)
 
 
-def _of_parts(*parts: str) -> Callable[[_Walk, Any], None]:
-    """A way to look at what is known by some of its attributes."""
+def _hash_attributes(*names: str) -> Callable[[_Hasher, Any], None]:
+    """Return a function that hashes an object by some of its attributes."""
 
-    def look(walk: _Walk, value: Any) -> None:
+    def hash_value(hasher: _Hasher, value: Any) -> None:
         if origin_of_module(type(value).__module__) is None:
-            raise _Uncertain(f"a {type(value).__qualname__} may be more than a {type(value).__base__}")
-        walk.value((type(value).__name__, *(getattr(value, part) for part in parts)))
+            raise _NoFingerprint(f"a {type(value).__qualname__} may be more than a {type(value).__base__}")
+        hasher.value((type(value).__name__, *(getattr(value, name) for name in names)))
 
-    return look
+    return hash_value
 
 
-_WAYS: tuple[tuple[Any, Callable[[_Walk, Any], None]], ...] = (
-    (torch.Tensor, _Walk._tensor),
-    (nn.Module, _Walk._module),
-    (types.FunctionType, _Walk._function),
-    (enum.Enum, _Walk._enum),
-    (type, _Walk._class),
-    (types.ModuleType, _Walk._held_module),
-    ((torch._ops.OpOverload, torch._ops.OpOverloadPacket), _Walk._operator),
-    ((types.BuiltinFunctionType, types.MethodWrapperType, types.MethodDescriptorType), _Walk._builtin),
-    ((types.WrapperDescriptorType, types.ClassMethodDescriptorType), _Walk._builtin),
-    ((types.GetSetDescriptorType, types.MemberDescriptorType), _Walk._builtin),
-    (types.MethodType, _of_parts("__func__", "__self__")),
-    ((staticmethod, classmethod), _of_parts("__func__")),
-    (property, _of_parts("fget", "fset", "fdel")),
-    (functools.cached_property, _of_parts("func", "attrname")),
-    (functools.partial, _of_parts("func", "args", "keywords", "__dict__")),
-    (functools._lru_cache_wrapper, _of_parts("__wrapped__")),
-    (slice, _of_parts("start", "stop", "step")),
-    ((np.ndarray, np.generic), _Walk._array),
-    (np.dtype, _of_parts("str", "names")),
-    (np.ufunc, _of_parts("__name__")),
-    (re.Pattern, _of_parts("pattern", "flags")),
-    (logging.Logger, _of_parts("name")),
-    (PurePath, lambda walk, value: walk.value(("path", str(value)))),
-    (weakref.ref, lambda walk, value: walk.value(("reference", value()))),
+_HASH_FUNCTIONS: tuple[tuple[Any, Callable[[_Hasher, Any], None]], ...] = (
+    (torch.Tensor, _Hasher._tensor),
+    (nn.Module, _Hasher._module),
+    (types.FunctionType, _Hasher._function),
+    (enum.Enum, _Hasher._enum),
+    (type, _Hasher._class),
+    (types.ModuleType, _Hasher._module_value),
+    ((torch._ops.OpOverload, torch._ops.OpOverloadPacket), _Hasher._operator),
+    ((types.BuiltinFunctionType, types.MethodWrapperType, types.MethodDescriptorType), _Hasher._builtin),
+    ((types.WrapperDescriptorType, types.ClassMethodDescriptorType), _Hasher._builtin),
+    ((types.GetSetDescriptorType, types.MemberDescriptorType), _Hasher._builtin),
+    (types.MethodType, _hash_attributes("__func__", "__self__")),
+    ((staticmethod, classmethod), _hash_attributes("__func__")),
+    (property, _hash_attributes("fget", "fset", "fdel")),
+    (functools.cached_property, _hash_attributes("func", "attrname")),
+    (functools.partial, _hash_attributes("func", "args", "keywords", "__dict__")),
+    (functools._lru_cache_wrapper, _hash_attributes("__wrapped__")),
+    (slice, _hash_attributes("start", "stop", "step")),
+    ((np.ndarray, np.generic), _Hasher._array),
+    (np.dtype, _hash_attributes("str", "names")),
+    (np.ufunc, _hash_attributes("__name__")),
+    (re.Pattern, _hash_attributes("pattern", "flags")),
+    (logging.Logger, _hash_attributes("name")),
+    (PurePath, lambda hasher, value: hasher.value(("path", str(value)))),
+    (weakref.ref, lambda hasher, value: hasher.value(("reference", value()))),
 )
-"""How to look at what is no plain value and no container; anything else is an object with attributes."""
+"""How to hash types other than plain values and containers; anything else is an object with attributes."""
 
 
-def _dict_of(value: Any) -> Mapping[str, Any]:
+def _instance_dict(value: Any) -> Mapping[str, Any]:
     try:
-        held: Mapping[str, Any] = object.__getattribute__(value, "__dict__")
+        attributes: Mapping[str, Any] = object.__getattribute__(value, "__dict__")
     except AttributeError:
         return {}
-    return held
+    return attributes
 
 
-def _has(value: Any, slot: str) -> bool:
+def _has_slot(value: Any, slot: str) -> bool:
     try:
         object.__getattribute__(value, slot)
     except AttributeError:
@@ -522,15 +530,15 @@ def _has(value: Any, slot: str) -> bool:
     return True
 
 
-def _is_made_of_python(kind: type) -> bool:
-    """Whether a class statement made it, which could hold the user's code under a package's name."""
+def _is_python_class(kind: type) -> bool:
+    """Whether a class was defined in Python, so that it could hold user code under a package's name."""
     return any(isinstance(value, types.FunctionType) for value in vars(kind).values()) or "__dict__" in vars(kind)
 
 
-def _may_wait(owner: type, name: str, member: Any) -> bool:
-    """Whether a member of a class is of no concern unless code names it.
+def _is_deferrable(owner: type, name: str, member: Any) -> bool:
+    """Whether a member of a class matters only if code names it.
 
-    So are methods of modules that their released bases do not have. Other packages than torch may look for them yet.
+    That holds for constructors, and for methods of modules that their released bases do not define.
     """
     if name in CONSTRUCTORS:
         return True
@@ -539,5 +547,5 @@ def _may_wait(owner: type, name: str, member: Any) -> bool:
     return not any(name in vars(base) for base in owner.__mro__ if origin_of_module(base.__module__) is not None)
 
 
-def _namespaces_of_others() -> set[str]:
-    return {name.partition("::")[0] for name in torch._C._dispatch_get_all_op_names()}.difference(_TORCHS_OWN)
+def _custom_namespaces() -> set[str]:
+    return {name.partition("::")[0] for name in torch._C._dispatch_get_all_op_names()}.difference(_TORCH_NAMESPACES)

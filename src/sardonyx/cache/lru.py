@@ -1,4 +1,4 @@
-"""A small map that forgets what was used longest ago."""
+"""A least-recently-used mapping."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ V = TypeVar("V")
 
 
 class LRU(Generic[V]):
-    """At most `size` entries.
+    """A mapping of at most `size` entries, which evicts the least recently used.
 
-    >>> kept = LRU[str](2)
-    >>> kept.put(1, "a"); kept.put(2, "b"); _ = kept.get(1); kept.put(3, "c")
-    >>> kept.get(2) is None, kept.get(1)
+    >>> lru = LRU[str](2)
+    >>> lru.put(1, "a"); lru.put(2, "b"); _ = lru.get(1); lru.put(3, "c")
+    >>> lru.get(2) is None, lru.get(1)
     (True, 'a')
     """
 
@@ -23,24 +23,24 @@ class LRU(Generic[V]):
         self._entries: OrderedDict[Hashable, V] = OrderedDict()
 
     def get(self, key: Hashable) -> V | None:
-        """The entry, which counts as used; None if there is none."""
+        """Return an entry and mark it as used; None if there is none."""
         if key in self._entries:
             self._entries.move_to_end(key)
         return self._entries.get(key)
 
     def put(self, key: Hashable, value: V) -> None:
-        """Add an entry, and drop the least recently used beyond the size."""
+        """Add an entry, and evict the least recently used beyond the size."""
         self._entries[key] = value
         self._entries.move_to_end(key)
         while len(self._entries) > self._size:
             self._entries.popitem(last=False)
 
     def items(self) -> list[tuple[Hashable, V]]:
-        """Every entry, most recently used first."""
+        """Return all entries, most recently used first."""
         return list(reversed(self._entries.items()))
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Remove all entries."""
         self._entries.clear()
 
     def __len__(self) -> int:

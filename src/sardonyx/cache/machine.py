@@ -1,4 +1,4 @@
-"""What a kept result depends on beside its input: the processor, the packages, and this package's own code."""
+"""Cache keys: what a cached result depends on besides its input, that is processor, package versions and our code."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from sardonyx.versions import versions
 
 @cache
 def cpu() -> str:
-    """The processor's architecture and instruction sets: what native code of one machine may lack on another."""
+    """Return the processor's architecture and a digest of its instruction sets."""
     try:
-        told = Path("/proc/cpuinfo").read_text()
+        cpuinfo = Path("/proc/cpuinfo").read_text()
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
-    abilities = sorted(set(re.findall(r"^(?:flags|Features)\s*:(.*)$", told, re.MULTILINE)))
-    return f"{platform.machine()} {hashlib.sha256(repr(abilities).encode()).hexdigest()[:16]}"
+    flags = sorted(set(re.findall(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.MULTILINE)))
+    return f"{platform.machine()} {hashlib.sha256(repr(flags).encode()).hexdigest()[:16]}"
 
 
 @cache
 def own_code() -> str:
-    """A digest of this package's source: whoever works on it must not be given what an older state of it made."""
+    """Return a digest of this package's source, so that edits of it invalidate cached results."""
     root = Path(__file__).parents[1]
     hashed = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -33,7 +33,7 @@ def own_code() -> str:
 
 
 def key_of(**parts: str) -> str:
-    """A key for the disk cache that no other parts have, on this processor and with these packages and this code.
+    """Return a disk cache key of these parts, this processor, the package versions and our code.
 
     >>> key_of(a="1", b="23") == key_of(a="12", b="3")
     False
@@ -42,5 +42,5 @@ def key_of(**parts: str) -> str:
 
 
 def key_of_source(**parts: str) -> str:
-    """A key for what follows from its parts alone, on this processor: what a compiler makes of a source."""
+    """Return a key of these parts and this processor alone, as for a compiler's output."""
     return hashlib.sha256(repr((cpu(), sorted(parts.items()))).encode()).hexdigest()

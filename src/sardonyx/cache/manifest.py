@@ -1,4 +1,4 @@
-"""What an entry of the cache consists of: files listed with their digests, which nobody else can write to."""
+"""Manifests of cache entries: files with their digests, which no other user can write to."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from sardonyx.versions import versions
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
-_SETTLED = 2.0
-"""Seconds after which a file's times tell of every further edit, however coarse the clock of the file system."""
+_STABLE_AFTER = 2.0
+"""Seconds after which any further edit changes a file's times, however coarse the file system's clock."""
 
 
-class Damaged(Exception):
-    """An entry is not what was written."""
+class DamagedEntry(Exception):
+    """An entry differs from what was written."""
 
 
-def writers(status: os.stat_result) -> str:
-    """Who else can write to a file or folder; nothing where it is ours, or the administrator's, alone."""
+def foreign_writers(status: os.stat_result) -> str:
+    """Return why other users can write to a file or folder; empty if only we and the administrator can."""
     if not hasattr(os, "getuid"):
         return ""
     if status.st_uid not in (os.getuid(), 0):
@@ -32,15 +32,15 @@ def writers(status: os.stat_result) -> str:
     return "can be written by other users" if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
 
 
-def seal(folder: Path, key: str, about: Mapping[str, str]) -> None:
-    """Make what was written private, and write the manifest."""
+def write_manifest(folder: Path, key: str, about: Mapping[str, str]) -> None:
+    """Make the files private, and write the manifest."""
     files = {}
     for parent, _, _ in os.walk(folder):
         Path(parent).chmod(0o700)
-    for name, found in _files(folder).items():
+    for name, status in _files(folder).items():
         path = folder / name
-        path.chmod(stat.S_IMODE(found.st_mode) & 0o700 | 0o600)
-        files[name] = {"bytes": found.st_size, "sha256": _digest(path)}
+        path.chmod(stat.S_IMODE(status.st_mode) & 0o700 | 0o600)
+        files[name] = {"bytes": status.st_size, "sha256": _digest(path)}
     manifest = {
         "format": _FORMAT,
         "key": key,
@@ -54,17 +54,17 @@ def seal(folder: Path, key: str, about: Mapping[str, str]) -> None:
     path.chmod(0o600)
 
 
-def _check_writers(folder: Path) -> None:
-    """Nobody else can have edited anything here."""
+def _check_permissions(folder: Path) -> None:
+    """Raise if another user can have edited a file."""
     for path in (folder, *folder.rglob("*")):
-        who = writers(path.lstat())
-        if who and not path.is_symlink():  # whose mode says nothing, and which is refused as such
-            raise Damaged(f"{path.name} {who}")
+        reason = foreign_writers(path.lstat())
+        if reason and not path.is_symlink():  # a link's mode means nothing; `_files` refuses links
+            raise DamagedEntry(f"{path.name} {reason}")
 
 
 def _files(folder: Path) -> dict[str, os.stat_result]:
-    """Every file below a folder but the manifest, by its path from there; anything else but folders is refused."""
-    found: dict[str, os.stat_result] = {}
+    """Return the files below a folder except the manifest, by relative path; links and special files raise."""
+    files: dict[str, os.stat_result] = {}
     for parent, folders, names in os.walk(folder):
         for name in folders + names:
             path = Path(parent, name)
@@ -72,17 +72,17 @@ def _files(folder: Path) -> dict[str, os.stat_result]:
             if stat.S_ISDIR(status.st_mode):
                 continue
             if not stat.S_ISREG(status.st_mode):
-                raise Damaged(f"{name} is no plain file")
-            found[path.relative_to(folder).as_posix()] = status
-    found.pop(MANIFEST, None)
-    return found
+                raise DamagedEntry(f"{name} is not a regular file")
+            files[path.relative_to(folder).as_posix()] = status
+    files.pop(MANIFEST, None)
+    return files
 
 
 def read_manifest(folder: Path, key: str) -> dict[str, Any]:
-    """The manifest, if it is one of ours for that key."""
+    """Return the manifest; raise unless it is valid and for this key."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
-        right = (
+        is_valid = (
             manifest["format"] == _FORMAT
             and manifest["key"] == key
             and isinstance(manifest["made"], float)
@@ -93,40 +93,40 @@ def read_manifest(folder: Path, key: str) -> dict[str, Any]:
             )
         )
     except FileNotFoundError:
-        raise Damaged("it has no manifest") from None
+        raise DamagedEntry("it has no manifest") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise Damaged(f"its manifest cannot be read ({error!r})") from error
-    if not right:
-        raise Damaged("its manifest is of another entry, or of another version")
+        raise DamagedEntry(f"its manifest cannot be read ({error!r})") from error
+    if not is_valid:
+        raise DamagedEntry("its manifest is for another entry or version")
     return manifest  # type: ignore[no-any-return]  # JSON
 
 
-_settled: dict[Path, object] = {}
-"""Entries that this process has hashed, with what tells whether a file was touched since."""
+_verified: dict[Path, object] = {}
+"""Entries that this process has verified, with the file times at that moment."""
 
 
 def verify(folder: Path, key: str) -> None:
-    """Raise unless the folder holds exactly the files that its manifest lists, with the same contents, and all ours."""
-    _check_writers(folder)
+    """Raise unless the folder holds exactly the files in its manifest, unmodified and not writable by others."""
+    _check_permissions(folder)
     manifest, files = read_manifest(folder, key), _files(folder)
     if set(files) != set(manifest["files"]):
         wrong = sorted(set(files) ^ set(manifest["files"]))
-        raise Damaged(f"{wrong[0]} is {'missing' if wrong[0] in manifest['files'] else 'not in its manifest'}")
+        raise DamagedEntry(f"{wrong[0]} is {'missing' if wrong[0] in manifest['files'] else 'not in its manifest'}")
     touched = [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for name, s in sorted(files.items())]
     state = (manifest, touched)
-    if _settled.get(folder) == state:
+    if _verified.get(folder) == state:
         return
     for name, status in files.items():
         _check_file(folder / name, status, manifest["files"][name])
-    if all(time.time() - max(s.st_mtime, s.st_ctime) > _SETTLED for s in files.values()):
-        _settled[folder] = state
+    if all(time.time() - max(s.st_mtime, s.st_ctime) > _STABLE_AFTER for s in files.values()):
+        _verified[folder] = state
 
 
 def _check_file(path: Path, status: os.stat_result, listed: Mapping[str, Any]) -> None:
     if status.st_size != listed["bytes"]:
-        raise Damaged(f"{path.name} has {status.st_size} bytes instead of {listed['bytes']}")
+        raise DamagedEntry(f"{path.name} has {status.st_size} bytes instead of {listed['bytes']}")
     if _digest(path) != listed["sha256"]:
-        raise Damaged(f"{path.name} has other contents than were written")
+        raise DamagedEntry(f"{path.name} was modified")
 
 
 def _digest(path: Path) -> str:

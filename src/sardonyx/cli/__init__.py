@@ -1,4 +1,4 @@
-"""The command line, one file a command: `cli/cache.py` is `sardonyx cache`. To add a command is to add a file."""
+"""The command line, one file per command: `cli/cache.py` is `sardonyx cache`. To add a command, add a file."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import sys
 
 def main() -> None:
     """The program `sardonyx`."""
-    _open_what_is_closed()
+    _reopen_closed_streams()
     try:
         from sardonyx.cli._program import program
     except ModuleNotFoundError as error:
-        lacking = str(error.name).partition(".")[0]
-        if lacking not in ("click", "rich"):
+        package = str(error.name).partition(".")[0]
+        if package not in ("click", "rich"):
             raise
-        sys.stderr.write(f'error: the command line needs the package {lacking}\n  next: pip install "sardonyx[cli]"\n')
+        sys.stderr.write(f'error: the command line needs the package {package}\n  next: pip install "sardonyx[cli]"\n')
         sys.exit(4)
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted\n")
@@ -24,8 +24,8 @@ def main() -> None:
     program()
 
 
-def _open_what_is_closed() -> None:
-    """Standard streams that a shell has closed, as by `>&-`, lead to nowhere; else a file would be opened as one."""
+def _reopen_closed_streams() -> None:
+    """Redirect closed standard streams (`>&-`) to the null device; else the next opened file would take their place."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)

@@ -1,4 +1,4 @@
-"""Arithmetic in the names of sizes: a file may call a size `2*batch + 1`, and nothing in it is ever executed."""
+"""Evaluate arithmetic in the names of sizes, such as `2*batch + 1`, without executing code from a file."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sardonyx.errors import OptionError
 Number: TypeAlias = int | Fraction
 
 _LONGEST = 256
-"""Characters of a name that is read as arithmetic: longer ones would exhaust the parser's stack."""
+"""Characters up to which a name is parsed: longer ones could exhaust the parser's stack."""
 _LARGEST = 2**63
 _LARGEST_EXPONENT = 64
 
 
 class DimExpression:
-    """A size as its name writes it: integer arithmetic over other names, or else a name itself.
+    """A size given by text: integer arithmetic over names, or else a single name.
 
     >>> sorted(DimExpression("2*batch + tokens//3").names)
     ['batch', 'tokens']
@@ -32,22 +32,24 @@ class DimExpression:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self._tree = _parsed(text)
+        self._tree = _parse(text)
         names = {node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name)} if self._tree else {text}
         self.names = frozenset(names - set(_FUNCTIONS) or {text})
 
     def value(self, sizes: Mapping[str, int]) -> int:
-        """The size where other sizes are known; one that is not given is 1."""
+        """Evaluate the size; names without a value are 1."""
         if self._tree is None:
             return sizes.get(self.text, 1)
         try:
             return int(_value(self._tree, sizes))
         except (ArithmeticError, ValueError) as error:
-            raise OptionError(f"the size {self.text!r} cannot be computed: {error}", hint="--size gives it") from error
+            raise OptionError(
+                f"the size {self.text!r} cannot be computed: {error}", hint="set it with --size"
+            ) from error
 
 
-def _parsed(text: str) -> ast.expr | None:
-    """The tree of an arithmetic expression; None for a text that is none, or is too long."""
+def _parse(text: str) -> ast.expr | None:
+    """Parse an arithmetic expression; None if it is something else, or too long."""
     if len(text) > _LONGEST:
         return None
     try:
@@ -73,24 +75,24 @@ def _is_arithmetic(node: ast.expr) -> bool:
 
 
 def _value(node: ast.expr, sizes: Mapping[str, int]) -> Number:
-    found: Number = 1
+    result: Number = 1
     match node:
         case ast.Constant():
-            found = int(str(node.value))
+            result = int(str(node.value))
         case ast.Name():
-            found = sizes.get(node.id, 1)
+            result = sizes.get(node.id, 1)
         case ast.UnaryOp():
-            found = _UNARY[type(node.op)](_value(node.operand, sizes))
+            result = _UNARY[type(node.op)](_value(node.operand, sizes))
         case ast.BinOp():
-            found = _BINARY[type(node.op)](_value(node.left, sizes), _value(node.right, sizes))
+            result = _BINARY[type(node.op)](_value(node.left, sizes), _value(node.right, sizes))
         case ast.Call(func=ast.Name(id=name)):
-            found = _called(name, [_value(x, sizes) for x in node.args])
-    if not -_LARGEST <= found <= _LARGEST:
-        raise OverflowError("it is larger than any size")
-    return found
+            result = _call_function(name, [_value(x, sizes) for x in node.args])
+    if not -_LARGEST <= result <= _LARGEST:
+        raise OverflowError("it is too large")
+    return result
 
 
-def _called(name: str, args: list[Number]) -> Number:
+def _call_function(name: str, args: list[Number]) -> Number:
     try:
         return _FUNCTIONS[name](*args)
     except TypeError as error:
@@ -99,13 +101,13 @@ def _called(name: str, args: list[Number]) -> Number:
 
 def _power(base: Number, exponent: Number) -> Number:
     if not isinstance(exponent, int) or not 0 <= exponent <= _LARGEST_EXPONENT:
-        raise ValueError(f"its exponent is no integer from 0 to {_LARGEST_EXPONENT}")
+        raise ValueError(f"its exponent is not an integer from 0 to {_LARGEST_EXPONENT}")
     return base**exponent
 
 
-def _divided(a: Number, b: Number) -> Number:
-    found = Fraction(a) / Fraction(b)
-    return found.numerator if found.denominator == 1 else found
+def _divide(a: Number, b: Number) -> Number:
+    quotient = Fraction(a) / Fraction(b)
+    return quotient.numerator if quotient.denominator == 1 else quotient
 
 
 _UNARY: Mapping[type[ast.unaryop], Callable[[Any], Number]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
@@ -114,7 +116,7 @@ _BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Number]] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
-    ast.Div: _divided,
+    ast.Div: _divide,
     ast.Mod: operator.mod,
     ast.Pow: _power,
 }
@@ -133,6 +135,6 @@ _FUNCTIONS: Mapping[str, Callable[..., Number]] = {
     "FloorDiv": operator.floordiv,
     "CleanDiv": operator.floordiv,
     "CeilDiv": lambda a, b: -(-a // b),
-    "IntTrueDiv": _divided,
+    "IntTrueDiv": _divide,
 }
-"""What sympy and torch call the functions that they print sizes with."""
+"""Functions in the sizes that sympy and torch print."""

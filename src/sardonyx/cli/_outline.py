@@ -1,4 +1,4 @@
-"""A model told in a few lines: what goes in and out, what it is made of, what weighs most; and node by node."""
+"""A summary of a model: inputs, outputs, operators, largest weights; and a list of its nodes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import onnx_ir as ir
 from rich.filesize import decimal
 
-from sardonyx.cli._feeds import dims_of, inputs_of, sizes
-from sardonyx.cli._told import counts
+from sardonyx.cli._feeds import dims_of, format_dims, inputs_of
+from sardonyx.cli._messages import format_counts
 
 _LARGEST = 10
 _SHORT = 8
-"""Elements of a tensor that are written out."""
+"""Elements up to which a tensor is printed."""
 
 
 def summary(model: ir.Model) -> dict[str, Any]:
-    """What there is to know of a model without running it, as plain data."""
+    """Return a summary of a model as plain data."""
     weights = {str(name): value for name, value in model.graph.initializers.items() if value.const_value is not None}
     operators = Counter(map(_operator, _all_nodes(model)))
     return {
@@ -33,7 +33,7 @@ def summary(model: ir.Model) -> dict[str, Any]:
         "functions": {f.name: {"domain": f.domain, "nodes": len(f)} for f in model.functions.values()},
         "weights": len(weights),
         "weight_bytes": sum(map(_bytes, weights.values())),
-        "weights_by_dtype": _by_dtype(list(weights.values())),
+        "weights_by_dtype": _bytes_by_dtype(list(weights.values())),
         "largest": [
             {**_value(value), "bytes": _bytes(value)}
             for value in sorted(weights.values(), key=lambda x: (-_bytes(x), str(x.name)))[:_LARGEST]
@@ -41,22 +41,24 @@ def summary(model: ir.Model) -> dict[str, Any]:
     }
 
 
-def lines(told: dict[str, Any]) -> list[str]:
-    """A summary for people."""
-    domains = ", ".join(f"{name} {version}" for name, version in told["domains"].items())
-    by_dtype = "".join(f"; {dtype} {decimal(size)}" for dtype, size in told["weights_by_dtype"].items())
+def lines(summary: dict[str, Any]) -> list[str]:
+    """Format a summary."""
+    domains = ", ".join(f"{name} {version}" for name, version in summary["domains"].items())
+    by_dtype = "".join(f"; {dtype} {decimal(size)}" for dtype, size in summary["weights_by_dtype"].items())
     return [
-        f"opset      {domains}; IR version {told['ir_version']}; by {told['producer'] or 'an unknown producer'}",
-        *_under("inputs", [_typed(x) for x in told["inputs"]]),
-        *_under("outputs", [_typed(x) for x in told["outputs"]]),
-        f"nodes      {told['nodes']}: {counts(told['operators'])}",
-        *_under("functions", [f"{x['domain']}.{name}, {x['nodes']} nodes" for name, x in told["functions"].items()]),
-        f"weights    {told['weights']}, {decimal(told['weight_bytes'])}{by_dtype}",
+        f"opset      {domains}; IR version {summary['ir_version']}; by {summary['producer'] or 'an unknown producer'}",
+        *_with_heading("inputs", [_format_value(x) for x in summary["inputs"]]),
+        *_with_heading("outputs", [_format_value(x) for x in summary["outputs"]]),
+        f"nodes      {summary['nodes']}: {format_counts(summary['operators'])}",
+        *_with_heading(
+            "functions", [f"{x['domain']}.{name}, {x['nodes']} nodes" for name, x in summary["functions"].items()]
+        ),
+        f"weights    {summary['weights']}, {decimal(summary['weight_bytes'])}{by_dtype}",
     ]
 
 
 def nodes(model: ir.Model) -> list[dict[str, Any]]:
-    """Every node in order, those of branches and loops after the node that has them, those of functions last."""
+    """Return every node in order; nodes of subgraphs follow theirs, those of functions come last."""
     return [
         {
             "name": str(node.name or ""),
@@ -69,11 +71,11 @@ def nodes(model: ir.Model) -> list[dict[str, Any]]:
     ]
 
 
-def node_line(told: dict[str, Any]) -> str:
-    """A node for people: what it gives, the operator, what it reads, and how."""
-    gives = ", ".join(_typed(x) for x in told["outputs"])
-    how = "".join(f", {name}={value}" for name, value in told["attributes"].items())
-    return f"{gives} = {told['operator']}({', '.join(told['inputs'])}{how})"
+def node_line(node: dict[str, Any]) -> str:
+    """Format a node: outputs, operator, inputs, attributes."""
+    outputs = ", ".join(_format_value(x) for x in node["outputs"])
+    attributes = "".join(f", {name}={value}" for name, value in node["attributes"].items())
+    return f"{outputs} = {node['operator']}({', '.join(node['inputs'])}{attributes})"
 
 
 def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
@@ -91,22 +93,22 @@ def _value(value: ir.Value) -> dict[str, Any]:
 
 
 def _dtype(value: ir.Value) -> str | None:
-    """As torch and numpy call it."""
+    """Return the dtype's name in torch and numpy."""
     name = value.dtype.name.lower() if value.dtype else None
     return {"float": "float32", "double": "float64"}.get(name, name) if name else None
 
 
-def _typed(told: dict[str, Any]) -> str:
-    return f"{told['name']}: {told['dtype'] or '?'}{sizes(told['shape'])}"
+def _format_value(value: dict[str, Any]) -> str:
+    return f"{value['name']}: {value['dtype'] or '?'}{format_dims(value['shape'])}"
 
 
 def _attribute(attribute: ir.Attr) -> Any:
-    """The value of an attribute, in a few words where it is a graph, a tensor or a long list."""
+    """Return the value of an attribute; graphs and large tensors are abbreviated."""
     if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
         return "{…}"
     if attribute.type == ir.AttributeType.TENSOR:
-        held = attribute.as_tensor()
-        return held.numpy().tolist() if held.size <= _SHORT else f"{held.dtype.name.lower()}{list(held.shape)}"
+        tensor = attribute.as_tensor()
+        return tensor.numpy().tolist() if tensor.size <= _SHORT else f"{tensor.dtype.name.lower()}{list(tensor.shape)}"
     value = attribute.value
     return list(value) if isinstance(value, (list, tuple)) else value if isinstance(value, (int, float)) else str(value)
 
@@ -115,13 +117,13 @@ def _bytes(value: ir.Value) -> int:
     return value.const_value.nbytes if value.const_value is not None else 0
 
 
-def _by_dtype(weights: list[ir.Value]) -> dict[str, int]:
-    found: Counter[str] = Counter()
+def _bytes_by_dtype(weights: list[ir.Value]) -> dict[str, int]:
+    sizes: Counter[str] = Counter()
     for value in weights:
-        found[_dtype(value) or "?"] += _bytes(value)
-    return dict(found.most_common())
+        sizes[_dtype(value) or "?"] += _bytes(value)
+    return dict(sizes.most_common())
 
 
-def _under(heading: str, listed: list[str]) -> list[str]:
-    """Lines of which the first has the heading before it."""
-    return [f"{heading if index == 0 else '':<10} {line}" for index, line in enumerate(listed)]
+def _with_heading(heading: str, rows: list[str]) -> list[str]:
+    """Indent lines, with a heading before the first."""
+    return [f"{heading if index == 0 else '':<10} {line}" for index, line in enumerate(rows)]

@@ -1,8 +1,7 @@
-"""`sardonyx`: a group of the commands that lie beside this file.
+"""The program `sardonyx`: a group of the commands in this package.
 
-It exits with 0 when what was asked for is done; 1 when it failed, as a check that is not passed or a difference that is
-found; 2 after a wrong use of the command line; 3 when the model or its input is at fault; 4 when a package or a program
-is missing; 130 after Ctrl-C. Errors are a line "error: …", and where there is one a line "next: …" with the next step.
+Exit codes: 0 success; 1 failure, such as a failed check or a difference; 2 wrong command line; 3 bad model or input;
+4 a package or a program is missing; 130 Ctrl-C. Errors are printed as "error: …", with "next: …" for the next step.
 """
 
 from __future__ import annotations
@@ -16,37 +15,37 @@ from typing import Any
 import click
 
 import sardonyx.cli
-from sardonyx.cli._told import Warnings, example, printable
+from sardonyx.cli._messages import WarningHandler, example, printable
 from sardonyx.errors import MissingDependency, SardonyxError, VerificationError
 
-FAILED, OF_THE_MODEL, MISSING, INTERRUPTED = 1, 3, 4, 130
+FAILED, BAD_MODEL, MISSING, INTERRUPTED = 1, 3, 4, 130
 _EXIT_CODES = """\b
 Exit codes:
-  0  done
-  1  what was asked for failed: a check not passed, a difference found
-  2  wrong use of the command line
-  3  the model or its input is at fault
+  0  success
+  1  failure: a check failed, or results differ
+  2  wrong command line
+  3  bad model or input
   4  a package or a program is missing
-  130  ended by Ctrl-C"""
+  130  Ctrl-C"""
 
 
-class Told(click.ClickException):
-    """An error for the user, with the code that the program exits with."""
+class ErrorMessage(click.ClickException):
+    """An error message for the user, with the exit code."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code  # type: ignore[misc]  # click declares it for classes, and reads it from the error
 
     def show(self, file: Any = None) -> None:
-        """Print it on stderr."""
+        """Print the message on stderr."""
         click.echo(printable(self.message), file=file, err=True)
 
 
-class _Beside(click.Group):
-    """Finds commands as modules of this package, each with its `command`, and imports the one that is asked for."""
+class _CommandGroup(click.Group):
+    """Finds commands as modules of this package, each with a `command`, and imports them on demand."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(found.name for found in iter_modules(sardonyx.cli.__path__) if not found.name.startswith("_"))
+        return sorted(x.name for x in iter_modules(sardonyx.cli.__path__) if not x.name.startswith("_"))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
@@ -55,52 +54,54 @@ class _Beside(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; whatever is raised becomes a line for the user, with a traceback only for --debug."""
+        """Run the command; exceptions become error messages, with a traceback only for --debug."""
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
             raise
         except KeyboardInterrupt as error:
-            raise Told("\ninterrupted", INTERRUPTED) from error
+            raise ErrorMessage("\ninterrupted", INTERRUPTED) from error
         except Exception as error:
             if ctx.params.get("debug"):
                 traceback.print_exc()
-            raise (Told("\ninterrupted", INTERRUPTED) if _is_interrupted(error) else _told(error, ctx)) from error
+            raise (
+                ErrorMessage("\ninterrupted", INTERRUPTED) if _is_interrupted(error) else _format_error(error, ctx)
+            ) from error
 
 
 def _is_interrupted(error: BaseException | None) -> bool:
-    """Whether Ctrl-C is behind an error: one that comes while a package is loaded is told as if it were missing."""
+    """Whether Ctrl-C caused an error: during an import, it may be reported as a missing package."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
-def _told(error: Exception, ctx: click.Context) -> Told:
+def _format_error(error: Exception, ctx: click.Context) -> ErrorMessage:
     error = _cause(error)
     if isinstance(error, OSError) and error.filename is not None and not isinstance(error, SardonyxError):
-        said = f"{error.filename}: {error.strerror}"
-        return Told(f"error: {said}\n  next: look at that path, its folder, and the space on its disk", FAILED)
+        reason = f"{error.filename}: {error.strerror}"
+        return ErrorMessage(f"error: {reason}\n  next: check that path, its folder, and the free disk space", FAILED)
     if not isinstance(error, SardonyxError):
-        fault = _fault(ctx)
+        fault = _model_fault(ctx)
         if fault:
-            return Told(f"error: {fault}\n  next: write or copy it anew", OF_THE_MODEL)
-        said = (str(error).strip() or "no reason given").splitlines()[0]
-        return Told(f"error: {type(error).__name__}: {said}\n  next: sardonyx --debug … shows where", FAILED)
+            return ErrorMessage(f"error: {fault}\n  next: export or copy the file again", BAD_MODEL)
+        reason = (str(error).strip() or "no reason given").splitlines()[0]
+        return ErrorMessage(f"error: {type(error).__name__}: {reason}\n  next: sardonyx --debug … shows where", FAILED)
     codes = {MissingDependency: MISSING, VerificationError: FAILED}
-    code = next((code for kind, code in codes.items() if isinstance(error, kind)), OF_THE_MODEL)
-    return Told(f"error: {error}", code)
+    code = next((code for kind, code in codes.items() if isinstance(error, kind)), BAD_MODEL)
+    return ErrorMessage(f"error: {error}", code)
 
 
-def _fault(ctx: click.Context) -> str | None:
-    """What is wrong with the model of a command that failed unexpectedly."""
-    from sardonyx.cli._source import GIVEN  # loads torch, which `sardonyx --help` need not wait for
+def _model_fault(ctx: click.Context) -> str | None:
+    """Return why the model of a command is invalid, after an unexpected error."""
+    from sardonyx.cli._source import MODEL_KEY  # imports torch, which `sardonyx --help` does not need
 
-    model = ctx.meta.get(GIVEN)
+    model = ctx.meta.get(MODEL_KEY)
     return model.fault() if model is not None else None
 
 
 def _cause(error: Exception) -> Exception:
-    """An error of ours that torch.compile has packed into one of its own, else the error itself."""
+    """Return the `SardonyxError` inside an error of torch.compile, else the error itself."""
     inner = getattr(error, "inner_exception", None)
     return inner if isinstance(inner, SardonyxError) else error
 
@@ -114,7 +115,7 @@ _EXAMPLE = example(
 
 
 @click.command(
-    cls=_Beside,
+    cls=_CommandGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=f"{_EXAMPLE}\n\n{_EXIT_CODES}",
 )
@@ -123,5 +124,5 @@ _EXAMPLE = example(
 def program(debug: bool) -> None:
     """Run PyTorch through ONNX."""
     log = logging.getLogger("sardonyx")
-    if not any(isinstance(handler, Warnings) for handler in log.handlers):
-        log.addHandler(Warnings())
+    if not any(isinstance(handler, WarningHandler) for handler in log.handlers):
+        log.addHandler(WarningHandler())

@@ -1,7 +1,7 @@
-"""Files of torch.export.save, read without running what they hold.
+"""Load files of torch.export.save without executing code in them.
 
 `torch.export.load` unpickles, loads libraries, evaluates sizes as Python and imports modules that a file names. A file
-that needs any of this is refused: whoever trusts it loads it in a factory of their own.
+that needs any of this is refused: users who trust it can load it in a factory.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ import torch
 from torch.utils._sympy import functions as torch_sympy
 
 from sardonyx.errors import SardonyxError
-from sardonyx.model_files import collecting
+from sardonyx.model_files import capture_logs
 
-_TRUST = "if you trust it, give file.py:factory, a function that returns torch.export.load(path).module()"
+_TRUST = "if you trust it, use file.py:factory, a function that returns torch.export.load(path).module()"
 _WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _PICKLED = ("custom_obj_", "opaque_obj_")
-"""How members of an archive are called that hold pickled objects."""
+"""Name prefixes of archive members with pickled objects."""
 _FACTORIES = frozenset({"builtins", "collections"})
-"""Modules from which the factory of a defaultdict may come."""
+"""Modules that may define the factory of a defaultdict."""
 _FUNCTIONS = frozenset(
     {
         *(*torch_sympy.__all__, "Integer", "Rational", "Symbol", "Float", "Add", "Mul", "Pow", "Max", "Min", "Mod"),
@@ -39,9 +39,9 @@ _FUNCTIONS = frozenset(
         *("GreaterThan", "LessThan", "StrictGreaterThan", "StrictLessThan"),
     }
 )
-"""What torch writes sizes with, as sympy.srepr prints them."""
+"""Functions in sizes that torch writes, as printed by sympy.srepr."""
 _OF_TEXT = {"Symbol": re.compile(r"\w+"), "Float": re.compile(r"-?[0-9.e+-]+")}
-"""Those whose first argument is a text: sympy evaluates a text that any other is given."""
+"""Functions whose first argument may be text: for others, sympy would evaluate text."""
 _ARITHMETIC = (
     *(
         ast.Expression,
@@ -60,31 +60,31 @@ _ARITHMETIC = (
 
 
 def load(path: str) -> torch.export.ExportedProgram:
-    """The exported program of a file."""
-    said: list[str] = []
+    """Load an exported program."""
+    messages: list[str] = []
     try:
         _check(Path(path))
-        with collecting(said, "torch.export"), _only_weights():
+        with capture_logs(messages, "torch.export"), _only_weights():
             return torch.export.load(path)
     except SardonyxError:
         raise
     except pickle.UnpicklingError as error:
         raise SardonyxError(f"{path} has pickled objects, which would run as code", hint=_TRUST) from error
     except Exception as error:
-        unknown = re.search(r"Deserializing (\S+)\.(\w+) in pytree", "\n".join(said))
+        unknown = re.search(r"Deserializing (\S+)\.(\w+) in pytree", "\n".join(messages))
         if unknown is not None and _import_installed(unknown[1]):
             with _only_weights():
                 return torch.export.load(path)
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise SardonyxError(
-            f"{path} cannot be read by torch.export.load: {said[-1] if said else first}",
-            hint=f"write it by torch.export.save, with torch {torch.__version__} or older",
+            f"{path} cannot be read by torch.export.load: {messages[-1] if messages else first}",
+            hint=f"write it with torch.export.save of torch {torch.__version__} or older",
         ) from error
 
 
 @contextmanager
 def _only_weights() -> Iterator[None]:
-    """While active, torch.load unpickles tensors and containers alone, whatever its caller asks for."""
+    """While active, torch.load behaves as with weights_only=True."""
     before = os.environ.get(_WEIGHTS_ONLY)
     os.environ[_WEIGHTS_ONLY] = "1"
     try:
@@ -96,7 +96,7 @@ def _only_weights() -> Iterator[None]:
 
 
 def _import_installed(name: str) -> bool:
-    """Import a module that tells torch of its classes; one in the working folder is none that was installed."""
+    """Import an installed module, which may register classes with torch; ignores the working directory."""
     if name in sys.modules:
         return False
     before, here = sys.path[:], Path.cwd()
@@ -115,7 +115,7 @@ def _check(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         twice = [name for name, count in Counter(archive.namelist()).items() if count > 1]
         if twice:
-            raise SardonyxError(f"{path} has {twice[0]!r} twice", hint="write it anew by torch.export.save")
+            raise SardonyxError(f"{path} has {twice[0]!r} twice", hint="write it again with torch.export.save")
         for name in archive.namelist():
             if "aotinductor" in PurePosixPath(name).parts:
                 raise SardonyxError(f"{path} has a compiled library, which would run as code", hint=_TRUST)
@@ -126,30 +126,30 @@ def _check(path: Path) -> None:
 
 
 def _check_graph(path: Path, graph: Any) -> None:
-    for held in _dicts(graph):
-        size = held.get("expr_str")
+    for entry in _dicts(graph):
+        size = entry.get("expr_str")
         if isinstance(size, str) and not _is_arithmetic(size):
-            raise SardonyxError(f"{path} has {size!r} in the place of a size", hint=_TRUST)
-        module = held.get("default_factory_module")
+            raise SardonyxError(f"{path} has {size!r} instead of a size", hint=_TRUST)
+        module = entry.get("default_factory_module")
         if isinstance(module, str) and module not in _FACTORIES:
             raise SardonyxError(f"{path} would import the module {module!r}", hint=_TRUST)
-        if "__enum__" in held and str(held.get("fqn")).partition(":")[0] not in sys.modules:
-            raise SardonyxError(f"{path} would import the module of {held.get('fqn')!r}", hint=_TRUST)
+        if "__enum__" in entry and str(entry.get("fqn")).partition(":")[0] not in sys.modules:
+            raise SardonyxError(f"{path} would import the module of {entry.get('fqn')!r}", hint=_TRUST)
 
 
-def _dicts(held: Any) -> Iterator[dict[str, Any]]:
-    """Every object in JSON, and in the JSON that its texts hold: specs of arguments are written that way."""
-    waiting = [held]
-    while waiting:
-        found = waiting.pop()
-        if isinstance(found, dict):
-            yield found
-            waiting += found.values()
-        elif isinstance(found, list):
-            waiting += found
-        elif isinstance(found, str) and found.lstrip()[:1] in ("[", "{"):
+def _dicts(content: Any) -> Iterator[dict[str, Any]]:
+    """Iterate over all objects in JSON, and in JSON inside its strings, as call specs are written."""
+    pending = [content]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            yield value
+            pending += value.values()
+        elif isinstance(value, list):
+            pending += value
+        elif isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
             try:
-                waiting.append(json.loads(found))
+                pending.append(json.loads(value))
             except ValueError:
                 continue
 
@@ -164,7 +164,7 @@ def _is_arithmetic(text: str) -> bool:
 
 
 def _texts(call: ast.Call) -> list[ast.expr]:
-    """The argument of a call that may be a text: the name of a symbol, the digits of a number."""
+    """Return the argument of a call that may be text: the name of a symbol, or the digits of a number."""
     match call:
         case ast.Call(func=ast.Name(id=name), args=[ast.Constant(value=str(text)), *_]) if name in _OF_TEXT:
             return call.args[:1] if _OF_TEXT[name].fullmatch(text) else []

@@ -1,4 +1,4 @@
-"""A model in one of the forms that a command line names: an ONNX file, an exported program, or a factory in Python."""
+"""The model that a command line names: an ONNX file, an exported program, or a factory in Python."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -25,42 +25,44 @@ from torch.utils import _pytree as pytree
 from sardonyx import dtypes
 from sardonyx.cli import _feeds, _pt2
 from sardonyx.cli._feeds import Array
-from sardonyx.cli._told import aside
+from sardonyx.cli._messages import stdout_to_stderr
 from sardonyx.doors.export import export
 from sardonyx.doors.optimize import optimize
 from sardonyx.doors.program import Program, map_external_weights
 from sardonyx.errors import MissingDependency, OptionError, SardonyxError
-from sardonyx.model_files import fault_of, load_model
+from sardonyx.model_files import find_fault, load_model
 from sardonyx.options import Options
 
-Kind: TypeAlias = Literal["module", "pt2", "onnx"]
-Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+if TYPE_CHECKING:
+    from sardonyx.diagnose.comparison.subject import CallArguments
 
-_FORMS = "give model.onnx, a .pt2 file of torch.export.save, or package.module:factory, or path/file.py:factory"
+SourceKind: TypeAlias = Literal["module", "pt2", "onnx"]
+
+_FORMS = "use model.onnx, a .pt2 file of torch.export.save, or package.module:factory, or path/file.py:factory"
 _RETURN = "let it return (module, args) or (module, args, kwargs)"
 _SEED = 0
-GIVEN = "sardonyx.model"
-"""Under which the context of a command has its model."""
+MODEL_KEY = "sardonyx.model"
+"""Key of the model in the context of a command."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """What a command is told of a model's inputs."""
+    """The options --inputs, --size and --seed of a command."""
 
     file: Path | None = None
     sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Of sizes that have names."""
+    """Values of named sizes."""
     seed: int = 0
-    """Of random inputs."""
+    """Seed of random inputs."""
 
     def __bool__(self) -> bool:
         return self.file is not None or bool(self.sizes)
 
 
 class Source(ABC):
-    """A model as it is given: a factory of modules, a file of torch.export, or an ONNX file."""
+    """A model given on the command line: a factory of modules, a file of torch.export, or an ONNX file."""
 
-    kind: Kind
+    kind: SourceKind
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -68,58 +70,58 @@ class Source(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """A short name, for files and reports."""
+        """Return a short name, for files and reports."""
 
     @abstractmethod
     def module(self) -> Any:
-        """The module, or another function of tensors; an error for an ONNX file, which has none."""
+        """Return the module or function; raise for an ONNX file."""
 
     @abstractmethod
-    def example(self) -> Call | None:
-        """Arguments to call the module with, where it comes with some."""
+    def example(self) -> CallArguments | None:
+        """Return example arguments of the module, if it has any."""
 
-    def called_with(self) -> Call:
-        """Those arguments, or an error where there are none."""
+    def require_example(self) -> CallArguments:
+        """Return example arguments of the module; raise if it has none."""
         call = self.example()
         if call is None:
-            raise SardonyxError(f"{self.text} gives a module without arguments to export it with", hint=_RETURN)
+            raise SardonyxError(f"{self.text} returns a module without example arguments", hint=_RETURN)
         return call
 
     @abstractmethod
     def model(self, options: Options, **export_options: Any) -> ir.Model:
-        """The ONNX model, exported where it is none yet; its weights stay where they are."""
+        """Return the ONNX model, exported if necessary; weights are not copied."""
 
     @abstractmethod
     def program(self, options: Options, **export_options: Any) -> Program:
-        """The model after the rewrite rules, as `sardonyx.export` or `sardonyx.optimize` gives it."""
+        """Return the model after rewrite rules, as `sardonyx.export` or `sardonyx.optimize` does."""
 
     @abstractmethod
-    def call(self, feeds: Mapping[str, Array]) -> Call:
-        """The arguments with which the module is given these inputs of the ONNX model."""
+    def call(self, feeds: Mapping[str, Array]) -> CallArguments:
+        """Return the module's arguments for these inputs of the ONNX model."""
 
     def feeds(self, inputs: Inputs, model: ir.Model) -> dict[str, Array]:
-        """Inputs by their names in the ONNX model: of a file, else those it comes with, else random ones."""
+        """Return inputs of the ONNX model by name: from a file, else the example arguments, else random ones."""
         if inputs.file is not None and inputs.sizes:
-            raise OptionError(f"{inputs.file} says the sizes already", hint="leave out --size, or --inputs")
+            raise OptionError(f"{inputs.file} already determines the sizes", hint="leave out --size, or --inputs")
         if inputs.file is not None:
-            return _feeds.read(inputs.file, model)
-        own = None if inputs.sizes else self._own(model)
-        return own or _feeds.made_up(model, inputs.sizes, inputs.seed)
+            return _feeds.read_inputs(inputs.file, model)
+        example = None if inputs.sizes else self._example_feeds(model)
+        return example or _feeds.random_inputs(model, inputs.sizes, inputs.seed)
 
     def as_file(
-        self, model: ir.Model, inputs: Inputs, options: Options, **instead: Any
+        self, model: ir.Model, inputs: Inputs, options: Options, **overrides: Any
     ) -> tuple[Program, dict[str, torch.Tensor]]:
-        """A program of the ONNX model, which takes its inputs and not the module's arguments; and these inputs."""
+        """Return a program of the ONNX model, which takes its inputs, not the module's arguments; and these inputs."""
         feeds = self.feeds(inputs, model)
-        program = optimize(model, **fields(options, **instead))
+        program = optimize(model, **option_keywords(options, **overrides))
         return program, {name: tensor(feeds[name]) for name in program.inputs}
 
-    def _own(self, model: ir.Model) -> dict[str, Array] | None:
-        """The inputs that the model comes with."""
+    def _example_feeds(self, model: ir.Model) -> dict[str, Array] | None:
+        """Return the example arguments as inputs of the ONNX model, if there are any."""
         return None
 
     def fault(self) -> str | None:
-        """What is wrong with the model itself, where that can be told without running it."""
+        """Return why the model is invalid, if that can be found out without running it."""
         return None
 
     def __repr__(self) -> str:
@@ -127,128 +129,127 @@ class Source(ABC):
 
 
 class OnnxFile(Source):
-    """A file that is ONNX already."""
+    """An ONNX file."""
 
     kind = "onnx"
 
     @property
     def name(self) -> str:
-        """The file's name without its ending."""
+        """Return the file's name without its suffix."""
         return Path(self.text).stem
 
     def module(self) -> Any:
-        """There is none."""
+        """Not available for an ONNX file."""
         raise SardonyxError(
-            f"{self.text} is an ONNX file, and this needs the module in torch",
-            hint="give package.module:factory, or a .pt2 file of torch.export.save",
+            f"{self.text} is an ONNX file, but this command needs a torch module",
+            hint="use package.module:factory, or a .pt2 file of torch.export.save",
         )
 
-    def example(self) -> Call | None:
-        """There is none."""
+    def example(self) -> CallArguments | None:
+        """Not available for an ONNX file."""
         return None
 
     def model(self, options: Options, **export_options: Any) -> ir.Model:
-        """The file as it is, with weights left on disk where it has them in files of their own."""
+        """Return the model; external weights stay on disk."""
         if export_options:
-            raise OptionError(f"{self.text} is exported already, so {', '.join(export_options)} cannot be chosen")
+            raise OptionError(f"{self.text} is already exported, so {', '.join(export_options)} cannot be set")
         return self._loaded
 
     def program(self, options: Options, **export_options: Any) -> Program:
-        """The file after the rewrite rules."""
-        return optimize(self.model(options, **export_options), **fields(options))
+        """Return the model after rewrite rules."""
+        return optimize(self.model(options, **export_options), **option_keywords(options))
 
-    def call(self, feeds: Mapping[str, Array]) -> Call:
-        """The inputs in order, for the program."""
+    def call(self, feeds: Mapping[str, Array]) -> CallArguments:
+        """Return the inputs in order, for the program."""
         return tuple(tensor(feeds[str(value.name)]) for value in _feeds.inputs_of(self._loaded)), {}
 
     def fault(self) -> str | None:
-        """What ONNX's checker says of the file."""
-        return fault_of(self.text)
+        """Return why ONNX's checker rejects the file."""
+        return find_fault(self.text)
 
     @cached_property
     def _loaded(self) -> ir.Model:
         return load_model(self.text)
 
 
-class _InTorch(Source):
-    """A model that torch has: it is exported once, and again only where something else is asked for."""
+class _TorchSource(Source):
+    """A torch module; the last exported program is cached."""
 
     _program: Program | None = None
 
     @abstractmethod
     def _dynamic(self) -> dict[str, Any]:
-        """What is dynamic, as `export` takes it, where nothing is said."""
+        """Return the default dynamic shapes, as arguments of `export`."""
 
     def program(self, options: Options, **export_options: Any) -> Program:
-        """The module as `sardonyx.export` gives it."""
-        told = export_options if {"dynamic_shapes", "examples"} & set(export_options) else self._dynamic()
-        with aside():
-            self._program = export(self.module(), *self.called_with(), **{**fields(options), **told, **export_options})
+        """Export the module."""
+        dynamic = export_options if {"dynamic_shapes", "examples"} & set(export_options) else self._dynamic()
+        with stdout_to_stderr():
+            keywords = {**option_keywords(options), **dynamic, **export_options}
+            self._program = export(self.module(), *self.require_example(), **keywords)
         return self._program
 
-    def call(self, feeds: Mapping[str, Array]) -> Call:
-        """The example's arguments, with these in the place of its tensors."""
+    def call(self, feeds: Mapping[str, Array]) -> CallArguments:
+        """Return the example arguments with their tensors replaced by these inputs."""
         program = self._program or self.program(Options.of())
         call_spec = program.call_spec
-        leaves = pytree.tree_leaves(self.called_with())
-        for name, place in zip(program.inputs, call_spec.binding.inputs, strict=True):
-            leaves[place] = _like(leaves[place], feeds[name])
+        leaves = pytree.tree_leaves(self.require_example())
+        for name, index in zip(program.inputs, call_spec.binding.inputs, strict=True):
+            leaves[index] = _to_argument(leaves[index], feeds[name])
         args, kwargs = pytree.tree_unflatten(leaves, call_spec.in_spec)
         return tuple(args), dict(kwargs)
 
     def model(self, options: Options, **export_options: Any) -> ir.Model:
-        """The module exported, with its weights in torch's memory."""
+        """Export the module; weights stay in torch's memory."""
         return self.program(options, **export_options).model
 
-    def _own(self, model: ir.Model) -> dict[str, Array] | None:
+    def _example_feeds(self, model: ir.Model) -> dict[str, Array] | None:
         program = self._program or self.program(Options.of())
-        leaves = program.call_spec.flatten(*self.called_with())
-        given = dict(zip(program.inputs, map(_array, leaves), strict=True))
-        return {str(value.name): given[str(value.name)] for value in _feeds.inputs_of(model)}
+        leaves = program.call_spec.flatten(*self.require_example())
+        feeds = dict(zip(program.inputs, map(_to_array, leaves), strict=True))
+        return {str(value.name): feeds[str(value.name)] for value in _feeds.inputs_of(model)}
 
 
-class Factory(_InTorch):
-    """`package.module:name` or `path/file.py:name`: a function that gives a module, or the module itself."""
+class Factory(_TorchSource):
+    """`package.module:name` or `path/file.py:name`: a function that returns a module, or the module itself."""
 
     kind = "module"
 
     @property
     def name(self) -> str:
-        """The name after the colon."""
+        """Return the name after the colon."""
         return self.text.rpartition(":")[2]
 
     def module(self) -> Any:
-        """The module that the factory gives."""
-        return self._given[0]
+        """Return the module that the factory returns."""
+        return self._module_and_example[0]
 
-    def example(self) -> Call | None:
-        """The arguments beside it."""
-        return self._given[1]
+    def example(self) -> CallArguments | None:
+        """Return the example arguments that the factory returns."""
+        return self._module_and_example[1]
 
     def _dynamic(self) -> dict[str, Any]:
         return {}
 
     @cached_property
-    def _given(self) -> tuple[Any, Call | None]:
-        place, _, name = self.text.rpartition(":")
-        held = _module_at(place)
-        if not hasattr(held, name):
-            near = difflib.get_close_matches(name, [x for x in vars(held) if not x.startswith("_")], n=1)
-            hint = (
-                f"did you mean {place}:{near[0]}?" if near else "give a function, or an object, that is defined there"
-            )
-            raise SardonyxError(f"{place} has no {name!r}", hint=hint)
-        return _sorted_out(self.text, _made(self.text, getattr(held, name)))
+    def _module_and_example(self) -> tuple[Any, CallArguments | None]:
+        location, _, name = self.text.rpartition(":")
+        namespace = _import_module(location)
+        if not hasattr(namespace, name):
+            similar = difflib.get_close_matches(name, [x for x in vars(namespace) if not x.startswith("_")], n=1)
+            hint = f"did you mean {location}:{similar[0]}?" if similar else "name a function or object defined there"
+            raise SardonyxError(f"{location} has no {name!r}", hint=hint)
+        return _split_module_and_arguments(self.text, _call_factory(self.text, getattr(namespace, name)))
 
 
-class Exported(_InTorch):
-    """A file that torch.export.save wrote."""
+class Exported(_TorchSource):
+    """A file of torch.export.save."""
 
     kind = "pt2"
 
     @property
     def name(self) -> str:
-        """The file's name without its ending."""
+        """Return the file's name without its suffix."""
         return Path(self.text).stem
 
     def module(self) -> Any:
@@ -257,18 +258,18 @@ class Exported(_InTorch):
         module.training = False
         return module
 
-    def example(self) -> Call | None:
-        """The arguments it was exported with."""
+    def example(self) -> CallArguments | None:
+        """Return the arguments it was exported with."""
         call = self._loaded.example_inputs
         return None if call is None else (tuple(call[0]), dict(call[1]))
 
     def _dynamic(self) -> dict[str, Any]:
-        """What was dynamic then; sizes keep the names that torch gave them."""
+        """Return the dynamic shapes of the exported program; sizes keep torch's names."""
         in_spec = self._loaded.call_spec.in_spec
         assert in_spec is not None
         user = set(self._loaded.graph_signature.user_inputs)
         nodes = [node for node in self._loaded.graph.nodes if node.op == "placeholder" and node.name in user]
-        leaves = [_sizes(node.meta.get("val")) for node in nodes]
+        leaves = [_dynamic_sizes(node.meta.get("val")) for node in nodes]
         if not any(leaves):
             return {}
         args, kwargs = pytree.tree_unflatten(leaves, in_spec)
@@ -279,59 +280,61 @@ class Exported(_InTorch):
         return _pt2.load(self.text)
 
 
-def source(text: str) -> Source:
-    """The model that a text names.
+def find_source(text: str) -> Source:
+    """Return the model that a text names.
 
-    >>> source("torch.nn:ReLU").kind
+    >>> find_source("torch.nn:ReLU").kind
     'module'
-    >>> source("model.pt")
+    >>> find_source("model.pt")
     Traceback (most recent call last):
     sardonyx.errors.SardonyxError: 'model.pt' names no model
-      next: a .pt file has weights without the code: give package.module:factory, a function that loads them
+      next: a .pt file has weights without code: use package.module:factory, a function that loads them
     """
     suffix = Path(text).suffix
     if suffix in _FILES:
         if Path(text).is_dir():
             raise SardonyxError(f"{text} is a folder", hint=_FORMS)
         if not Path(text).is_file():
-            raise SardonyxError(f"there is no file {text}", hint=_beside(Path(text)))
+            raise SardonyxError(f"there is no file {text}", hint=_similar_file(Path(text)))
         return _FILES[suffix](text)
-    place, colon, name = text.rpartition(":")
-    if colon and place and name.isidentifier():
+    location, colon, name = text.rpartition(":")
+    if colon and location and name.isidentifier():
         return Factory(text)
-    raise SardonyxError(f"{text!r} names no model", hint=_INSTEAD.get(suffix, _FORMS).format(text=text, suffix=suffix))
+    raise SardonyxError(f"{text!r} names no model", hint=_HINTS.get(suffix, _FORMS).format(text=text, suffix=suffix))
 
 
 _FILES: Mapping[str, type[Source]] = {".onnx": OnnxFile, ".pt2": Exported}
-_CHECKPOINT = "a {suffix} file has weights without the code: give package.module:factory, a function that loads them"
-_INSTEAD = {".py": "say what in it gives the model: {text}:factory"} | dict.fromkeys(
+_CHECKPOINT = "a {suffix} file has weights without code: use package.module:factory, a function that loads them"
+_HINTS = {".py": "name the factory in it: {text}:factory"} | dict.fromkeys(
     (".pt", ".pth", ".bin", ".ckpt", ".safetensors"), _CHECKPOINT
 )
 
 
-def _beside(path: Path) -> str:
-    found = sorted(str(x) for suffix in _FILES for x in path.parent.glob(f"*{suffix}")) if path.parent.is_dir() else []
-    near = difflib.get_close_matches(str(path), found, n=1)
-    return f"did you mean {near[0]}?" if near else _FORMS
+def _similar_file(path: Path) -> str:
+    files = sorted(str(x) for suffix in _FILES for x in path.parent.glob(f"*{suffix}")) if path.parent.is_dir() else []
+    similar = difflib.get_close_matches(str(path), files, n=1)
+    return f"did you mean {similar[0]}?" if similar else _FORMS
 
 
-def _module_at(place: str) -> ModuleType:
-    """A module by its name or its file; those in the working directory are found, as `python -m` finds them."""
-    path = Path(place)
+def _import_module(location: str) -> ModuleType:
+    """Import a module by name or file; modules in the working directory are found, as with `python -m`."""
+    path = Path(location)
     for folder in (path.resolve().parent, Path.cwd()) if path.suffix == ".py" else (Path.cwd(),):
         if str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
     try:
-        with aside():
-            return _from_file(path) if path.suffix == ".py" else importlib.import_module(place)
+        with stdout_to_stderr():
+            return _from_file(path) if path.suffix == ".py" else importlib.import_module(location)
     except ModuleNotFoundError as error:
-        if error.name and f"{place}.".startswith(f"{error.name}."):
+        if error.name and f"{location}.".startswith(f"{error.name}."):
             raise SardonyxError(f"there is no module {error.name!r}", hint=_FORMS) from error
-        raise MissingDependency(f"{place} needs the module {error.name}", hint=f"pip install {error.name}") from error
+        raise MissingDependency(
+            f"{location} needs the module {error.name}", hint=f"pip install {error.name}"
+        ) from error
     except SardonyxError:
         raise
     except (Exception, SystemExit) as error:
-        raise _failed(f"{place} cannot be imported", error) from error
+        raise _wrap_error(f"{location} cannot be imported", error) from error
 
 
 def _from_file(path: Path) -> ModuleType:
@@ -340,35 +343,37 @@ def _from_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, made)  # dataclasses and pickles look their module up
-    spec.loader.exec_module(made)
-    return made
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)  # dataclasses and pickle look up their module
+    spec.loader.exec_module(module)
+    return module
 
 
-def _made(text: str, found: Any) -> Any:
-    """What a factory gives, with the same random numbers each time; an object is what it is."""
-    if isinstance(found, (torch.nn.Module, tuple)):
-        return found
-    if not callable(found):
-        raise SardonyxError(f"{text} is a {type(found).__name__}, and gives no module", hint=_RETURN)
-    needed = _needed(found)
-    if needed:
-        raise SardonyxError(f"{text} needs the argument {needed[0]!r}", hint=f"give one without arguments; {_RETURN}")
+def _call_factory(text: str, factory: Any) -> Any:
+    """Call a factory with a fixed random seed; return modules and tuples as they are."""
+    if isinstance(factory, (torch.nn.Module, tuple)):
+        return factory
+    if not callable(factory):
+        raise SardonyxError(f"{text} is a {type(factory).__name__}, not a module or a factory", hint=_RETURN)
+    required = _required_arguments(factory)
+    if required:
+        raise SardonyxError(
+            f"{text} needs the argument {required[0]!r}", hint=f"use a factory without arguments; {_RETURN}"
+        )
     torch.manual_seed(_SEED)
     try:
-        with aside():
-            return found()
+        with stdout_to_stderr():
+            return factory()
     except ModuleNotFoundError as error:
         raise MissingDependency(f"{text} needs the module {error.name}", hint=f"pip install {error.name}") from error
     except SardonyxError:
         raise
     except (Exception, SystemExit) as error:
-        raise _failed(f"{text} failed", error) from error
+        raise _wrap_error(f"{text} failed", error) from error
 
 
-def _needed(function: Callable[..., Any]) -> list[str]:
-    """The arguments without which a function cannot be called."""
+def _required_arguments(function: Callable[..., Any]) -> list[str]:
+    """Return the names of a function's required arguments."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -377,27 +382,27 @@ def _needed(function: Callable[..., Any]) -> list[str]:
     return [x.name for x in parameters if x.default is x.empty and x.kind not in optional]
 
 
-def _sorted_out(text: str, made: Any) -> tuple[Any, Call | None]:
-    """A module, and the arguments beside it."""
-    if not isinstance(made, tuple):
-        made = (made,)
-    module, *rest = made
+def _split_module_and_arguments(text: str, result: Any) -> tuple[Any, CallArguments | None]:
+    """Split the result of a factory into the module and its example arguments."""
+    if not isinstance(result, tuple):
+        result = (result,)
+    module, *rest = result
     if not callable(module) or len(rest) > 2:
-        raise SardonyxError(f"{text} gives {', '.join(type(x).__name__ for x in made)}", hint=_RETURN)
+        raise SardonyxError(f"{text} returns {', '.join(type(x).__name__ for x in result)}", hint=_RETURN)
     if not rest:
         return module, None
     args, kwargs = rest[0], rest[1] if len(rest) == 2 else {}
     args = (args,) if isinstance(args, torch.Tensor) else args
     if not isinstance(args, (tuple, list)) or not isinstance(kwargs, Mapping):
         raise SardonyxError(
-            f"{text} gives arguments that are {type(args).__name__}, {type(kwargs).__name__}", hint=_RETURN
+            f"{text} returns arguments of types {type(args).__name__}, {type(kwargs).__name__}", hint=_RETURN
         )
     _check_call(text, module, args, kwargs)
     return module, (tuple(args), dict(kwargs))
 
 
 def _check_call(text: str, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """The module takes these arguments, as far as its signature tells."""
+    """Raise if the module's signature does not accept these arguments."""
     try:
         signature = inspect.signature(getattr(module, "forward", module))
     except (TypeError, ValueError):
@@ -405,18 +410,20 @@ def _check_call(text: str, module: Any, args: Sequence[Any], kwargs: Mapping[str
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        raise SardonyxError(f"{text} gives arguments that its module does not take: {error}", hint=_RETURN) from error
+        raise SardonyxError(
+            f"{text} returns arguments that its module does not accept: {error}", hint=_RETURN
+        ) from error
 
 
-def _failed(what: str, error: BaseException) -> SardonyxError:
+def _wrap_error(message: str, error: BaseException) -> SardonyxError:
     return SardonyxError(
-        f"{what}: {type(error).__name__}: {_first_line(error)}",
-        where=_where(error),
-        hint="sardonyx --debug … shows the whole traceback",
+        f"{message}: {type(error).__name__}: {_first_line(error)}",
+        where=_error_location(error),
+        hint="sardonyx --debug … shows the traceback",
     )
 
 
-def _where(error: BaseException) -> str:
+def _error_location(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}, code: {(error.text or '').strip()}"
     frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -427,45 +434,45 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def fields(options: Options, **instead: Any) -> dict[str, Any]:
-    """Options as keyword arguments."""
-    return {field.name: getattr(options, field.name) for field in dataclasses.fields(options)} | instead
+def option_keywords(options: Options, **overrides: Any) -> dict[str, Any]:
+    """Return options as keyword arguments."""
+    return {field.name: getattr(options, field.name) for field in dataclasses.fields(options)} | overrides
 
 
 def in_memory(model: ir.Model) -> ir.Model:
-    """A copy of a model whose weights in files of their own are mapped into memory, wherever it is run."""
+    """Return a copy of a model whose external weights are memory-mapped, so that it can run from any folder."""
     return map_external_weights(model.clone())
 
 
 def tensor(array: Array) -> torch.Tensor:
-    """A tensor over an array's memory.
+    """Return a tensor that shares an array's memory.
 
     >>> import ml_dtypes
     >>> tensor(np.ones(2, ml_dtypes.bfloat16))
     tensor([1., 1.], dtype=torch.bfloat16)
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # nobody writes to a file that is mapped
+        warnings.simplefilter("ignore", UserWarning)  # the array may be read-only; the tensor is not written
         if array.dtype == ir.DataType.BFLOAT16.numpy():
             return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
         return torch.from_numpy(np.ascontiguousarray(array) if array.ndim else array)
 
 
-def _sizes(value: Any) -> dict[int, Any] | None:
-    """Which sizes of a traced argument are dynamic: by name where it is one, else for torch to find out."""
+def _dynamic_sizes(value: Any) -> dict[int, Any] | None:
+    """Return the dynamic sizes of a traced argument: named if the symbol is a name, else AUTO."""
     if not isinstance(value, torch.Tensor):
         return None
     symbolic = {axis: str(size) for axis, size in enumerate(value.shape) if isinstance(size, torch.SymInt)}
     return {axis: x if x.isidentifier() else torch.export.Dim.AUTO for axis, x in symbolic.items()} or None
 
 
-def _array(leaf: Any) -> Array:
+def _to_array(leaf: Any) -> Array:
     return dtypes.to_array(leaf.cpu() if isinstance(leaf, torch.Tensor) else torch.tensor([leaf]))
 
 
-def _like(leaf: Any, array: Array) -> Any:
-    """An argument in the place of another: a number, a complex tensor that the model has as pairs, or a tensor."""
+def _to_argument(leaf: Any, array: Array) -> Any:
+    """Convert an array to an argument like `leaf`: a number, a tensor, or a complex tensor from pairs."""
     if not isinstance(leaf, torch.Tensor):
         return array.item()
-    given = tensor(array).to(leaf.device)
-    return torch.view_as_complex(given) if leaf.is_complex() else given
+    value = tensor(array).to(leaf.device)
+    return torch.view_as_complex(value) if leaf.is_complex() else value

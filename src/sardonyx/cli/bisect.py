@@ -1,4 +1,4 @@
-"""`sardonyx bisect`: which rule, kernel, optimizer or option changes a model's result, or its time."""
+"""`sardonyx bisect`: find the rule, kernel, optimizer or option that changes a model's result or time."""
 
 from __future__ import annotations
 
@@ -6,19 +6,10 @@ from typing import Any, cast
 
 import click
 
-from sardonyx.cli._given import (
-    FiniteRange,
-    Inputs,
-    Source,
-    as_json,
-    engine_options,
-    example,
-    input_options,
-    model_argument,
-    tell,
-    working,
-)
-from sardonyx.cli.compare import called
+from sardonyx.cli._messages import example, print_result, show_status
+from sardonyx.cli._parameters import FiniteRange, as_json, engine_options, input_options, model_argument
+from sardonyx.cli._source import Inputs, Source
+from sardonyx.cli.compare import model_and_arguments
 from sardonyx.diagnose.bisection import bisect
 from sardonyx.diagnose.bisection.setting import KINDS
 from sardonyx.options import Options
@@ -32,9 +23,9 @@ from sardonyx.options import Options
     )
 )
 @model_argument
-@click.option("--over", multiple=True, type=click.Choice(KINDS), help="What to search in; by default everything.")
+@click.option("--over", multiple=True, type=click.Choice(KINDS), help="What to search; default: everything.")
 @click.option("--by", type=click.Choice(["result", "time"]), default="result", show_default=True)
-@click.option("--tolerance", type=FiniteRange(0), help="What counts as a change, of the largest magnitude.")
+@click.option("--tolerance", type=FiniteRange(0), help="Tolerance, relative to the largest magnitude.")
 @engine_options
 @input_options
 @as_json
@@ -47,15 +38,15 @@ def command(
     inputs: Inputs,
     as_json: bool,
 ) -> None:
-    """Find what changes the result of a model on its way to the engine, by taking it away.
+    """Find what changes the result of a model between export and engine, by disabling it.
 
-    Entries of options, ONNX Runtime's own optimizers, native kernels (with --option native=true) and rewrite rules.
-    Exits with 1 where something is at fault.
+    Searches entries of options, ONNX Runtime's optimizers, native kernels (with --option native=true) and rewrite
+    rules. Exits with 1 if it finds a culprit.
     """
-    given, args, kwargs = called(model, inputs)
-    with working("exporting the model", as_json) as progress:
-        found = bisect(
-            given,
+    subject, args, kwargs = model_and_arguments(model, inputs)
+    with show_status("exporting the model", as_json) as progress:
+        result = bisect(
+            subject,
             *args,
             options=options,
             over=cast(Any, over or KINDS),
@@ -64,5 +55,5 @@ def command(
             progress=progress,
             **kwargs,
         )
-    tell(found.as_dict(), as_json, str(found))
-    click.get_current_context().exit(int(bool(found.culprits)))
+    print_result(result.as_dict(), as_json, str(result))
+    click.get_current_context().exit(int(bool(result.culprits)))

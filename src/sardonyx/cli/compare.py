@@ -1,4 +1,4 @@
-"""`sardonyx compare`: two ways of running a model, value by value, and where they part."""
+"""`sardonyx compare`: compare two ways of running a model value by value, and find where they diverge."""
 
 from __future__ import annotations
 
@@ -6,35 +6,26 @@ from typing import Any
 
 import click
 
-from sardonyx.cli._given import (
-    FiniteRange,
-    Inputs,
-    Source,
-    as_json,
-    example,
-    input_options,
-    model_argument,
-    table,
-    tell,
-    working,
-)
+from sardonyx.cli._messages import example, print_result, show_status, table
+from sardonyx.cli._parameters import FiniteRange, as_json, input_options, model_argument
+from sardonyx.cli._source import Inputs, Source
 from sardonyx.diagnose.comparison import Comparison, Nonfinite, Place, Row, compare, find_nonfinite
 from sardonyx.errors import SardonyxError
 from sardonyx.options import Options
 
 _SHOWN = 20
-_WAYS = "How to run it: torch, torch:float64, or an engine, as onnxruntime:optimize=none,level=none. Give two."
+_WAY_HELP = "How to run it: torch, torch:float64, or an engine, as onnxruntime:optimize=none,level=none. Use twice."
 
 
-def called(model: Source, inputs: Inputs) -> tuple[Any, Any, Any]:
-    """What is given on the command line as a function takes it: the model, its arguments and its keywords."""
+def model_and_arguments(model: Source, inputs: Inputs) -> tuple[Any, Any, Any]:
+    """Return the model, its arguments and its keyword arguments."""
     if model.kind == "onnx":
-        found = model.model(Options.of())
-        return found, (model.feeds(inputs, found),), {}
+        onnx_model = model.model(Options.of())
+        return onnx_model, (model.feeds(inputs, onnx_model),), {}
     call = model.example()
     if call is None or inputs:
         raise SardonyxError(
-            f"{model.text} is called with the arguments it comes with" + ("" if call else ", and it has none"),
+            f"{model.text} can only be called with its example arguments" + ("" if call else ", and it has none"),
             hint="let the factory return (module, args, kwargs); --inputs and --size are for ONNX files",
         )
     return model.module(), *call
@@ -49,15 +40,13 @@ def called(model: Source, inputs: Inputs) -> tuple[Any, Any, Any]:
     )
 )
 @model_argument
-@click.option("--way", "ways", multiple=True, metavar="WAY", help=_WAYS)
+@click.option("--way", "ways", multiple=True, metavar="WAY", help=_WAY_HELP)
+@click.option("--by", type=click.Choice(["value", "module"]), default="value", show_default=True, help="What to list.")
+@click.option("--all", "every", is_flag=True, help="List every value, not only where the error begins.")
+@click.option("--nan", is_flag=True, help="Find the origin of NaN or Inf instead, in the first way.")
+@click.option("--tolerance", type=FiniteRange(0), help="Tolerance, relative to the largest magnitude.")
 @click.option(
-    "--by", type=click.Choice(["value", "module"]), default="value", show_default=True, help="What is listed."
-)
-@click.option("--all", "every", is_flag=True, help="List every value, and not only where the error begins.")
-@click.option("--nan", is_flag=True, help="Find what makes NaN or Inf instead, in the first way.")
-@click.option("--tolerance", type=FiniteRange(0), help="What counts as a difference, of the largest magnitude.")
-@click.option(
-    "--budget", type=click.IntRange(1), default=256, show_default=True, metavar="MB", help="Values held at a time."
+    "--budget", type=click.IntRange(1), default=256, show_default=True, metavar="MB", help="Memory for values."
 )
 @input_options
 @as_json
@@ -72,19 +61,19 @@ def command(
     inputs: Inputs,
     as_json: bool,
 ) -> None:
-    """Run a model in two ways and say where the error begins: operator, module and line.
+    """Run a model in two ways and find where the error begins: operator, module and line.
 
-    By default torch and onnxruntime; for an ONNX file, onnxruntime without and with rewrites. Exits with 1 where
-    results differ, or where --nan finds something.
+    By default torch and onnxruntime; for an ONNX file, onnxruntime without and with rewrites. Exits with 1 if results
+    differ, or if --nan finds something.
     """
-    given, args, kwargs = called(model, inputs)
-    with working("exporting the model", as_json) as progress:
+    subject, args, kwargs = model_and_arguments(model, inputs)
+    with show_status("exporting the model", as_json) as progress:
         if nan:
             way = ways[0] if ways else None
-            made = find_nonfinite(given, *args, way=way, budget=budget * 2**20, progress=progress, **kwargs)
+            nonfinite = find_nonfinite(subject, *args, way=way, budget=budget * 2**20, progress=progress, **kwargs)
         else:
-            found = compare(
-                given,
+            comparison = compare(
+                subject,
                 *args,
                 ways=ways or None,
                 tolerance=tolerance,
@@ -93,30 +82,31 @@ def command(
                 **kwargs,
             )
     if nan:
-        _tell_makers(made, as_json)
-        click.get_current_context().exit(int(bool(made)))
-    listed = list(found.rows) if every else found.suspects[:_SHOWN]
-    _tell(found, found.modules() if by == "module" else listed, as_json)
-    click.get_current_context().exit(int(found.differs))
+        _print_nonfinite(nonfinite, as_json)
+        click.get_current_context().exit(int(bool(nonfinite)))
+    rows = list(comparison.rows) if every else comparison.suspects[:_SHOWN]
+    _print_comparison(comparison, comparison.modules() if by == "module" else rows, as_json)
+    click.get_current_context().exit(int(comparison.differs))
 
 
-def _tell(found: Comparison, rows: list[Row], as_json: bool) -> None:
-    listed = [
+def _print_comparison(comparison: Comparison, rows: list[Row], as_json: bool) -> None:
+    cells = [
         (f"{row.error:.1e}", f"{row.before:.1e}", "begins" if row.jumps else "", *_place(row.place)) for row in rows
     ]
     headings = ("error", "before", "", "operator", "value", "module", "line")
-    shown = [table(headings, listed, right=("error", "before"))] if listed else []
-    tell(found.as_dict(), as_json, *([str(found)] if not listed else [str(found).splitlines()[0], *shown]))
+    text = str(comparison)
+    parts = [text.splitlines()[0], table(headings, cells, right=("error", "before"))] if cells else [text]
+    print_result(comparison.as_dict(), as_json, *parts)
 
 
 def _place(place: Place) -> tuple[str, str, str, str]:
     return place.operator, place.key, place.module, place.where
 
 
-def _tell_makers(made: list[Nonfinite], as_json: bool) -> None:
-    told = [
+def _print_nonfinite(nonfinite: list[Nonfinite], as_json: bool) -> None:
+    entries = [
         {"operator": x.place.operator, "value": x.place.key, "module": x.place.module, "line": x.place.where}
-        | {"makes": x.kind, "has": str(x.health), "reads": {name: str(h) for name, h in x.reads.items()}}
-        for x in made
+        | {"makes": x.kind, "has": str(x.stats), "reads": {name: str(h) for name, h in x.reads.items()}}
+        for x in nonfinite
     ]
-    tell({"nonfinite": told}, as_json, *([str(x) for x in made] or ["every value is a finite number"]))
+    print_result({"nonfinite": entries}, as_json, *(list(map(str, nonfinite)) or ["every value is a finite number"]))

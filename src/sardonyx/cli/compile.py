@@ -1,4 +1,4 @@
-"""`sardonyx compile`: a model made ready for an engine ahead of its first call, or turned into native code."""
+"""`sardonyx compile`: compile a model for an engine ahead of its first call, or to native code."""
 
 from __future__ import annotations
 
@@ -14,27 +14,19 @@ from rich.filesize import decimal
 from sardonyx import native
 from sardonyx.cache.disk import Entry, default_cache
 from sardonyx.cache.manifest import MANIFEST
-from sardonyx.cli._given import (
-    Inputs,
-    Source,
-    as_json,
-    duration,
-    engine_options,
-    example,
-    input_options,
-    model_argument,
-    tell,
-    working,
-)
-from sardonyx.cli._output import OutputFolder, whole
+from sardonyx.cli._messages import example, print_result, show_status
+from sardonyx.cli._output import OutputFolder, atomic_folder
+from sardonyx.cli._parameters import as_json, engine_options, input_options, model_argument
+from sardonyx.cli._source import Inputs, Source
 from sardonyx.engines import find
 from sardonyx.errors import OptionError, SardonyxError
 from sardonyx.options import Options
+from sardonyx.telemetry.text import duration
 
-_NOTHING = "nothing is kept on disk: the cache is turned off, or cannot be written"
-_SEVERAL = "what is kept on disk cannot be told from what another process has kept meanwhile"
+_NOT_CACHED = "nothing was cached on disk: the cache is disabled, or cannot be written"
+_AMBIGUOUS = "another process used the cache meanwhile, so that the compiled artifact cannot be identified"
 _COARSE = 0.1
-"""Seconds by which the clock of a file system may lag."""
+"""Seconds by which a file system's clock may lag."""
 
 
 @click.command(
@@ -45,8 +37,8 @@ _COARSE = 0.1
     )
 )
 @model_argument
-@click.option("-o", "--output", type=OutputFolder(), help="A folder for what is compiled.")
-@click.option("--native", "natively", is_flag=True, help="Native code, as `sardonyx native compile` makes it.")
+@click.option("-o", "--output", type=OutputFolder(), help="A folder for the compiled artifact.")
+@click.option("--native", "natively", is_flag=True, help="Compile to native code, as `sardonyx native compile`.")
 @input_options
 @engine_options
 @as_json
@@ -58,35 +50,35 @@ def command(
     options: Options,
     as_json: bool,
 ) -> None:
-    """Compile a model for an engine, which then starts at once, or to native code.
+    """Compile a model for an engine, which then loads it from the cache, or to native code.
 
-    What an engine compiles is kept in the cache, and with -o copied to a folder. The model is called once.
+    Compiled artifacts go to the disk cache, and with -o are copied to a folder. The model is called once.
     """
     if output is not None and output.exists():
-        raise SardonyxError(f"{output} exists already", hint="choose another folder, or remove it")
+        raise SardonyxError(f"{output} already exists", hint="choose another folder, or remove it")
     if natively:
-        place = output or OutputFolder(over=MANIFEST).convert(f"{model.name}-native", None, None)
-        _natively(model, place, options, as_json)
+        folder = output or OutputFolder(over=MANIFEST).convert(f"{model.name}-native", None, None)
+        _compile_native(model, folder, options, as_json)
         return
     engine = find(options.engine)
-    keeps = engine.identity(options) is not None
-    if output is not None and not keeps:
+    has_artifacts = engine.identity(options) is not None
+    if output is not None and not has_artifacts:
         raise OptionError(
-            f"the engine {engine.name!r} makes a model ready at each start, and has nothing to save",
+            f"the engine {engine.name!r} prepares a model at each start, and has no artifacts to save",
             hint="--native compiles for onnxruntime; `sardonyx export` and `sardonyx optimize` write the model",
         )
-    with working(f"compiling with {engine.name}", as_json), torch.no_grad():
-        held = model.program(Options.of(options, native=False)).model  # kernels are made below, with their library
-        program, given = model.as_file(held, inputs, options, optimize="none")
+    with show_status(f"compiling with {engine.name}", as_json), torch.no_grad():
+        exported = model.program(Options.of(options, native=False)).model  # kernels are compiled below
+        program, feeds = model.as_file(exported, inputs, options, optimize="none")
         started, then = time.perf_counter(), time.time()
-        program(*given.values())
+        program(*feeds.values())
         seconds = time.perf_counter() - started
-    kept = _kept(options, then) if keeps else []
-    entry = kept[0] if len(kept) == 1 else None
-    cached = _place(options, entry)
+    used = _used_entries(options, then) if has_artifacts else []
+    entry = used[0] if len(used) == 1 else None
+    cached = _entry_folder(options, entry)
     if output is not None:
-        _copy(cached, output, kept)
-    told = {
+        _copy_artifact(cached, output, used)
+    result = {
         "model": model.text,
         "engine": engine.name,
         "seconds": seconds,
@@ -95,46 +87,56 @@ def command(
         "bytes": entry.bytes if entry else 0,
         "output": output and str(output),
     }
-    tell(told, as_json, *_lines(told, keeps, kept))
+    print_result(result, as_json, *_lines(result, has_artifacts, used))
 
 
-def _lines(told: dict[str, Any], keeps: bool, kept: list[Entry]) -> list[str]:
-    ready = f"{told['engine']} is ready, and was called, after {duration(told['seconds'])}"
-    if told["cached"] is None and keeps:
-        return [ready, _SEVERAL if kept else _NOTHING]
-    if told["cached"] is None:
-        return [ready, f"{told['engine']} keeps nothing on disk: it makes the model ready at each start"]
-    lines = [ready, f"{told['cached']}  {decimal(told['bytes'])}, for the next process"]
-    return lines + ([f"{told['output']}  a copy"] if told["output"] else [])
+def _lines(result: dict[str, Any], has_artifacts: bool, used: list[Entry]) -> list[str]:
+    ready = f"{result['engine']} is ready, and was called, after {duration(result['seconds'])}"
+    if result["cached"] is None and has_artifacts:
+        return [ready, _AMBIGUOUS if used else _NOT_CACHED]
+    if result["cached"] is None:
+        return [ready, f"{result['engine']} has no artifacts on disk: it prepares the model at each start"]
+    lines = [ready, f"{result['cached']}  {decimal(result['bytes'])}, for the next process"]
+    return lines + ([f"{result['output']}  a copy"] if result["output"] else [])
 
 
-def _kept(options: Options, since: float) -> list[Entry]:
-    """The entries of the cache that the engine has used since then: several if another process has used it as well."""
+def _used_entries(options: Options, since: float) -> list[Entry]:
+    """Return the cache entries of the engine that were used since a time; several if another process used some."""
     cache = default_cache(options)
     entries = cache.entries() if cache else []
     about = {"what": "artifact", "engine": options.engine}
     return [x for x in entries if x.bytes and x.used > since - _COARSE and about.items() <= x.about.items()]
 
 
-def _place(options: Options, entry: Entry | None) -> Path | None:
+def _entry_folder(options: Options, entry: Entry | None) -> Path | None:
     cache = default_cache(options)
     return cache.get(entry.key) if cache and entry else None
 
 
-def _copy(place: Path | None, output: Path, kept: list[Entry]) -> None:
-    if place is None:
-        hint = "SARDONYX_CACHE_DIR names a folder for it that can be written"
-        raise SardonyxError(_SEVERAL if kept else _NOTHING, hint="do it again" if kept else hint)
-    with whole(output) as beside:
-        shutil.copytree(place, beside, ignore=shutil.ignore_patterns(MANIFEST), dirs_exist_ok=True)
+def _copy_artifact(cached: Path | None, output: Path, used: list[Entry]) -> None:
+    if cached is None:
+        hint = "set SARDONYX_CACHE_DIR to a folder that can be written"
+        raise SardonyxError(_AMBIGUOUS if used else _NOT_CACHED, hint="try again" if used else hint)
+    with atomic_folder(output) as temporary:
+        shutil.copytree(cached, temporary, ignore=shutil.ignore_patterns(MANIFEST), dirs_exist_ok=True)
 
 
-def _natively(model: Source, output: Path, options: Options, as_json: bool) -> None:
-    with working("reading the model", as_json) as say:
+def _compile_native(model: Source, output: Path, options: Options, as_json: bool) -> None:
+    with show_status("reading the model", as_json) as say:
         compiled = native.compile(model.program(options).model, progress=say)
         compiled.save(output)
     size = sum(path.stat().st_size for path in output.iterdir())
-    told = {"model": model.text, "engine": "native", "output": str(output), "bytes": size, **compiled.report.as_dict()}
-    tell(
-        told, as_json, str(compiled.report), "", f"{output}  {decimal(size)}, for {compiled.processor.name} processors"
+    result = {
+        "model": model.text,
+        "engine": "native",
+        "output": str(output),
+        "bytes": size,
+        **compiled.report.as_dict(),
+    }
+    print_result(
+        result,
+        as_json,
+        str(compiled.report),
+        "",
+        f"{output}  {decimal(size)}, for {compiled.processor.name} processors",
     )

@@ -1,11 +1,12 @@
-"""`sardonyx completion`: commands and options completed by the shell."""
+"""`sardonyx completion`: shell completion of commands and options."""
 
 from __future__ import annotations
 
 import click
 from click.shell_completion import get_completion_class
 
-from sardonyx.cli._given import as_json, example, tell
+from sardonyx.cli._messages import example, print_result
+from sardonyx.cli._parameters import as_json
 from sardonyx.errors import SardonyxError
 
 _FILES = {
@@ -21,8 +22,8 @@ _FILES = {
 @click.pass_context
 def command(ctx: click.Context, shell: str, as_json: bool) -> None:
     """Print the script that completes commands and options in a shell."""
-    found = get_completion_class(shell)
-    if found is None:
-        raise SardonyxError(f"this version of click completes nothing in {shell}", hint="pip install --upgrade click")
-    script = found(ctx.find_root().command, {}, "sardonyx", "_SARDONYX_COMPLETE").source()
-    tell({"shell": shell, "line": _FILES[shell], "script": script}, as_json, script.strip())
+    completion = get_completion_class(shell)
+    if completion is None:
+        raise SardonyxError(f"this version of click has no completion for {shell}", hint="pip install --upgrade click")
+    script = completion(ctx.find_root().command, {}, "sardonyx", "_SARDONYX_COMPLETE").source()
+    print_result({"shell": shell, "line": _FILES[shell], "script": script}, as_json, script.strip())

@@ -1,4 +1,4 @@
-"""`sardonyx doctor`: what is installed here, what is wrong with it, and how to mend it."""
+"""`sardonyx doctor`: check the installation, and say how to fix problems."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from packaging.requirements import Requirement
 from rich.filesize import decimal
 from rich.text import Text
 
-from sardonyx.cache.disk import DiskCache, place
-from sardonyx.cli._given import as_json, counted, example, table, tell
+from sardonyx.cache.disk import DiskCache, cache_folder
+from sardonyx.cli._messages import example, print_result, progress_bar, table
+from sardonyx.cli._parameters import as_json
 from sardonyx.doors.export import export
 from sardonyx.engines import engines
 from sardonyx.errors import SardonyxError
@@ -35,7 +36,7 @@ _LITTLE_DISK = 2**30
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. It is a problem if it has a fix, and a grave one if nothing works without it."""
+    """The result of one check. It is a problem if it has a fix; with `breaks`, sardonyx does not work until fixed."""
 
     part: str
     what: str
@@ -43,7 +44,7 @@ class Finding:
     fix: str = ""
     breaks: bool = False
     absent: bool = False
-    """Whether it is not there, and need not be."""
+    """Whether it is missing, but optional."""
 
 
 Findings = Iterator[Finding]
@@ -53,17 +54,17 @@ Findings = Iterator[Finding]
 @as_json
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """Look at what is installed, and say what is wrong and how to mend it.
+    """Check the installation, and say what is wrong and how to fix it.
 
-    The exit code is 1 if something is wrong without which the default way does not work.
+    The exit code is 1 if the default engine cannot work.
     """
-    found = [finding for check in counted(CHECKS, "looking", as_json) for finding in check()]
-    problems = [finding for finding in found if finding.fix]
+    findings = [finding for check in progress_bar(CHECKS, "checking", as_json) for finding in check()]
+    problems = [finding for finding in findings if finding.fix]
     broken = any(finding.breaks for finding in problems)
-    tell(
-        {"findings": [asdict(x) for x in found], "problems": [asdict(x) for x in problems], "broken": broken},
+    print_result(
+        {"findings": [asdict(x) for x in findings], "problems": [asdict(x) for x in problems], "broken": broken},
         as_json,
-        table(["", "", "", ""], [(_mark(x), x.part, x.what, x.says) for x in found]),
+        table(["", "", "", ""], [(_mark(x), x.part, x.what, x.says) for x in findings]),
         "",
         *[line for x in problems for line in (f"{x.what}: {x.says}", f"  next: {x.fix}")],
         _verdict(problems, broken),
@@ -79,12 +80,12 @@ def _mark(finding: Finding) -> Text:
 
 def _verdict(problems: list[Finding], broken: bool) -> str:
     if broken:
-        return "sardonyx does not work here until the above is mended"
+        return "sardonyx does not work here until the above is fixed"
     return "sardonyx works here" + (f"; {len(problems)} thing(s) could be better" if problems else "")
 
 
 def packages() -> Findings:
-    """Python, and the packages that sardonyx needs, against the versions it needs."""
+    """Check Python and the versions of required packages."""
     yield Finding("python", "python", f"{platform.python_version()}, {sys.executable}")
     for needed in _requirements():
         if not needed.marker:
@@ -95,31 +96,31 @@ def _requirements() -> list[Requirement]:
     try:
         return [Requirement(text) for text in distribution("sardonyx").requires or ()]
     except PackageNotFoundError:
-        return []  # run from its source: nothing says what it needs
+        return []  # run from source, without metadata
 
 
 def _package(needed: Requirement) -> Finding:
     fix = f"pip install --upgrade '{needed.name}{needed.specifier}'"
     try:
-        found = version(needed.name)
+        installed = version(needed.name)
     except PackageNotFoundError:
         return Finding("package", needed.name, "not installed", fix, breaks=True)
-    if found not in needed.specifier and not needed.specifier.contains(found, prereleases=True):
-        return Finding("package", needed.name, f"{found}, and {needed.specifier} is needed", fix, breaks=True)
-    return Finding("package", needed.name, found)
+    if installed not in needed.specifier and not needed.specifier.contains(installed, prereleases=True):
+        return Finding("package", needed.name, f"{installed}, but {needed.specifier} is needed", fix, breaks=True)
+    return Finding("package", needed.name, installed)
 
 
 def extras() -> Findings:
-    """What can be installed besides."""
-    wanted: dict[str, list[str]] = defaultdict(list)
+    """Check the optional packages."""
+    packages_by_extra: dict[str, list[str]] = defaultdict(list)
     for needed in _requirements():
         named = re.search(r"extra == ['\"](\w+)['\"]", str(needed.marker or ""))
         if named:
-            wanted[named[1]].append(needed.name)
-    for extra, names in wanted.items():
-        lacking = [name for name in names if not _installed(name)]
-        says = f"not installed: {', '.join(lacking)}; pip install 'sardonyx[{extra}]'" if lacking else ", ".join(names)
-        yield Finding("extra", extra, says, absent=bool(lacking))
+            packages_by_extra[named[1]].append(needed.name)
+    for extra, names in packages_by_extra.items():
+        missing = [name for name in names if not _installed(name)]
+        says = f"not installed: {', '.join(missing)}; pip install 'sardonyx[{extra}]'" if missing else ", ".join(names)
+        yield Finding("extra", extra, says, absent=bool(missing))
 
 
 def _installed(name: str) -> bool:
@@ -130,23 +131,23 @@ def _installed(name: str) -> bool:
     return True
 
 
-def clashes() -> Findings:
-    """Modules that two packages have installed, each over the other."""
+def conflicts() -> Findings:
+    """Find modules that two packages have installed over each other."""
     owners: dict[str, set[str]] = defaultdict(set)
-    for found in distributions():
-        for file in found.files or ():
+    for package in distributions():
+        for file in package.files or ():
             if len(file.parts) == 2 and file.name == "__init__.py":
-                owners[file.parts[0]].add(found.metadata["Name"])
+                owners[file.parts[0]].add(package.metadata["Name"])
     for module, names in sorted(owners.items()):
         if len(names) > 1 and not module.endswith(".dist-info"):
             listed = " ".join(sorted(names))
-            fix = f"pip uninstall {listed}, then pip install the one that is wanted"
+            fix = f"pip uninstall {listed}, then pip install the one that you need"
             breaks = module in ("torch", "onnx", "onnxruntime")
             yield Finding("clash", module, f"installed by {listed}, one over the other", fix, breaks)
 
 
 def all_engines() -> Findings:
-    """Every engine; without onnxruntime there is no default one."""
+    """Check all engines; onnxruntime is the default one."""
     for engine in engines():
         if engine.installed:
             yield Finding("engine", engine.name, engine.version or "")
@@ -169,21 +170,21 @@ sys.exit(sys.argv[1] not in o.InferenceSession(m.SerializeToString(), s, provide
 
 
 def providers() -> Findings:
-    """The execution providers that onnxruntime lists: whether each can be loaded, in a process that may crash."""
+    """Check that the execution providers of onnxruntime can be loaded, each in its own process, which may crash."""
     listed = _python(_LIST)
     if listed.returncode:
-        said = (listed.stderr.strip().splitlines() or ["onnxruntime cannot be asked"])[-1]
-        yield Finding("provider", "all", f"not known: {said}", absent=True)
+        message = (listed.stderr.strip().splitlines() or ["onnxruntime does not list them"])[-1]
+        yield Finding("provider", "all", f"unknown: {message}", absent=True)
         return
     for name in json.loads(listed.stdout.splitlines()[-1]):
         done = _python(_TRY, name)
         if done.returncode == 0:
             yield Finding("provider", name, "loads")
         else:
-            said = (done.stderr.strip().splitlines() or ["it is listed, and a session does without it"])[-1]
+            message = (done.stderr.strip().splitlines() or ["it is listed, but a session does not use it"])[-1]
             fix = "install what it needs; for CUDA, the libraries that `pip install 'onnxruntime-gpu[cuda,cudnn]'` has"
             breaks = name == "CPUExecutionProvider"
-            yield Finding("provider", name, f"does not load: {said}", fix, breaks)
+            yield Finding("provider", name, f"does not load: {message}", fix, breaks)
 
 
 def _python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -193,10 +194,10 @@ def _python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def compilers() -> Findings:
-    """What native kernels and custom operators are compiled by."""
+    """Check the compilers for native kernels and custom operators."""
     try:
-        found = compiler.find()
-        yield Finding("compiler", "C++", f"{found.version}, {found.path}")
+        cxx = compiler.find()
+        yield Finding("compiler", "C++", f"{cxx.version}, {cxx.path}")
     except SardonyxError as error:
         yield Finding("compiler", "C++", f"{error.what}: no native kernels", error.hint or "install g++")
     if not torch.cuda.is_available():
@@ -208,47 +209,47 @@ def compilers() -> Findings:
         yield Finding("compiler", "nvcc", error.what, error.hint or "install CUDA's toolkit")
 
 
-def folder() -> Findings:
-    """The cache's folder."""
+def cache_state() -> Findings:
+    """Check the folder of the disk cache."""
     options = Options.of()
     if options.cache_dir == "" or not options.cache_bytes:
-        yield Finding("cache", "folder", "turned off", absent=True)
+        yield Finding("cache", "folder", "disabled", absent=True)
         return
-    cache = DiskCache(place(options.cache_dir), options.cache_bytes)
+    cache = DiskCache(cache_folder(options.cache_dir), options.cache_bytes)
     try:
         cache.check()
     except SardonyxError as error:
         yield Finding("cache", "folder", error.what, error.hint or "choose another by SARDONYX_CACHE_DIR")
         return
-    there = next(path for path in (cache.root, *cache.root.parents) if path.exists())
-    if not os.access(there, os.W_OK):
-        yield Finding("cache", "folder", f"{there} cannot be written", "choose another by SARDONYX_CACHE_DIR")
+    existing = next(path for path in (cache.root, *cache.root.parents) if path.exists())
+    if not os.access(existing, os.W_OK):
+        yield Finding("cache", "folder", f"{existing} cannot be written", "choose another by SARDONYX_CACHE_DIR")
         return
     yield Finding("cache", "folder", f"{cache.root}, {decimal(cache.size())} of {decimal(cache.limit)}")
-    free = shutil.disk_usage(there).free
-    fix = "sardonyx cache prune --limit 0 makes room" if free < _LITTLE_DISK else ""
+    free = shutil.disk_usage(existing).free
+    fix = "free space with sardonyx cache prune --limit 0" if free < _LITTLE_DISK else ""
     yield Finding("cache", "disk", f"{decimal(free)} free", fix)
 
 
 def memory() -> Findings:
-    """What is free of the machine's memory."""
+    """Check the free memory."""
     try:
-        told = Path("/proc/meminfo").read_text()
+        text = Path("/proc/meminfo").read_text()
     except OSError:
         return
-    found = {match[1]: int(match[2]) * 1024 for match in re.finditer(r"^(\w+):\s+(\d+) kB", told, re.MULTILINE)}
-    free = found.get("MemAvailable", 0)
-    fix = "end other programs: large models do not fit" if free < _LITTLE_MEMORY else ""
-    yield Finding("memory", "free", f"{decimal(free)} of {decimal(found.get('MemTotal', 0))}", fix)
+    meminfo = {match[1]: int(match[2]) * 1024 for match in re.finditer(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE)}
+    free = meminfo.get("MemAvailable", 0)
+    fix = "close other programs: large models do not fit" if free < _LITTLE_MEMORY else ""
+    yield Finding("memory", "free", f"{decimal(free)} of {decimal(meminfo.get('MemTotal', 0))}", fix)
 
 
-def default_way() -> Findings:
-    """A small model on the way that all models take."""
+def trial() -> Findings:
+    """Export, run and verify a small model."""
     x = torch.linspace(-1, 1, 8)
     try:
-        made = export(torch.nn.GELU().eval(), (x,), verify=True)
+        program = export(torch.nn.GELU().eval(), (x,), verify=True)
         yield Finding(
-            "trial", "a small model", f"exported, run by {Options().engine}, and verified: {made.report.nodes} node"
+            "trial", "a small model", f"exported, run by {Options().engine}, and verified: {program.report.nodes} node"
         )
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -259,12 +260,12 @@ def default_way() -> Findings:
 CHECKS: list[Callable[[], Findings]] = [
     packages,
     extras,
-    clashes,
+    conflicts,
     all_engines,
     providers,
     compilers,
-    folder,
+    cache_state,
     memory,
-    default_way,
+    trial,
 ]
-"""What is looked at, in order."""
+"""All checks, in order."""

@@ -1,4 +1,4 @@
-"""`sardonyx engines`: what can run a model here."""
+"""`sardonyx engines`: list the engines."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from dataclasses import asdict
 
 import click
 
-from sardonyx.cli._given import as_json, example, table, tell
+from sardonyx.cli._messages import example, print_result, table
+from sardonyx.cli._parameters import as_json
 from sardonyx.engines import engines
 
 
 @click.command(epilog=example("sardonyx engines", "sardonyx run examples/models.py:bert --engine openvino"))
 @as_json
 def command(as_json: bool) -> None:
-    """List the engines: installed or not, and why."""
-    found = engines()
-    rows = [(x.name, "yes" if x.installed else "no", x.version or x.reason) for x in found]
-    tell(
-        [{**asdict(x), "installed": x.installed} for x in found],
+    """List the engines: whether they are installed, and if not, why."""
+    listed = engines()
+    rows = [(x.name, "yes" if x.installed else "no", x.version or x.reason) for x in listed]
+    print_result(
+        [{**asdict(x), "installed": x.installed} for x in listed],
         as_json,
         table(["engine", "installed", "version, or why not"], rows),
     )

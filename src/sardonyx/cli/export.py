@@ -1,4 +1,4 @@
-"""`sardonyx export`: a module as an ONNX file."""
+"""`sardonyx export`: export a module as an ONNX file."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from torch.utils import _pytree as pytree
 
 from sardonyx import native
 from sardonyx.cli import _outline
-from sardonyx.cli._feeds import near
-from sardonyx.cli._given import Source, as_json, counts, engine_options, example, model_argument, tell, times, working
+from sardonyx.cli._feeds import suggest
+from sardonyx.cli._messages import example, format_counts, format_times, print_result, show_status
 from sardonyx.cli._output import OutputFile, OutputFolder
+from sardonyx.cli._parameters import as_json, engine_options, model_argument
+from sardonyx.cli._source import Source
 from sardonyx.errors import OptionError
 from sardonyx.options import Options
 
@@ -30,11 +32,11 @@ from sardonyx.options import Options
     )
 )
 @model_argument
-@click.option("-o", "--output", type=click.Path(), help="By default NAME.onnx; a folder with --native.")
-@click.option("--dynamic", multiple=True, metavar="NAME.AXIS=SIZE", help="A size of an argument that may change.")
-@click.option("--dynamic-shapes", metavar="JSON", help="All of them at once, as torch.export takes them.")
-@click.option("--opset", type=int, help="By default the newest that the engine runs well.")
-@click.option("--native", "natively", is_flag=True, help="Compile parts of it to native code: writes a folder.")
+@click.option("-o", "--output", type=click.Path(), help="Default: NAME.onnx; a folder with --native.")
+@click.option("--dynamic", multiple=True, metavar="NAME.AXIS=SIZE", help="A dynamic size of an argument.")
+@click.option("--dynamic-shapes", metavar="JSON", help="All dynamic shapes, as in torch.export.")
+@click.option("--opset", type=int, help="Default: the newest that the engine runs well.")
+@click.option("--native", "natively", is_flag=True, help="Compile parts to native code; writes a folder.")
 @click.option("--verify", is_flag=True, help="Run it in the engine, and compare with PyTorch.")
 @engine_options
 @as_json
@@ -51,20 +53,20 @@ def command(
 ) -> None:
     """Export a module as an ONNX file.
 
-    MODEL is package.module:factory or path/file.py:factory, which gives a module and its arguments, or a .pt2 file.
+    MODEL is package.module:factory or path/file.py:factory, which returns a module and its arguments, or a .pt2 file.
     """
     if model.kind == "onnx":
-        raise OptionError(f"{model.text} is exported already", hint="sardonyx optimize rewrites it")
+        raise OptionError(f"{model.text} is already exported", hint="sardonyx optimize rewrites it")
     shapes = _dynamic_shapes(model, dynamic, dynamic_shapes)
     chosen = Options.of(options, opset=opset or options.opset, verify=verify or options.verify)
     kind = OutputFolder() if natively else OutputFile(".onnx")
     path = kind.convert(output or (model.name if natively else f"{model.name}.onnx"), None, None)
-    with working("exporting", as_json) as say:
+    with show_status("exporting", as_json) as say:
         program = model.program(chosen, **({"dynamic_shapes": shapes} if shapes is not None else {}))
         compiled = native.compile(program.model, progress=say) if natively else None
         written = compiled.save(path) if compiled else program.save(path)
     report = program.report
-    told = {
+    result = {
         "model": model.text,
         "output": str(written),
         "bytes": _size(written),
@@ -73,14 +75,14 @@ def command(
         "rules": dict(report.rules.most_common()),
         "seconds": report.seconds,
     } | ({"native": compiled.report.as_dict()} if compiled else {})
-    tell(
-        told,
+    print_result(
+        result,
         as_json,
-        *_outline.lines(told),
-        f"rules      {counts(report.rules)}",
-        f"time       {times(report.seconds)}",
+        *_outline.lines(result),
+        f"rules      {format_counts(report.rules)}",
+        f"time       {format_times(report.seconds)}",
         *([str(compiled.report)] if compiled else []),
-        f"{written}  {decimal(told['bytes'])}{', verified against PyTorch' if chosen.verify else ''}",
+        f"{written}  {decimal(result['bytes'])}{', verified against PyTorch' if chosen.verify else ''}",
     )
 
 
@@ -90,34 +92,34 @@ def _size(written: Path) -> int:
 
 
 def _dynamic_shapes(model: Source, dynamic: Sequence[str], text: str | None) -> Any:
-    """What is said of sizes, as `sardonyx.export` takes it; None if nothing is."""
+    """Return the dynamic shapes for `sardonyx.export`; None if no option sets them."""
     if text is not None:
         if dynamic:
-            raise click.UsageError("--dynamic and --dynamic-shapes both say what is dynamic")
-        return _parsed(text)
+            raise click.UsageError("--dynamic and --dynamic-shapes cannot be combined")
+        return _parse_shapes(text)
     if not dynamic:
         return None
     arguments = _arguments(model)
     shapes: dict[str, Any] = {name: pytree.tree_map(lambda leaf: None, x) for name, x in arguments.items()}
-    for given in dynamic:
-        name, axis, size = _split(given)
+    for text in dynamic:
+        name, axis, size = _split_dynamic(text)
         if name not in arguments:
-            raise OptionError(f"the model has no argument {name!r}", hint=near(name, arguments))
-        place = _axis(name, axis, arguments[name])
-        shapes[name] = {**(shapes[name] or {}), place: size}
+            raise OptionError(f"the model has no argument {name!r}", hint=suggest(name, arguments))
+        index = _axis(name, axis, arguments[name])
+        shapes[name] = {**(shapes[name] or {}), index: size}
     return shapes
 
 
-def _split(given: str) -> tuple[str, str, str]:
-    place, _, size = given.partition("=")
-    name, _, axis = place.rpartition(".")
+def _split_dynamic(text: str) -> tuple[str, str, str]:
+    dimension, _, size = text.partition("=")
+    name, _, axis = dimension.rpartition(".")
     if not (name and axis.removeprefix("-").isdecimal() and size.isidentifier()):
-        raise click.BadParameter(f"{given!r} is not of the form NAME.AXIS=SIZE, as input_ids.0=batch")
+        raise click.BadParameter(f"{text!r} is not of the form NAME.AXIS=SIZE, as input_ids.0=batch")
     return name, axis, size
 
 
 def _arguments(model: Source) -> Mapping[str, Any]:
-    """The arguments that the module is called with, by name."""
+    """Return the example arguments by name."""
     module, call = model.module(), model.example()
     if call is None:
         return {}
@@ -126,24 +128,24 @@ def _arguments(model: Source) -> Mapping[str, Any]:
 
 def _axis(name: str, axis: str, argument: Any) -> int:
     if not isinstance(argument, torch.Tensor):
-        raise OptionError(f"the argument {name!r} is no tensor", hint="--dynamic-shapes takes any arrangement, as JSON")
+        raise OptionError(f"the argument {name!r} is not a tensor", hint="use --dynamic-shapes for nested arguments")
     if not -argument.dim() <= int(axis) < argument.dim():
-        raise OptionError(f"{name!r} has {argument.dim()} dimensions, and no axis {axis}")
+        raise OptionError(f"{name!r} has {argument.dim()} dimensions, but no axis {axis}")
     return int(axis) % argument.dim()
 
 
-def _parsed(text: str) -> Any:
+def _parse_shapes(text: str) -> Any:
     try:
-        told = json.loads(text)
+        shapes = json.loads(text)
     except ValueError as error:
-        raise click.BadParameter(f"--dynamic-shapes is no JSON: {error}") from error
-    if not isinstance(told, (dict, list)):
-        raise click.BadParameter(f"--dynamic-shapes is {text}, and no object or list of what each argument has")
-    return _numbered(told)
+        raise click.BadParameter(f"--dynamic-shapes is not JSON: {error}") from error
+    if not isinstance(shapes, (dict, list)):
+        raise click.BadParameter(f"--dynamic-shapes is {text}, not an object or a list with an entry per argument")
+    return _integer_keys(shapes)
 
 
-def _numbered(told: Any) -> Any:
-    """JSON writes numbers of axes as text."""
-    if isinstance(told, dict):
-        return {int(key) if key.isdigit() else key: _numbered(value) for key, value in told.items()}
-    return [_numbered(value) for value in told] if isinstance(told, list) else told
+def _integer_keys(shapes: Any) -> Any:
+    """Convert axes, which are text in JSON, to integers."""
+    if isinstance(shapes, dict):
+        return {int(key) if key.isdigit() else key: _integer_keys(value) for key, value in shapes.items()}
+    return [_integer_keys(value) for value in shapes] if isinstance(shapes, list) else shapes

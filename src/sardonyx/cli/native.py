@@ -1,4 +1,4 @@
-"""`sardonyx native`: parts of a model compiled to a library that a stock onnxruntime loads."""
+"""`sardonyx native`: compile parts of a model to a library that a stock onnxruntime loads."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import click
 from rich.filesize import decimal
 
 from sardonyx import native
-from sardonyx.cli._feeds import read
-from sardonyx.cli._given import Source, as_json, example, model_argument, tell, working
+from sardonyx.cli._feeds import read_inputs
+from sardonyx.cli._messages import example, print_result, show_status
 from sardonyx.cli._output import OutputFolder
+from sardonyx.cli._parameters import as_json, model_argument
+from sardonyx.cli._source import Source
 from sardonyx.doors.optimize import optimize
 from sardonyx.errors import OptionError
 from sardonyx.native.select import Choice
@@ -31,28 +33,28 @@ def command() -> None:
     ),
 )
 @model_argument
-@click.option(
-    "-o", "--output", type=OutputFolder(over="manifest.json"), required=True, help="The folder that is written."
-)
+@click.option("-o", "--output", type=OutputFolder(over="manifest.json"), required=True, help="The folder to write.")
 @click.option(
     "--select",
     default="auto",
     show_default=True,
     metavar="WHAT",
-    help="auto, all, scope:MODULE, or names of nodes with commas between.",
+    help="auto, all, scope:MODULE, or comma-separated names of nodes.",
 )
-@click.option("--inputs", help="Values at which a region begins, with commas between; with --outputs.")
+@click.option("--inputs", help="Comma-separated values at which a region begins; with --outputs.")
 @click.option("--outputs", help="Values at which it ends.")
-@click.option("--measure", is_flag=True, help="Time each kernel against ONNX Runtime, and put back what is slower.")
+@click.option("--measure", is_flag=True, help="Time each kernel against ONNX Runtime, and drop those that are slower.")
 @click.option(
     "--feed",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Inputs to measure with, by name, .npz or .safetensors; else they are made up.",
+    help="Inputs to measure with, by name, .npz or .safetensors; default: random.",
 )
 @click.option("--optimize", "first", is_flag=True, help="Apply the rewrite rules first, as sardonyx.optimize does.")
-@click.option("--target", default="cpu", show_default=True, help="What the kernels run on: cpu or cuda.")
-@click.option("--processor", help="Processors it is for, as x86-64-v3, or sm_90 for GPUs; by default this machine's.")
+@click.option("--target", default="cpu", show_default=True, help="Device of the kernels: cpu or cuda.")
+@click.option(
+    "--processor", help="Processors to compile for, as x86-64-v3, or sm_90 for GPUs; default: this machine's."
+)
 @as_json
 def compile_(
     model: Source,
@@ -67,47 +69,47 @@ def compile_(
     processor: str | None,
     as_json: bool,
 ) -> None:
-    """Compile parts of a model, and write a folder that onnxruntime alone can run.
+    """Compile parts of a model, and write a folder that onnxruntime can run without sardonyx.
 
-    The folder has the model, the library with its C++ source, and manifest.json, which shows the lines that run it.
+    The folder has the model, the library with its C++ source, and manifest.json, which shows how to run it.
     """
     if model.kind != "onnx":
-        raise OptionError(f"{model.text} is no ONNX file", hint="sardonyx compile --native takes it")
-    with working("reading the model", as_json) as say:
-        held = model.model(Options.of())
+        raise OptionError(f"{model.text} is not an ONNX file", hint="use sardonyx compile --native")
+    with show_status("reading the model", as_json) as say:
+        onnx_model = model.model(Options.of())
         compiled = native.compile(
-            optimize(held) if first else held,
-            select=_choice(select),
-            inputs=_names(inputs),
-            outputs=_names(outputs),
-            measure=read(feed, held) if feed else measure,
+            optimize(onnx_model) if first else onnx_model,
+            select=_parse_selection(select),
+            inputs=_split_names(inputs),
+            outputs=_split_names(outputs),
+            measure=read_inputs(feed, onnx_model) if feed else measure,
             target=target,
             processor=processor,
             progress=say,
         )
         compiled.save(output)
-    _tell(compiled, output, as_json)
+    _print_native(compiled, output, as_json)
 
 
 @command.command(epilog=example("sardonyx native show compiled"))
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @as_json
 def show(folder: Path, as_json: bool) -> None:
-    """Check a compiled model, and say what is in it."""
-    _tell(native.load(folder), folder, as_json)
+    """Check a compiled model, and print its report."""
+    _print_native(native.load(folder), folder, as_json)
 
 
-def _choice(text: str) -> Choice:
+def _parse_selection(text: str) -> Choice:
     if text == "auto" or text == "all":
         return text
-    return native.scope(text.removeprefix("scope:")) if text.startswith("scope:") else _names(text)
+    return native.scope(text.removeprefix("scope:")) if text.startswith("scope:") else _split_names(text)
 
 
-def _names(text: str | None) -> list[str]:
+def _split_names(text: str | None) -> list[str]:
     return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
-def _tell(compiled: native.NativeModel, folder: Path, as_json: bool) -> None:
+def _print_native(compiled: native.NativeModel, folder: Path, as_json: bool) -> None:
     total = decimal(sum(path.stat().st_size for path in folder.iterdir()))
-    place = f"{folder}  {total}, for {compiled.processor.name} processors of {compiled.processor.machine}"
-    tell({"folder": str(folder), **compiled.report.as_dict()}, as_json, str(compiled.report), "", place)
+    summary = f"{folder}  {total}, for {compiled.processor.name} processors of {compiled.processor.machine}"
+    print_result({"folder": str(folder), **compiled.report.as_dict()}, as_json, str(compiled.report), "", summary)

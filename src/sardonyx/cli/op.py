@@ -1,4 +1,4 @@
-"""`sardonyx op`: projects of custom operators written, built, tested and packed."""
+"""`sardonyx op`: create, build, test and pack projects of custom operators."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from sardonyx.cli._given import as_json, example, table, tell
+from sardonyx.cli._messages import example, print_result, table
 from sardonyx.cli._output import OutputFolder
+from sardonyx.cli._parameters import as_json
 from sardonyx.customop import pack as packing
 from sardonyx.customop import project
 from sardonyx.customop.declaration import CustomOp
@@ -37,22 +38,25 @@ path_argument = click.argument("path", default=".")
 def command() -> None:
     """Write, build, test and pack custom operators.
 
-    PATH is a project's folder, a .py file or a module by its name; by default the folder one is in.
+    PATH is a project's folder, a .py file or a module name; by default the working directory.
     """
 
 
 @command.command(epilog=example("sardonyx op new GroupNorm --domain mydomain"))
 @click.argument("name")
-@click.option("--domain", help="The operator's domain in ONNX and namespace in torch; by default the project's name.")
-@click.option("--folder", type=click.Path(path_type=Path), help="Where to write; by default a folder of its name here.")
+@click.option("--domain", help="The operator's domain in ONNX and namespace in torch; default: the project's name.")
+@click.option(
+    "--folder", type=click.Path(path_type=Path), help="Folder to write; default: a new folder with the project's name."
+)
 @as_json
 def new(name: str, domain: str | None, folder: Path | None, as_json: bool) -> None:
-    """Write a small project for an operator.
+    """Create a small project for an operator.
 
-    It has a declaration, a kernel, a test and a README; it works, and is meant to be changed. Nothing is overwritten.
+    It has a declaration, a kernel, a test and a README, works as it is, and is meant to be edited. Nothing is
+    overwritten.
     """
     files = [str(path) for path in project.create(name, domain=domain, folder=folder)]
-    tell({"files": files}, as_json, *files)
+    print_result({"files": files}, as_json, *files)
 
 
 @command.command(epilog=example("sardonyx op build", "sardonyx op build my_operators.py"))
@@ -61,18 +65,18 @@ def new(name: str, domain: str | None, folder: Path | None, as_json: bool) -> No
 def build(path: str, as_json: bool) -> None:
     """Compile the kernels.
 
-    Says where the libraries are and what they have. A mistake in a kernel is shown at its line.
+    Prints the libraries and the types they support. A mistake in a kernel is shown at its line.
     """
-    built = [_described(op) for op in project.load(path).operators]
-    tell(built, as_json, *[line for told in built for line in _built(told)])
+    built = [_describe(op) for op in project.load(path).operators]
+    print_result(built, as_json, *[line for entry in built for line in _build_lines(entry)])
 
 
-def _built(told: Mapping[str, Any]) -> list[str]:
-    where = f"{told['library']}  {decimal(told['bytes'])}" if told["library"] else "needs no library"
-    return [f"{told['operator']}  {'; '.join(told['types'])}", f"  {where}"]
+def _build_lines(entry: Mapping[str, Any]) -> list[str]:
+    library = f"{entry['library']}  {decimal(entry['bytes'])}" if entry["library"] else "needs no library"
+    return [f"{entry['operator']}  {'; '.join(entry['types'])}", f"  {library}"]
 
 
-def _described(op: CustomOp) -> dict[str, Any]:
+def _describe(op: CustomOp) -> dict[str, Any]:
     types = [", ".join(chosen.values()) for chosen in op.signature.choices]
     library = op.library if op.has_kernels else None
     return {
@@ -91,20 +95,20 @@ def _described(op: CustomOp) -> dict[str, Any]:
 def test(ctx: click.Context, path: str, as_json: bool) -> None:
     """Compare torch, ONNX Runtime and a reference.
 
-    For every type; and checks gradients, other sizes, strides, and the rules of torch.
+    Runs every type, and checks gradients, other sizes, strides, and torch's rules for operators.
 
     \b
-    Functions of the module say what to try, and what to compare with:
+    Functions of the module define what to run, and what to compare with:
       examples()          a list of calls: [((x, weight), {"groups": 2})]
-      reference(...)      takes what the operator takes, floating-point tensors in double precision
-    Where a module has several operators their names follow: examples_group_norm, reference_group_norm.
-    Without examples, inputs are made up from the signature.
+      reference(...)      takes the operator's arguments, floating-point tensors in double precision
+    If a module has several operators, append their names: examples_group_norm, reference_group_norm.
+    Without examples, inputs are random, from the signature.
     """
     outcomes = list(check_project(project.load(path)))
-    shown: list[RenderableType] = []
-    for operator, made in itertools.groupby(outcomes, lambda outcome: outcome.operator):
-        shown += [operator, _table(made), ""]
-    tell([asdict(outcome) for outcome in outcomes], as_json, *shown, _counted(outcomes))
+    parts: list[RenderableType] = []
+    for operator, group in itertools.groupby(outcomes, lambda outcome: outcome.operator):
+        parts += [operator, _table(group), ""]
+    print_result([asdict(outcome) for outcome in outcomes], as_json, *parts, _count_results(outcomes))
     ctx.exit(int(any(outcome.result == "failed" for outcome in outcomes)))
 
 
@@ -116,7 +120,7 @@ def _table(outcomes: Iterable[CheckResult]) -> Table:
     return table(["check", "example", "types", "result", ""], rows)
 
 
-def _counted(outcomes: Sequence[CheckResult]) -> str:
+def _count_results(outcomes: Sequence[CheckResult]) -> str:
     counts = Counter(outcome.result for outcome in outcomes)
     return ", ".join(f"{counts[word]} {word}" for word in _COLOURS if counts[word])
 
@@ -129,24 +133,24 @@ def _counted(outcomes: Sequence[CheckResult]) -> str:
     )
 )
 @path_argument
-@click.option("--output", type=OutputFolder(), required=True, help="The folder that is written to.")
-@click.option("--wheel", is_flag=True, help="Write a wheel too.")
-@click.option("--march", help="The processors it is for, as compilers name them; by default x86-64-v3 on x86-64.")
+@click.option("--output", type=OutputFolder(), required=True, help="The folder to write to.")
+@click.option("--wheel", is_flag=True, help="Build a wheel too.")
+@click.option("--march", help="Target processors, as in compilers; default: x86-64-v3 on x86-64.")
 @as_json
 def pack(path: str, output: Path, wheel: bool, march: str | None, as_json: bool) -> None:
-    """Pack the operators for onnxruntime alone.
+    """Pack the operators for use with onnxruntime only.
 
-    They run on machines that have onnxruntime and numpy, and nothing of torch or sardonyx.
+    They run on machines with onnxruntime and numpy, without torch or sardonyx.
 
-    The result is a folder that can be imported: the library, manifest.json, and a few lines of Python. With --wheel
-    there is a wheel of the same beside it. A processor that lacks what --march names is told so.
+    The result is an importable folder: the library, manifest.json, and a few lines of Python. With --wheel a wheel is
+    built too. On processors that lack the instructions of --march, importing it is an error.
     """
     loaded = project.load(path)
     for op in loaded.operators:
         if not op.has_kernels:
-            click.echo(f"{op.signature.qualified} is in the models that use it, and needs no library", err=True)
+            click.echo(f"{op.signature.qualified} is written into models as ONNX nodes, and needs no library", err=True)
         elif op.operator_source.cuda is not None:
             click.echo(f"{op.signature.qualified} is packed for the CPU, without its CUDA kernel", err=True)
     packed = packing.pack(loaded, output, march=march)
     written = {"folder": str(packed)} | ({"wheel": str(packing.wheel(packed))} if wheel else {})
-    tell(written, as_json, *written.values())
+    print_result(written, as_json, *written.values())

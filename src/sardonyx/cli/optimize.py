@@ -1,4 +1,4 @@
-"""`sardonyx optimize`: the rewrite rules on an ONNX file."""
+"""`sardonyx optimize`: apply the rewrite rules to an ONNX file."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import click
 from rich.filesize import decimal
 
 from sardonyx.cli import _outline
-from sardonyx.cli._given import Source, as_json, counts, engine_options, example, model_argument, tell, times, working
+from sardonyx.cli._messages import example, format_counts, format_times, print_result, show_status
 from sardonyx.cli._output import OutputFile
+from sardonyx.cli._parameters import as_json, engine_options, model_argument
+from sardonyx.cli._source import Source
 from sardonyx.errors import OptionError, SardonyxError
 from sardonyx.options import Options
 
@@ -20,26 +22,26 @@ from sardonyx.options import Options
     )
 )
 @model_argument
-@click.option("-o", "--output", type=OutputFile(".onnx"), help="By default NAME.optimized.onnx beside it.")
+@click.option("-o", "--output", type=OutputFile(".onnx"), help="Default: NAME.optimized.onnx in its folder.")
 @click.option("--opset", type=int, help="Convert to a later opset first: 23 has attention and RMS norm.")
 @engine_options
 @as_json
 def command(model: Source, output: Path | None, opset: int | None, options: Options, as_json: bool) -> None:
-    """Rewrite an ONNX file by the rules that compiled models pass through.
+    """Rewrite an ONNX file by the rules that are applied to compiled models.
 
-    The result is for the engine: for onnxruntime it may use operators of com.microsoft.
+    The result is specific to the engine: for onnxruntime it may use operators of com.microsoft.
     """
     if model.kind != "onnx":
-        raise OptionError(f"{model.text} is no ONNX file", hint="sardonyx export writes one, with the rules applied")
+        raise OptionError(f"{model.text} is not an ONNX file", hint="use sardonyx export, which applies the rules too")
     before = _outline.summary(model.model(options))
     path = output or OutputFile(".onnx").convert(Path(model.text).with_suffix(".optimized.onnx"), None, None)
     if path.resolve() == Path(model.text).resolve():
-        raise SardonyxError(f"{path} is the model itself", hint="-o FILE names another file")
-    with working("rewriting", as_json):
+        raise SardonyxError(f"{path} is the model itself", hint="name another file with -o FILE")
+    with show_status("rewriting", as_json):
         program = model.program(Options.of(options, opset=opset or options.opset))
         program.save(path)
     after, report = _outline.summary(program.model), program.report
-    told = {
+    result = {
         "model": model.text,
         "output": str(path),
         "bytes": path.stat().st_size,
@@ -50,11 +52,11 @@ def command(model: Source, output: Path | None, opset: int | None, options: Opti
         "rules": dict(report.rules.most_common()),
         "seconds": report.seconds,
     }
-    tell(
-        told,
+    print_result(
+        result,
         as_json,
-        f"nodes   {before['nodes']} → {after['nodes']}: {counts(after['operators'])}",
-        f"rules   {counts(report.rules) or 'none applies'}",
-        f"time    {times(report.seconds)}",
-        f"{path}  {decimal(told['bytes'])}, opset {after['opset']}",
+        f"nodes   {before['nodes']} → {after['nodes']}: {format_counts(after['operators'])}",
+        f"rules   {format_counts(report.rules) or 'none applies'}",
+        f"time    {format_times(report.seconds)}",
+        f"{path}  {decimal(result['bytes'])}, opset {after['opset']}",
     )

@@ -1,4 +1,4 @@
-"""`sardonyx profile`: where the time of a call goes."""
+"""`sardonyx profile`: show where the time of a call goes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,10 @@ from typing import Any
 import click
 import torch
 
-from sardonyx.cli._given import (
-    Inputs,
-    Source,
-    as_json,
-    engine_options,
-    example,
-    input_options,
-    model_argument,
-    tell,
-    working,
-)
+from sardonyx.cli._messages import example, print_result, show_status
 from sardonyx.cli._output import OutputFile
+from sardonyx.cli._parameters import as_json, engine_options, input_options, model_argument
+from sardonyx.cli._source import Inputs, Source
 from sardonyx.diagnose.profiling import Profile, profile
 from sardonyx.options import Options
 
@@ -31,8 +23,8 @@ from sardonyx.options import Options
     )
 )
 @model_argument
-@click.option("--calls", type=click.IntRange(1), default=10, show_default=True, help="Calls that are measured.")
-@click.option("--trace", type=OutputFile(), help="Write what onnxruntime records, for chrome://tracing.")
+@click.option("--calls", type=click.IntRange(1), default=10, show_default=True, help="Number of measured calls.")
+@click.option("--trace", type=OutputFile(), help="Write onnxruntime's trace, for chrome://tracing.")
 @input_options
 @engine_options
 @as_json
@@ -44,22 +36,22 @@ def command(
     options: Options,
     as_json: bool,
 ) -> None:
-    """Tell where the time of a call goes: by module, by operator, by source line, and what is not kernels.
+    """Show where the time of a call goes: by module, operator and source line, and outside kernels.
 
-    A module with arguments of its own is compiled as by torch.compile; an .onnx file, and a module with other inputs,
-    runs as a file.
+    A module with example arguments is compiled as by torch.compile; an .onnx file, or a module with --inputs or --size,
+    runs as an ONNX model.
     """
-    with working("profiling", as_json):
-        found = _profiled(model, inputs, options, calls=calls, trace=trace)
-    tell(found.as_dict(), as_json, str(found), *([f"\n{trace} written"] if trace else []))
+    with show_status("profiling", as_json):
+        result = _profile(model, inputs, options, calls=calls, trace=trace)
+    print_result(result.as_dict(), as_json, str(result), *([f"\n{trace} written"] if trace else []))
 
 
-def _profiled(model: Source, inputs: Inputs, options: Options, **how: Any) -> Profile:
+def _profile(model: Source, inputs: Inputs, options: Options, **settings: Any) -> Profile:
     call = None if inputs else model.example()
     if call is not None:
         args, kwargs = call
-        return profile(model.module(), *args, options=options, **how, **kwargs)
-    held = model.model(Options.of(options, native=False))
-    program, given = model.as_file(held, inputs, options, optimize="none")
+        return profile(model.module(), *args, options=options, **settings, **kwargs)
+    onnx_model = model.model(Options.of(options, native=False))
+    program, feeds = model.as_file(onnx_model, inputs, options, optimize="none")
     with torch.no_grad():
-        return profile(program, *given.values(), **how)
+        return profile(program, *feeds.values(), **settings)

@@ -1,4 +1,4 @@
-"""`sardonyx reduce`: the smallest part of a failing model that still fails, as a folder to send."""
+"""`sardonyx reduce`: reduce a failing model to the smallest part that still fails, with a program to run it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,11 @@ from typing import Any, cast
 
 import click
 
-from sardonyx.cli._given import (
-    FiniteRange,
-    Inputs,
-    Source,
-    as_json,
-    example,
-    input_options,
-    model_argument,
-    tell,
-    working,
-)
-from sardonyx.cli._output import OutputFolder, whole
-from sardonyx.cli.compare import called
+from sardonyx.cli._messages import example, print_result, show_status
+from sardonyx.cli._output import OutputFolder, atomic_folder
+from sardonyx.cli._parameters import FiniteRange, as_json, input_options, model_argument
+from sardonyx.cli._source import Inputs, Source
+from sardonyx.cli.compare import model_and_arguments
 from sardonyx.diagnose.reduction import reduce
 
 
@@ -32,20 +24,27 @@ from sardonyx.diagnose.reduction import reduce
     )
 )
 @model_argument
+@click.option("-o", "--output", type=OutputFolder(over="reproduce.py"), required=True, help="The folder to write.")
 @click.option(
-    "-o", "--output", type=OutputFolder(over="reproduce.py"), required=True, help="The folder that is written."
+    "--fails",
+    type=click.Choice(["wrong", "exception", "crash", "slow"]),
+    help="How the model fails; default: found out by running it.",
 )
-@click.option("--fails", type=click.Choice(["wrong", "exception", "crash", "slow"]), help="By default what happens.")
-@click.option("--command", "line", metavar="LINE", help="Fails with a status but 0; {model} and {inputs} are files.")
-@click.option("--way", default="onnxruntime:optimize=none", show_default=True, help="How it is run.")
-@click.option("--against", default="reference:optimize=none", show_default=True, help="What counts as right.")
-@click.option("--tolerance", type=FiniteRange(0), help="What counts as wrong, of the largest magnitude.")
+@click.option(
+    "--command",
+    "line",
+    metavar="LINE",
+    help="A command that exits with a status other than 0 if {model} with {inputs} fails.",
+)
+@click.option("--way", default="onnxruntime:optimize=none", show_default=True, help="How to run it.")
+@click.option("--against", default="reference:optimize=none", show_default=True, help="The reference.")
+@click.option("--tolerance", type=FiniteRange(0), help="Tolerance, relative to the largest magnitude.")
 @click.option(
     "--minutes",
     type=FiniteRange(0, min_open=True),
     default=3.0,
     show_default=True,
-    help="The best so far is kept after these, or at Ctrl-C.",
+    help="Time limit; then, or at Ctrl-C, the best result so far is written.",
 )
 @click.option(
     "--limit",
@@ -53,7 +52,7 @@ from sardonyx.diagnose.reduction import reduce
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="For one candidate.",
+    help="Time limit of one candidate.",
 )
 @input_options
 @as_json
@@ -70,17 +69,17 @@ def command(
     inputs: Inputs,
     as_json: bool,
 ) -> None:
-    """Cut a model that crashes, raises, is wrong or slow down to the smallest part that still does.
+    """Reduce a model that crashes, raises, is wrong or slow to the smallest part that still fails.
 
-    Writes model.onnx, inputs.npz, and reproduce.py, which needs onnxruntime and numpy alone where the fault is theirs.
-    Candidates run in processes of their own. Exits with 0 when it is written, with 3 where the model does not fail.
+    Writes model.onnx, inputs.npz, and reproduce.py, which needs only onnxruntime and numpy unless sardonyx is involved.
+    Each candidate runs in its own process. Exits with 0 on success, with 3 if the model does not fail.
     """
     if line is not None and "{model}" not in line:
-        raise click.BadParameter(f"--command is {line!r}, and does not say where {{model}} goes")
-    given, args, kwargs = called(model, inputs)
-    with working("running the model", as_json) as progress:
-        found = reduce(
-            given,
+        raise click.BadParameter(f"--command is {line!r}, which does not contain {{model}}")
+    subject, args, kwargs = model_and_arguments(model, inputs)
+    with show_status("running the model", as_json) as progress:
+        result = reduce(
+            subject,
             *args,
             fails=cast(Any, fails),
             command=line,
@@ -92,6 +91,6 @@ def command(
             progress=progress,
             **kwargs,
         )
-        with whole(output) as beside:
-            found.save(beside)
-    tell({"folder": str(output), **found.as_dict()}, as_json, str(found), f"{output}: python reproduce.py")
+        with atomic_folder(output) as temporary:
+            result.save(temporary)
+    print_result({"folder": str(output), **result.as_dict()}, as_json, str(result), f"{output}: python reproduce.py")

@@ -1,4 +1,4 @@
-"""`sardonyx report`: what becomes of a model, as a page to look at."""
+"""`sardonyx report`: write an HTML report of a compiled model."""
 
 from __future__ import annotations
 
@@ -7,18 +7,10 @@ from pathlib import Path
 import click
 from rich.filesize import decimal
 
-from sardonyx.cli._given import (
-    Inputs,
-    Source,
-    as_json,
-    engine_options,
-    example,
-    input_options,
-    model_argument,
-    tell,
-    working,
-)
+from sardonyx.cli._messages import example, print_result, show_status
 from sardonyx.cli._output import OutputFile
+from sardonyx.cli._parameters import as_json, engine_options, input_options, model_argument
+from sardonyx.cli._source import Inputs, Source
 from sardonyx.diagnose import html
 from sardonyx.diagnose.explain import explain
 from sardonyx.options import Options
@@ -45,16 +37,16 @@ def command(
 ) -> None:
     """Write one HTML file: the graph before and after, rules, fallbacks, times and errors by node.
 
-    A module with arguments of its own is compiled as by torch.compile; an .onnx file, and a module with other inputs,
-    is rewritten and run as a file. The page needs no network.
+    A module with example arguments is compiled as by torch.compile; an .onnx file, or a module with --inputs or --size,
+    is rewritten and run as an ONNX model. The page needs no network.
     """
     chosen = Options.of(options, report=str(output))
-    with working("compiling and measuring", as_json):
-        found = _report(model, inputs, chosen)
-        html.save(found, output, chosen, title=model.name)
+    with show_status("compiling and measuring", as_json):
+        report = _report(model, inputs, chosen)
+        html.save(report, output, chosen, title=model.name)
     size = output.stat().st_size
-    told = {"output": str(output), "bytes": size, "nodes": found.nodes, "fallbacks": len(found.fallbacks)}
-    tell(told, as_json, str(found), f"\n{output}  {decimal(size)}")
+    result = {"output": str(output), "bytes": size, "nodes": report.nodes, "fallbacks": len(report.fallbacks)}
+    print_result(result, as_json, str(report), f"\n{output}  {decimal(size)}")
 
 
 def _report(model: Source, inputs: Inputs, options: Options) -> Report:
@@ -62,7 +54,7 @@ def _report(model: Source, inputs: Inputs, options: Options) -> Report:
     if call is not None:
         args, kwargs = call
         return explain(model.module(), *args, options=options, **kwargs)
-    held = model.model(Options.of(options, report=None, native=False))
-    program, given = model.as_file(held, inputs, options)
-    html.tell_program(program, list(given.values()), {})
+    onnx_model = model.model(Options.of(options, report=None, native=False))
+    program, feeds = model.as_file(onnx_model, inputs, options)
+    html.report_program(program, list(feeds.values()), {})
     return program.report

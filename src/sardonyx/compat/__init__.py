@@ -1,6 +1,6 @@
-"""The old names, each a line over the new ones: programs written for them need other imports and nothing else.
+"""APIs of older packages, implemented by this one: programs written for them only need other imports.
 
-`docs/compat.md` says of every argument what it means here.
+`docs/compat.md` describes every argument.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sardonyx.doors.program import Program
 from sardonyx.errors import OptionError
 from sardonyx.options import NUMBER, Options, defaults
 from sardonyx.telemetry import dump
-from sardonyx.telemetry.intercept import intercept, watched
+from sardonyx.telemetry.intercept import intercept, show_graph_calls
 
 __all__ = [
     "ONNXMLIRTorch",
@@ -49,8 +49,8 @@ Patterns: TypeAlias = str | Sequence[str] | None
 Backend: TypeAlias = Callable[..., Callable[..., Any]]
 
 _MICROSOFT = "onnxruntime"
-_SETS = ("default", _MICROSOFT, "experimental", "ml")
-"""Sets of patterns that there once were; ours are one."""
+_PATTERN_SETS = ("default", _MICROSOFT, "experimental", "ml")
+"""Pattern sets of the older package; here there is one set of rules."""
 
 _WITHOUT_EFFECT = {
     "aot_autograd": "graphs always come from AOTAutograd",
@@ -58,11 +58,11 @@ _WITHOUT_EFFECT = {
     "processor": "the provider follows the tensors' device",
     "order_algorithm": "nodes keep the order of the graph",
     "order": "nodes keep the order of the graph",
-    "remove_unused": "what nothing reads is always removed",
+    "remove_unused": "unused nodes are always removed",
     "constant_size": "small values are folded, and the engine folds the large ones",
-    "constant_fusing": "equal constants are always one",
+    "constant_fusing": "equal constants are always merged",
     "max_iter": "rules run until none applies",
-    "recursive": "rules always run in branches and loops too",
+    "recursive": "rules always apply to subgraphs too",
     "verifies": "the option is called verify",
     "large_model": "weights stay in torch's memory until they are written",
     "external_threshold": "a file holds its weights up to 2 GB",
@@ -70,7 +70,7 @@ _WITHOUT_EFFECT = {
     "raise_list": "torch.export decides",
     "api_two": "there is one way to export",
 }
-"""Arguments that are accepted and change nothing, and why."""
+"""Arguments that are accepted and ignored, and why."""
 
 
 def make_aot_ort(
@@ -84,22 +84,22 @@ def make_aot_ort(
     dump_prefix: str | None = None,
     **more: Any,
 ) -> tuple[Backend, dict[str, Any]]:
-    """A backend for `torch.compile`, and the options it compiles with; any other option is taken too.
+    """Return a backend for `torch.compile`, and its options; other options of this package are accepted too.
 
-    `rewrite=False` applies no rules; the patterns choose among them. Which sizes are symbolic is dynamo's choice, by
-    `torch.compile(dynamic=...)`: graphs of either kind are compiled whatever `dynamic` says here.
+    `rewrite=False` applies no rules; the patterns select rules. `dynamic` has no effect: dynamo decides which sizes are
+    symbolic, by `torch.compile(dynamic=...)`.
 
     >>> make_aot_ort(dynamic=True, disable_pattern=["Silu"])[1]
     {'optimize': 'default-Silu'}
     """
-    chosen = _still_meant(more)
+    chosen = _drop_without_effect(more)
     if not rewrite or (enable_pattern, disable_pattern) != ("default", None):
         chosen["optimize"] = _rules(enable_pattern, disable_pattern) if rewrite else "none"
     if ort_optimization_level is not None:
         chosen["session_options"] = {"graph_optimization_level": _level(ort_optimization_level)}
     if dump_prefix is not None:
         chosen["dump"] = f"{dump_prefix}_{NUMBER}"
-    Options.of(chosen)  # a wrong one is an error here, not at the first call
+    Options.of(chosen)  # raise for a wrong option here, not at the first call
     _show_logs(verbose)
 
     def backend(
@@ -117,9 +117,9 @@ def train_loop(
     loss_fn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """One step of training towards a result of ones; the gradients, which stay on the parameters too.
+    """Run one training step with ones as the target; return the gradients, which stay on the parameters too.
 
-    By default the loss is the mean square and the optimizer plain SGD. Of several results the first is trained.
+    By default the loss is the mean squared error and the optimizer SGD. Of several results the first is used.
     """
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=1e-3)
     model.train()
@@ -133,21 +133,21 @@ def train_loop(
 
 @contextmanager
 def dump_onnx(prefix: str, folder: str | PathLike[str] | None = None, clean: bool = False) -> Iterator[None]:
-    """While active, what is compiled is dumped to `folder/prefix_0.onnx`, and so on, with FX graphs beside it.
+    """While active, models that are compiled are dumped to `folder/prefix_0.onnx`, and so on, with their FX graphs.
 
-    `clean` first removes the files that have such names, and no others. Compiling happens at a first call: a model that
+    `clean` first removes files with such names, and no others. Models are compiled at their first call: a model that
     was called before is not dumped.
     """
-    place = str(Path(folder or ".") / f"{prefix}_{NUMBER}")
-    Path(place).parent.mkdir(parents=True, exist_ok=True)
+    destination = str(Path(folder or ".") / f"{prefix}_{NUMBER}")
+    Path(destination).parent.mkdir(parents=True, exist_ok=True)
     if clean:
-        dump.clear(place)
-    with defaults(dump=place):
+        dump.clear(destination)
+    with defaults(dump=destination):
         yield
 
 
 class OptimizationOptions:
-    """Which rewrite rules an export applies, in the old words; `optimize` has it in ours.
+    """Which rewrite rules an export applies, by the older package's arguments; `optimize` is our option.
 
     >>> OptimizationOptions(patterns="default+onnxruntime", constant_folding=False).optimize
     'default-FoldConstant'
@@ -162,22 +162,22 @@ class OptimizationOptions:
         verbose: int = 0,
         **more: Any,
     ) -> None:
-        left_out = {"FoldConstant": not constant_folding, "DropIdentity": not remove_identity}
-        self.optimize = _rules(patterns, [name for name, out in left_out.items() if out])
+        rules = {"FoldConstant": constant_folding, "DropIdentity": remove_identity}
+        self.optimize = _rules(patterns, [name for name, enabled in rules.items() if not enabled])
         self.domains = ("com.microsoft",) if _MICROSOFT in _terms(patterns) else ()
         self.verbose = verbose
-        Options.of(_still_meant(more), optimize=self.optimize)
+        Options.of(_drop_without_effect(more), optimize=self.optimize)
 
 
 class OxsDispatcher:
-    """A dispatcher for `to_onnx` that has no effect: what our table does not translate, torchlib always does."""
+    """A dispatcher for `to_onnx` without effect: torchlib always translates what our table does not."""
 
 
 def create_input_names(graph_module: torch.fx.GraphModule, args: Sequence[Any]) -> list[str]:
-    """The names that the inputs of a graph have, for the `input_names` of `to_onnx`."""
+    """Return the names of a graph's inputs, for the `input_names` of `to_onnx`."""
     names = [node.name for node in graph_module.graph.find_nodes(op="placeholder")]
     if len(names) != len(args):
-        raise OptionError(f"the graph has {len(names)} inputs, and there are {len(args)} arguments")
+        raise OptionError(f"the graph has {len(names)} inputs, but there are {len(args)} arguments")
     return names
 
 
@@ -195,11 +195,11 @@ def to_onnx(
     filename: str | PathLike[str] | None = None,
     **more: Any,
 ) -> onnx.ModelProto | tuple[onnx.ModelProto, Program]:
-    """Export as `sardonyx.export` does, to a ModelProto; with `return_builder` the `Program` comes with it.
+    """Export by `sardonyx.export`, to a ModelProto; with `return_builder`, return the `Program` too.
 
-    Graphs and arguments as a backend of `torch.compile` is handed them are taken, too; SymInts are dynamic sizes.
-    The model has operators of ONNX alone, unless the patterns or the opsets name ONNX Runtime's. Everything that is not
-    named here goes to `sardonyx.export`.
+    Graphs and arguments of a `torch.compile` backend are accepted too; SymInts are dynamic sizes. The model has only
+    standard operators, unless the patterns or the opsets name ONNX Runtime's. Other arguments are passed to
+    `sardonyx.export`.
 
     >>> [node.op_type for node in to_onnx(torch.nn.Linear(4, 2).eval(), (torch.ones(3, 4),)).graph.node]
     ['Gemm']
@@ -208,7 +208,7 @@ def to_onnx(
     _show_logs(max(verbose, chosen.verbose))
     opsets = target_opset if isinstance(target_opset, Mapping) else {"": target_opset}
     more = {name: value for name, value in more.items() if not isinstance(value, OxsDispatcher)}
-    with _disable_current_modes():  # those of a backend's compiler, in which no tensor has a value
+    with _disable_current_modes():  # a backend runs under fake tensor mode
         program = export(
             mod,
             args,
@@ -217,7 +217,7 @@ def to_onnx(
             input_names=input_names or (),
             optimize=chosen.optimize if optimize else "none",
             domains=[*chosen.domains, *(domain for domain in opsets if domain and domain not in chosen.domains)],
-            **_still_meant(more),
+            **_drop_without_effect(more),
         )
         if filename is not None:
             program.save(filename)
@@ -229,11 +229,11 @@ def to_onnx(
 
 _ENGINE = "onnx-mlir"
 _INTERCEPT = "onnxmlir-intercept"
-_ONNXMLIRS = {"compiler_image_name": "compiler_image", "compile_args": "compile_options", _INTERCEPT: "intercept"}
+_ONNXMLIR_NAMES = {"compiler_image_name": "compiler_image", "compile_args": "compile_options", _INTERCEPT: "intercept"}
 _NO_IMAGE = (None, "None", "local")
 _WITHOUT_EFFECT_ON_ONNXMLIR = {
-    "compile_tag": "every library gets a tag of its own",
-    "temp_dir": "libraries are kept in cache_dir",
+    "compile_tag": "every library gets a unique tag",
+    "temp_dir": "libraries are cached in cache_dir",
     "debug": "an error carries the compiler's log",
 }
 
@@ -241,13 +241,13 @@ _WITHOUT_EFFECT_ON_ONNXMLIR = {
 def onnxmlir_backend(
     graph: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Any = None, mode: str | None = None
 ) -> Callable[..., Any]:
-    """A backend for `torch.compile` that compiles by onnx-mlir; it takes that package's options, and ours.
+    """A backend for `torch.compile` that uses onnx-mlir; it accepts that package's options, and ours.
 
-    With `"onnxmlir-intercept"` nothing is compiled: torch runs each graph, after its arguments are shown.
+    With `"onnxmlir-intercept"` nothing is compiled: the arguments of each graph are printed, and torch runs it.
     """
-    chosen = _for_onnxmlir(options or {})
+    chosen = _from_onnxmlir_options(options or {})
     if _INTERCEPT in (options or {}) and Options.of(chosen).intercept:
-        return watched(graph, graph, chosen["intercept"])
+        return show_graph_calls(graph, graph, chosen["intercept"])
     return dynamo.sardonyx(graph, inputs, options=chosen, mode=mode)
 
 
@@ -255,10 +255,10 @@ onnxmlir_backend.reset = dynamo.reset  # type: ignore[attr-defined]  # dynamo's 
 
 
 def ONNXMLIRTorch(mod: torch.nn.Module, **options: Any) -> torch.nn.Module:
-    """`sardonyx.compile` by onnx-mlir; it takes that package's options, and ours."""
+    """`sardonyx.compile` with onnx-mlir; it accepts that package's options, and ours."""
     from sardonyx.doors import module
 
-    return module.compile(mod, **_for_onnxmlir(options))
+    return module.compile(mod, **_from_onnxmlir_options(options))
 
 
 def compile(mod: torch.nn.Module, **options: Any) -> torch.nn.Module:
@@ -267,45 +267,47 @@ def compile(mod: torch.nn.Module, **options: Any) -> torch.nn.Module:
 
 
 def interceptForward(model: torch.nn.Module) -> torch.nn.Module:
-    """Show the arguments of each call; `sardonyx.intercept` does more."""
+    """Print the arguments of each call; `sardonyx.intercept` does more."""
     return intercept(model)
 
 
-def _for_onnxmlir(given: Any) -> dict[str, Any]:
-    """Options in the words of onnx-mlir's package as options of ours; what neither has stays, to be refused."""
-    if not isinstance(given, Mapping):
-        raise OptionError(f"options is {type(given).__name__}", hint='use a dict, or backend="sardonyx"')
-    meant = _still_meant(given, _WITHOUT_EFFECT_ON_ONNXMLIR)
-    engine = {"container": meant.pop("container_engine", None)}
-    if meant.get("compiler_image_name") in _NO_IMAGE:
-        meant.pop("compiler_image_name", None)
-    elif "compiler_path" in meant:
-        engine["binary"] = meant.pop("compiler_path")
-    chosen = {"engine": _ENGINE} | {_ONNXMLIRS.get(name, name): value for name, value in meant.items()}
+def _from_onnxmlir_options(options: Any) -> dict[str, Any]:
+    """Convert options of onnx-mlir's package to ours; unknown ones stay, so that they raise later."""
+    if not isinstance(options, Mapping):
+        raise OptionError(f"options is {type(options).__name__}", hint='use a dict, or backend="sardonyx"')
+    effective = _drop_without_effect(options, _WITHOUT_EFFECT_ON_ONNXMLIR)
+    engine = {"container": effective.pop("container_engine", None)}
+    if effective.get("compiler_image_name") in _NO_IMAGE:
+        effective.pop("compiler_image_name", None)
+    elif "compiler_path" in effective:
+        engine["binary"] = effective.pop("compiler_path")
+    chosen = {"engine": _ENGINE} | {_ONNXMLIR_NAMES.get(name, name): value for name, value in effective.items()}
     settings = {name: value for name, value in engine.items() if value is not None}
     if settings:
         chosen["engine_options"] = {**settings, **(chosen.get("engine_options") or {})}
     return chosen
 
 
-def _still_meant(given: Mapping[str, Any], without_effect: Mapping[str, str] = _WITHOUT_EFFECT) -> dict[str, Any]:
-    """The arguments less those without effect, of which the log tells."""
-    for name in given:
+def _drop_without_effect(
+    arguments: Mapping[str, Any], without_effect: Mapping[str, str] = _WITHOUT_EFFECT
+) -> dict[str, Any]:
+    """Return the arguments without those that have no effect, which are logged."""
+    for name in arguments:
         if name in without_effect:
             log.info("%s has no effect: %s", name, without_effect[name])
-    return {name: value for name, value in given.items() if name not in without_effect}
+    return {name: value for name, value in arguments.items() if name not in without_effect}
 
 
 def _terms(patterns: Patterns) -> list[str]:
-    """The names in a choice of patterns, those to leave out with a minus."""
+    """Split a selection of patterns into names; a minus excludes one."""
     return re.findall(r"-?\w+", patterns if isinstance(patterns, str) else ",".join(patterns or ()))
 
 
 def _rules(patterns: Patterns, without: Patterns = None) -> str:
-    """A choice of patterns as the option `optimize` takes it."""
+    """Convert a selection of patterns to a value of the option `optimize`."""
     terms = _terms(patterns)
-    level = "default" if any(term in _SETS for term in terms) else "none"
-    names = [term if term.startswith("-") else f"+{term}" for term in terms if term not in _SETS]
+    level = "default" if any(term in _PATTERN_SETS for term in terms) else "none"
+    names = [term if term.startswith("-") else f"+{term}" for term in terms if term not in _PATTERN_SETS]
     return level + "".join(names) + "".join(f"-{name}" for name in _terms(without))
 
 
@@ -318,7 +320,7 @@ def _level(name: str) -> Any:
 
 
 def _show_logs(verbose: int) -> None:
-    """Let our logs be seen, as `TORCH_LOGS` would: 1 for each stage, more for everything."""
+    """Show our logs, as `TORCH_LOGS` does: 1 for each stage, more for everything."""
     if not verbose:
         return
     ours = logging.getLogger("sardonyx")

@@ -1,4 +1,4 @@
-"""torch.onnx as it was: symbolic functions that are registered, and an export that takes shapes from one run."""
+"""The former torch.onnx API: registered symbolic functions, and an export that records shapes in one run."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ _WITHOUT_EFFECT = {
     "example_outputs": "results are known from the trace",
     "export_params": "a file always has its weights",
     "operator_export_type": "an operator without a translation is an error",
-    "strip_doc_string": "nodes have no texts",
-    "training": "a model is exported in the mode that it is in",
+    "strip_doc_string": "nodes have no doc strings",
+    "training": "a model is exported in its current mode",
     "use_external_data_format": "a file holds its weights up to 2 GB",
     "verbose": "print the program that is returned",
 }
-"""Arguments that are accepted and change nothing, and why."""
+"""Arguments that are accepted and ignored, and why."""
 
 
 # Symbolic functions
 
 _REGISTERED: dict[str, table.Translation | None] = {}
-"""The operators that have symbolic functions, by qualified names, and what translated them before."""
+"""Qualified names of operators with symbolic functions, and their previous translations."""
 
 
 def register_custom_op_symbolic(symbolic_name: str, symbolic_fn: Callable[..., Any], opset_version: int) -> None:
     """Translate an operator, `"mynamespace::op"`, by a function of a builder and the operator's arguments.
 
-    It is for opsets from `opset_version` on, and in the place of what was registered before.
+    It applies from `opset_version` on, and replaces what was registered before.
     """
     unregister_custom_op_symbolic(symbolic_name, opset_version)
     for overload in _overloads(symbolic_name):
@@ -58,7 +58,7 @@ def register_custom_op_symbolic(symbolic_name: str, symbolic_fn: Callable[..., A
 
 
 def unregister_custom_op_symbolic(symbolic_name: str, opset_version: int) -> None:
-    """Forget the symbolic function of an operator: what translated it before does so again."""
+    """Remove the symbolic function of an operator, and restore its previous translation."""
     for name in map(table.name_of, _overloads(symbolic_name)):
         if name not in _REGISTERED:
             continue
@@ -73,7 +73,7 @@ def _overloads(symbolic_name: str) -> list[Any]:
     packet = getattr(getattr(torch.ops, space), name, None) if name else None
     if packet is None:
         raise DeclarationError(
-            f"torch has no operator {symbolic_name!r}", hint="load the library that registers it before"
+            f"torch has no operator {symbolic_name!r}", hint="load the library that registers it first"
         )
     return [getattr(packet, overload) for overload in packet.overloads()]
 
@@ -83,10 +83,10 @@ def _translation(overload: Any, symbolic_fn: Callable[..., Any], oldest: int) ->
 
     def translate(g: Builder, /, *args: Any, **kwargs: Any) -> Any:
         if g.opset < oldest:
-            raise Unsupported(f"its symbolic function is for opset {oldest} and newer, and this is {g.opset}")
-        given = {a.name: a.default_value for a in arguments}
-        given |= dict(zip((a.name for a in arguments), args, strict=False)) | kwargs
-        return symbolic_fn(g, *given.values())  # all by position, as torch.onnx has it
+            raise Unsupported(f"its symbolic function is for opset {oldest} and newer, but this is {g.opset}")
+        values = {a.name: a.default_value for a in arguments}
+        values |= dict(zip((a.name for a in arguments), args, strict=False)) | kwargs
+        return symbolic_fn(g, *values.values())  # all positional, as in torch.onnx
 
     return translate
 
@@ -106,16 +106,16 @@ def onnx_export(
     custom_opsets: Mapping[str, int] | None = None,
     **more: Any,
 ) -> Program:
-    """Export as `torch.onnx.export` did, to the file `f`; everything that is not named here goes to `sardonyx.export`.
+    """Export as `torch.onnx.export` did, to the file `f`; other arguments are passed to `sardonyx.export`.
 
-    An operator that has a symbolic function and no fake kernel is run once with these arguments, and has the sizes that
-    it gave then. Opsets older than 18 are not written: the model has 18, and the log says so.
+    An operator with a symbolic function but no fake kernel is run once with these arguments, to record the shapes of
+    its results. Opsets older than 18 are raised to 18, with a warning.
     """
     args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     for name in more.keys() & _WITHOUT_EFFECT.keys():
         log.info("%s has no effect: %s", name, _WITHOUT_EFFECT[name])
     options = {name: value for name, value in more.items() if name not in _WITHOUT_EFFECT}
-    with _shapes_recorded(model, args):
+    with _fake_kernels_from_example(model, args):
         program = export(
             model,
             args,
@@ -131,23 +131,23 @@ def onnx_export(
     return program
 
 
-def _opset(asked: int | None) -> int | None:
-    if asked is not None and asked < opsets.OLDEST:
-        log.warning("opset_version is %d, and the oldest that is written is %d: it is taken", asked, opsets.OLDEST)
+def _opset(version: int | None) -> int | None:
+    if version is not None and version < opsets.OLDEST:
+        log.warning("opset_version is %d; the oldest supported, %d, is used instead", version, opsets.OLDEST)
         return opsets.OLDEST
-    return asked
+    return version
 
 
 def _dynamic_shapes(axes: Any, names: Sequence[str], count: int) -> Any:
-    """The sizes of inputs that may change, by their places; those of outputs follow from them."""
+    """Return the dynamic sizes by input; those of outputs follow from them."""
     if not axes:
         return None
     if len(names) != count:
-        raise OptionError(f"dynamic_axes has names, and input_names has {len(names)} for {count} arguments")
-    return tuple(_named(name, axes.get(name)) for name in names)
+        raise OptionError(f"dynamic_axes needs the names of {count} arguments, but input_names has {len(names)}")
+    return tuple(_axis_names(name, axes.get(name)) for name in names)
 
 
-def _named(name: str, axes: Mapping[int, str] | Sequence[int] | None) -> dict[int, str] | None:
+def _axis_names(name: str, axes: Mapping[int, str] | Sequence[int] | None) -> dict[int, str] | None:
     if axes is None:
         return None
     return dict(axes) if isinstance(axes, Mapping) else {axis: f"{name}_dynamic_axes_{axis}" for axis in axes}
@@ -159,29 +159,29 @@ def _set_versions(program: Program, versions: Mapping[str, int]) -> None:
         if domain in imports:
             imports[domain] = version
         else:
-            log.warning("custom_opsets has %s, of which the model has no operator", domain)
+            log.warning("custom_opsets has %s, but the model has no operator of that domain", domain)
 
 
 # Operators without a fake kernel
 
 
 @contextmanager
-def _shapes_recorded(model: Callable[..., Any], args: Sequence[Any]) -> Iterator[None]:
-    """While active, operators with a symbolic function and no fake kernel give results like those of one call."""
+def _fake_kernels_from_example(model: Callable[..., Any], args: Sequence[Any]) -> Iterator[None]:
+    """While active, operators with a symbolic function but no fake kernel have one that replays an example call."""
     names = {name for name in _REGISTERED if not is_builtin(table.operator_of(name))}
     if not names:
         yield
         return
-    with torch.no_grad(), _Recording(names) as seen:
+    with torch.no_grad(), _ResultRecorder(names) as recorder:
         model(*args)
     with ExitStack() as added:
-        for name, calls in seen.calls.items():
-            added.callback(add_fake_kernel(table.operator_of(name), _Recorded(name, calls)))
+        for name, calls in recorder.calls.items():
+            added.callback(add_fake_kernel(table.operator_of(name), _RecordedFakeKernel(name, calls)))
         yield
 
 
-class _Recording(TorchFunctionMode):
-    """Notes what operators give, by the types and sizes of what they are given."""
+class _ResultRecorder(TorchFunctionMode):
+    """Records the results of operators, by the dtypes and shapes of their arguments."""
 
     def __init__(self, names: set[str]) -> None:
         super().__init__()
@@ -191,27 +191,27 @@ class _Recording(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         name = table.name_of(func.default if isinstance(func, torch._ops.OpOverloadPacket) else func)
         if name in self.calls:
-            self.calls[name][_described((args, kwargs or {}))] = result
+            self.calls[name][_argument_key((args, kwargs or {}))] = result
         return result
 
 
-def _described(given: Any) -> str:
-    """What the arguments of a call look like."""
-    return str([(x.dtype, tuple(x.shape)) if isinstance(x, torch.Tensor) else x for x in tree_leaves(given)])
+def _argument_key(arguments: Any) -> str:
+    """Return a key of the dtypes, shapes and plain values of arguments."""
+    return str([(x.dtype, tuple(x.shape)) if isinstance(x, torch.Tensor) else x for x in tree_leaves(arguments)])
 
 
-class _Recorded:
-    """A fake kernel that knows the calls of one run."""
+class _RecordedFakeKernel:
+    """A fake kernel that returns results like those of the recorded calls."""
 
     def __init__(self, name: str, calls: Mapping[str, Any]) -> None:
         self._name, self._calls = name, calls
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        like = self._calls.get(_described((args, kwargs)))
-        if like is None:
+        result = self._calls.get(_argument_key((args, kwargs)))
+        if result is None:
             operator = f"torch.ops.{self._name.replace('::', '.')}"
             raise RuntimeError(
-                f"what {operator} gives is known for the sizes of the example alone: "
-                f"sardonyx.custom_op({operator}, ..., shape=...) says it for all"
+                f"the result of {operator} is known for the sizes of the example only: "
+                f"declare its shape by sardonyx.custom_op({operator}, ..., shape=...)"
             )
-        return tree_map_only(torch.Tensor, lambda x: torch.empty(x.shape, dtype=x.dtype), like)
+        return tree_map_only(torch.Tensor, lambda x: torch.empty(x.shape, dtype=x.dtype), result)

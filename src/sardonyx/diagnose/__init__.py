@@ -1,11 +1,11 @@
-"""Seeing what happened: reports, dumps, comparisons, calls, times."""
+"""Debugging tools: compare, bisect, reduce, profile, explain, intercept, HTML reports."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sardonyx.diagnose.bisection import Bisection, bisect, bisect_rules
-    from sardonyx.diagnose.comparison import Comparison, Way, compare, find_nonfinite
+    from sardonyx.diagnose.comparison import Comparison, RunConfig, compare, find_nonfinite
     from sardonyx.diagnose.profiling import Profile, profile
     from sardonyx.diagnose.reduction import Reduction, reduce
     from sardonyx.telemetry.intercept import intercepting, restore
@@ -16,7 +16,7 @@ __all__ = [
     "Comparison",
     "Profile",
     "Reduction",
-    "Way",
+    "RunConfig",
     "bisect",
     "bisect_rules",
     "compare",
@@ -31,13 +31,13 @@ __all__ = [
 
 _IN = {
     "sardonyx.diagnose.bisection": ("Bisection", "bisect", "bisect_rules"),
-    "sardonyx.diagnose.comparison": ("Comparison", "Way", "compare", "find_nonfinite"),
+    "sardonyx.diagnose.comparison": ("Comparison", "RunConfig", "compare", "find_nonfinite"),
     "sardonyx.telemetry.intercept": ("intercepting", "restore"),
     "sardonyx.diagnose.profiling": ("Profile", "profile"),
     "sardonyx.telemetry.recording": ("record", "replay"),
     "sardonyx.diagnose.reduction": ("Reduction", "reduce"),
 }
-"""Which module has a name. It is loaded when the name is first used: `import sardonyx` has no need of it."""
+"""Names by module. A module is imported when a name of it is first used, to keep `import sardonyx` fast."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""`sardonyx.explain`: what would happen to a model, and why."""
+"""`sardonyx.explain`: compile a model once, and report what happened."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def explain(
     dynamic: bool | None = None,
     **kwargs: Any,
 ) -> Report:
-    """Compile a model for these arguments, run it once and compare it with eager, and report.
+    """Compile a model for these arguments, run it once, compare with eager, and return a report.
 
     Runs without gradients. The model is not changed.
 
@@ -46,7 +46,7 @@ def explain(
 
 @contextmanager
 def unchanged(model: Any) -> Iterator[None]:
-    """Give buffers their values back at the end: batch norm in training mode, for one, counts what it sees."""
+    """Restore the values of buffers at the end, which batch norm in training mode updates, for example."""
     before = [(b, b.clone()) for b in model.buffers()] if isinstance(model, torch.nn.Module) else []
     try:
         yield

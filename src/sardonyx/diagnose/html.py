@@ -1,4 +1,4 @@
-"""The option `report`: one HTML file on what was compiled, which needs nothing else to be looked at."""
+"""The option `report`: one self-contained HTML file about what was compiled."""
 
 from __future__ import annotations
 
@@ -17,78 +17,79 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from sardonyx.atomic_files import write_file
 from sardonyx.capture.example import clone_tensors
-from sardonyx.diagnose import html_study
+from sardonyx.diagnose import html_measurements
 from sardonyx.errors import MissingDependency, OptionError
 from sardonyx.options import Options
-from sardonyx.telemetry.picture import Picture, Seen
+from sardonyx.telemetry.graph_snapshot import GraphSnapshot, NodeSnapshot
 from sardonyx.telemetry.report import GraphReport, RegionReport, Report
 from sardonyx.telemetry.text import duration
 from sardonyx.telemetry.verify import difference
-from sardonyx.written_files import write_file
 
-compared, hindrance, study = html_study.compared, html_study.hindrance, html_study.study
-"""What a region asks for at its first call."""
+compare_values, measure_region = html_measurements.compare_values, html_measurements.measure_region
+why_not_compared = html_measurements.why_not_compared
+"""Part of `ReportPage`, called at the first call of a region."""
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_MOST_GRAPHS = 64
-"""Graphs that one file tells of; those of a program that compiles ever more are too many to look at."""
+_MAX_GRAPHS = 64
+"""Graphs in one file at most."""
 _OWN_STAGE = "report"
 _SHOWN = 20
 _PACKAGES = ("sardonyx", "torch", "onnxruntime", "onnxruntime-gpu", "onnx", "onnx-ir", "onnxscript", "numpy")
 _PASSES = {
-    "FoldConstant": "what depends on constants alone is computed once, ahead",
+    "FoldConstant": "expressions of constants are computed ahead of time",
     "ShareCommon": "equal nodes with equal inputs become one",
 }
 
 
 @dataclass
-class _Book:
-    """What one file tells of."""
+class _ReportFile:
+    """The content of one report file."""
 
     options: Options
     report: Report = field(default_factory=Report)
     more: int = 0
-    """Graphs that are left out."""
+    """Number of graphs that are left out."""
 
 
-_books: dict[Path, _Book] = {}
+_files: dict[Path, _ReportFile] = {}
 _lock = threading.Lock()
 
 
-def follow(options: Options, graph: GraphReport) -> None:
-    """Let the file that the options name tell of a graph too. What it needs is looked for now, before any work."""
+def add_graph(options: Options, graph: GraphReport) -> None:
+    """Add a graph to the file that the options name; raises before any work if the file or jinja2 is unavailable."""
     if not options.report:
         return
     path = _path(options)
     _jinja()
     with _lock:
-        book = _books.setdefault(path, _Book(options))
-        if len(book.report.graphs) < _MOST_GRAPHS:
-            book.report.graphs.append(graph)
+        file = _files.setdefault(path, _ReportFile(options))
+        if len(file.report.graphs) < _MAX_GRAPHS:
+            file.report.graphs.append(graph)
         else:
-            book.more += 1
+            file.more += 1
 
 
 def write(options: Options) -> None:
-    """Write the file that the options name, with all that is known by now."""
+    """Write the file that the options name, with everything added so far."""
     if not options.report:
         return
     path = _path(options)
     with _lock:
-        book = _books.get(path)
-        if book is not None:
-            write_file(path, render(book.report, book.options, more=book.more))
+        file = _files.get(path)
+        if file is not None:
+            write_file(path, render(file.report, file.options, more=file.more))
 
 
-def forget() -> None:
-    """Begin every file anew."""
+def reset() -> None:
+    """Forget all files."""
     with _lock:
-        _books.clear()
+        _files.clear()
 
 
 def save(report: Report, path: str | os.PathLike[str], options: Options | None = None, title: str = "") -> Path:
-    """Write a file on a report. Graphs are drawn where it was made with the option `report`.
+    """Write a report to an HTML file. It shows graphs if the report was made with the option `report`.
 
     >>> import sardonyx, tempfile
     >>> report = sardonyx.explain(torch.nn.ReLU(), torch.ones(2))
@@ -101,14 +102,14 @@ def save(report: Report, path: str | os.PathLike[str], options: Options | None =
     return path
 
 
-def tell_program(
+def report_program(
     program: Any, args: Sequence[Any], kwargs: Mapping[str, Any], model: Callable[..., Any] | None = None
 ) -> None:
-    """Write the report on an exported program, with the times of its nodes for these arguments."""
+    """Write the report of an exported program, with the times of its nodes for these arguments."""
     from sardonyx.diagnose.profiling import profile
 
     options, region = program._options, program.report.graphs[-1].regions[-1]
-    region.pictures["runs"] = Picture.of(program.model)
+    region.snapshots["runs"] = GraphSnapshot.of(program.model)
     with program.report.graphs[-1].stage("report"):
         for node in profile(program, *args, calls=5, **kwargs).nodes:
             if node.origin is not None:
@@ -116,14 +117,15 @@ def tell_program(
         if model is not None:
             region.max_error = _error(program, model, args, kwargs)
     region.remarks.append("errors of single nodes are measured by torch.compile and sardonyx.compile, not by export")
-    follow(options, program.report.graphs[-1])
+    add_graph(options, program.report.graphs[-1])
     write(options)
 
 
 def _error(program: Any, model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
     with torch.no_grad():
-        got, want = (pytree.tree_leaves(_fresh_call(run, args, kwargs)) for run in (program, model))
-    return max((difference(a, b) for a, b in zip(got, want, strict=True) if isinstance(b, torch.Tensor)), default=0.0)
+        results, expected = (pytree.tree_leaves(_fresh_call(run, args, kwargs)) for run in (program, model))
+    pairs = zip(results, expected, strict=True)
+    return max((difference(a, b) for a, b in pairs if isinstance(b, torch.Tensor)), default=0.0)
 
 
 def _fresh_call(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -134,7 +136,7 @@ def _fresh_call(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
 def _path(options: Options) -> Path:
     path = Path(str(options.report)).absolute()
     if not path.parent.is_dir():
-        raise OptionError(f"report is {options.report!r}, and there is no folder {path.parent}")
+        raise OptionError(f"report is {options.report!r}, but there is no folder {path.parent}")
     return path
 
 
@@ -150,21 +152,21 @@ def _jinja() -> Any:
             "the option 'report' needs the package jinja2", hint='pip install "sardonyx[report]"'
         ) from error
     loader = jinja2.FileSystemLoader(_TEMPLATES)
-    made = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    made.filters |= {"ms": duration, "percent": "{:.1%}".format, "short": _short, "error": "{:.1e}".format}
-    return made
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"ms": duration, "percent": "{:.1%}".format, "short": _short, "error": "{:.1e}".format}
+    return environment
 
 
 def render(report: Report, options: Options, title: str = "", more: int = 0) -> str:
-    """The page as text."""
+    """Return the page as text."""
     regions = [(g, r) for g in report.graphs for r in g.regions]
-    drawings = [_drawing(number, graph, region) for number, (graph, region) in enumerate(regions) if region.pictures]
+    views = [_graph_view(number, graph, region) for number, (graph, region) in enumerate(regions) if region.snapshots]
     errors = [region.max_error for _, region in regions if region.max_error is not None]
     page: str = (
         _jinja()
         .get_template("report.html.in")
         .render(
-            title=title or "What became of the model",
+            title=title or "Compilation report",
             report=report,
             more=more,
             translated=sum(region.nodes_translated for _, region in regions),
@@ -179,8 +181,8 @@ def render(report: Report, options: Options, title: str = "", more: int = 0) -> 
             remarks=list(dict.fromkeys(remark for _, region in regions for remark in region.remarks)),
             options=_options(options),
             environment=_environment(),
-            drawings=drawings,
-            data=json.dumps(drawings, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c"),
+            drawings=views,
+            data=json.dumps(views, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c"),
             style=(_TEMPLATES / "report.css.in").read_text(encoding="utf-8"),
             script=(_TEMPLATES / "report.js.in").read_text(encoding="utf-8"),
         )
@@ -189,7 +191,7 @@ def render(report: Report, options: Options, title: str = "", more: int = 0) -> 
 
 
 def _short(where: str) -> str:
-    """A line of source, that of an installed package without the folder that packages are in.
+    """Shorten a source line: remove the folder of installed packages.
 
     >>> _short("/usr/lib/python3/site-packages/torch/nn/modules/linear.py:134 in forward")
     'torch/nn/modules/linear.py:134 in forward'
@@ -198,41 +200,42 @@ def _short(where: str) -> str:
 
 
 def _bars(seconds: Mapping[str, float]) -> list[tuple[str, float, float]]:
-    """Each stage with its time and its share of the longest, but for what the report itself took to measure."""
+    """Return each stage with its time and its share of the longest, without the report's own measurements."""
     own = {name: spent for name, spent in seconds.items() if name != _OWN_STAGE}
     longest = max(own.values(), default=0.0) or 1.0
     return [(name, spent, spent / longest) for name, spent in own.items()]
 
 
 def _purpose(name: str) -> str:
-    """What a rule is for: the algebra it is documented by."""
+    """Return the documentation of a rule."""
     from sardonyx.optimize.optimizer import all_rules
 
     docs = {rule.name: " ".join(rule.doc.split()) for rule in all_rules()}
     return docs.get(name) or _PASSES.get(name, "")
 
 
-def _slowest(regions: Sequence[RegionReport]) -> list[tuple[Seen, float, float, float | None, int]]:
-    """The slowest nodes: each with its seconds, its share, its error if known, and the number of its drawing."""
+def _slowest(regions: Sequence[RegionReport]) -> list[tuple[NodeSnapshot, float, float, float | None, int]]:
+    """Return the slowest nodes, each with its seconds, share, error if known, and the index of its graph."""
     total = sum(sum(region.times.values()) for region in regions) or 1.0
-    drawn = [region for region in regions if region.pictures]
+    shown = [region for region in regions if region.snapshots]
     rows = [
-        (seen, region.times[seen.name], region.times[seen.name] / total, region.errors.get(seen.fx), number)
-        for number, region in enumerate(drawn)
-        for seen in (region.pictures["runs"].nodes if "runs" in region.pictures else ())
-        if seen.name in region.times
+        (node, region.times[node.name], region.times[node.name] / total, region.errors.get(node.fx), number)
+        for number, region in enumerate(shown)
+        for node in (region.snapshots["runs"].nodes if "runs" in region.snapshots else ())
+        if node.name in region.times
     ]
     return sorted(rows, key=lambda row: -row[1])[:_SHOWN]
 
 
-def _native(regions: Sequence[RegionReport]) -> list[tuple[Seen, list[Seen], float | None]]:
-    """The kernels, with the nodes that each stands for and its seconds."""
-    drawn = [region for region in regions if {"runs", "rewritten"} <= set(region.pictures)]
+def _native(regions: Sequence[RegionReport]) -> list[tuple[NodeSnapshot, list[NodeSnapshot], float | None]]:
+    """Return the native kernels, each with the nodes that it replaces and its seconds."""
+    shown = [region for region in regions if {"runs", "rewritten"} <= set(region.snapshots)]
     return [
-        (seen, region.pictures["runs"].stands_for(seen, region.pictures["rewritten"]), region.times.get(seen.name))
-        for region in drawn
-        for seen in region.pictures["runs"].nodes
-        if seen.is_native
+        (node, final.replaced_nodes(node, region.snapshots["rewritten"]), region.times.get(node.name))
+        for region in shown
+        for final in [region.snapshots["runs"]]
+        for node in final.nodes
+        if node.is_native
     ]
 
 
@@ -243,7 +246,7 @@ def _engine(options: Options, region: RegionReport) -> str:
 
 
 def _options(options: Options) -> list[tuple[str, str, bool, str]]:
-    """Each option's value, whether it is another than the default, and its meaning."""
+    """Return each option's value, whether it differs from the default, and its meaning."""
     return [
         (f.name, repr(getattr(options, f.name)), getattr(options, f.name) != f.default, f.metadata["doc"])
         for f in dataclasses.fields(options)
@@ -251,9 +254,9 @@ def _options(options: Options) -> list[tuple[str, str, bool, str]]:
 
 
 def _environment() -> list[tuple[str, str]]:
-    told = [("python", platform.python_version()), ("system", platform.platform()), ("processor", platform.machine())]
-    told += [("threads of torch", str(torch.get_num_threads())), ("processors", str(os.cpu_count()))]
-    return told + [(name, found) for name in _PACKAGES if (found := _version(name))]
+    rows = [("python", platform.python_version()), ("system", platform.platform()), ("processor", platform.machine())]
+    rows += [("threads of torch", str(torch.get_num_threads())), ("processors", str(os.cpu_count()))]
+    return rows + [(name, installed) for name in _PACKAGES if (installed := _version(name))]
 
 
 def _version(name: str) -> str | None:
@@ -263,63 +266,65 @@ def _version(name: str) -> str | None:
         return None
 
 
-# Graphs, as the script in the page reads them
+# Graphs as JSON for the page's script
 
 
-def _drawing(number: int, graph: GraphReport, region: RegionReport) -> dict[str, Any]:
+def _graph_view(number: int, graph: GraphReport, region: RegionReport) -> dict[str, Any]:
     stages = {"before": "translated", "after": "runs"}
     return {
         "title": f"{number}: {graph.kind}, {region.nodes_translated} → {region.nodes} nodes",
-        **{key: _graph(region.pictures[stage], region) for key, stage in stages.items() if stage in region.pictures},
+        **{key: _graph(region.snapshots[stage], region) for key, stage in stages.items() if stage in region.snapshots},
     }
 
 
-def _graph(picture: Picture, region: RegionReport) -> dict[str, Any]:
-    makers = {value: index for index, seen in enumerate(picture.nodes) for value in seen.gives}
-    wheres: dict[str, int] = {}
+def _graph(snapshot: GraphSnapshot, region: RegionReport) -> dict[str, Any]:
+    producers = {value: index for index, node in enumerate(snapshot.nodes) for value in node.outputs}
+    lines: dict[str, int] = {}
     kinds: dict[str, str] = {}
     nodes = []
-    for seen in picture.nodes:
-        kinds |= {path: kind for path, kind in seen.kinds.items() if path}
-        nodes.append(_node(seen, picture, region, makers, wheres.setdefault(seen.where, len(wheres))))
+    for node in snapshot.nodes:
+        kinds |= {path: kind for path, kind in node.kinds.items() if path}
+        nodes.append(_node(node, snapshot, region, producers, lines.setdefault(node.where, len(lines))))
     return {
         "nodes": nodes,
-        "inputs": list(picture.inputs.items()),
-        "outputs": [[name, kind, makers.get(name)] for name, kind in picture.outputs.items()],
+        "inputs": list(snapshot.inputs.items()),
+        "outputs": [[name, kind, producers.get(name)] for name, kind in snapshot.outputs.items()],
         "kinds": kinds,
-        "wheres": list(map(_short, wheres)),
+        "wheres": list(map(_short, lines)),
     }
 
 
-def _node(seen: Seen, picture: Picture, region: RegionReport, makers: Mapping[str, int], where: int) -> dict[str, Any]:
-    told: dict[str, Any] = {
-        "n": seen.name,
-        "o": seen.operator,
-        "s": seen.scope,
-        "t": list(seen.types),
+def _node(
+    node: NodeSnapshot, snapshot: GraphSnapshot, region: RegionReport, producers: Mapping[str, int], where: int
+) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "n": node.name,
+        "o": node.operator,
+        "s": node.scope,
+        "t": list(node.types),
         "w": where,
-        "i": [makers[value] for value in seen.reads if value in makers],
-        "g": [value for value in seen.reads if value in picture.inputs],
-        "r": list(seen.reads),
+        "i": [producers[value] for value in node.inputs if value in producers],
+        "g": [value for value in node.inputs if value in snapshot.inputs],
+        "r": list(node.inputs),
     }
-    more = {
-        "d": seen.domain,
-        "ms": _rounded(region.times.get(seen.name), 1e3),
-        "e": _rounded(region.errors.get(seen.fx), 1.0),
-        "k": _members(seen, picture, region),
+    optional = {
+        "d": node.domain,
+        "ms": _rounded(region.times.get(node.name), 1e3),
+        "e": _rounded(region.errors.get(node.fx), 1.0),
+        "k": _members(node, snapshot, region),
     }
-    return told | {key: value for key, value in more.items() if value or value == 0}
+    return entry | {key: value for key, value in optional.items() if value or value == 0}
 
 
 def _rounded(value: float | None, scale: float) -> float | str | None:
-    """Three digits are enough to look at; JSON has no infinity."""
+    """Round to three digits; infinity, which JSON lacks, becomes text."""
     if value is None:
         return None
     return float(f"{value * scale:.3g}") if value != float("inf") else "inf"
 
 
-def _members(seen: Seen, picture: Picture, region: RegionReport) -> str:
-    """The operators that a native kernel stands for."""
-    if not seen.is_native or "rewritten" not in region.pictures:
+def _members(node: NodeSnapshot, snapshot: GraphSnapshot, region: RegionReport) -> str:
+    """Return the operators that a native kernel replaces."""
+    if not node.is_native or "rewritten" not in region.snapshots:
         return ""
-    return " ".join(other.operator for other in picture.stands_for(seen, region.pictures["rewritten"]))
+    return " ".join(other.operator for other in snapshot.replaced_nodes(node, region.snapshots["rewritten"]))

@@ -1,4 +1,4 @@
-"""Run what the option `repro` wrote: a graph through the pipeline again, or a module through torch.export."""
+"""Functions that programs written by the option `repro` call: run a graph, or export a module, again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Tensor", "capture_again", "reproduce", "traced", "values_in"]
 
 
 def values_in(folder: Path) -> Mapping[str, torch.Tensor]:
-    """The tensors that were kept; none where they were too large."""
+    """Load the saved tensors; empty if they were too large."""
     path = folder / VALUES
     return torch.load(path, weights_only=True) if path.exists() else {}
 
@@ -37,9 +37,9 @@ def reproduce(
     kind: str,
     weights: Sequence[int],
 ) -> Any:
-    """Send a graph through the pipeline again, as it was when it failed; its results if it does not fail now.
+    """Compile and run a graph as when it failed; return its results if it does not fail.
 
-    Values that were not kept are made up.
+    Values that were not saved are random.
     """
     args = [values.get(str(i), x.make(i) if isinstance(x, Tensor) else x) for i, x in enumerate(inputs)]
     chosen = Options.of(options)
@@ -53,11 +53,11 @@ def reproduce(
 
 
 def traced(module: torch.nn.Module, inputs: Sequence[Any], args: Sequence[Any]) -> torch.fx.GraphModule:
-    """The graph of a module that was written from one, node for node, with what torch expects of each value.
+    """Return the graph of a module that was written from one, node for node, with fake tensors as metadata.
 
-    With branches or loops it is traced by torch, which may write a node in another way.
+    With branches or loops torch traces it, which may change nodes.
     """
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # takes a while to import, as what is below
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # slow to import
 
     if list(module.children()):
         from torch.fx.experimental.proxy_tensor import make_fx
@@ -66,36 +66,36 @@ def traced(module: torch.nn.Module, inputs: Sequence[Any], args: Sequence[Any]) 
         return make_fx(module, tracing_mode="symbolic" if dynamic else "fake")(*args)
     fake = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     graph = torch.fx.symbolic_trace(module)
-    expected = [_expected(fake, i, x, arg) for i, (x, arg) in enumerate(zip(inputs, args, strict=True))]
+    expected = [_fake_argument(fake, i, x, arg) for i, (x, arg) in enumerate(zip(inputs, args, strict=True))]
     _Propagate(graph, fake).run(*expected)
     return graph
 
 
-def _expected(fake: FakeTensorMode, index: int, known: Any, arg: Any) -> Any:
-    """An argument as torch thinks of it while it traces: sizes that are not fixed are symbols, equal ones the same."""
+def _fake_argument(fake: FakeTensorMode, index: int, metadata: Any, arg: Any) -> Any:
+    """Return the fake tensor of an argument: dynamic sizes are symbols, the same for equal sizes."""
     from torch._dynamo.source import ConstantSource
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
     source, shapes = ConstantSource(f"input_{index}"), fake.shape_env
     assert shapes is not None
-    if isinstance(known, Tensor):
-        sizes = [DimDynamic.DUCK if i in known.dynamic else DimDynamic.STATIC for i in range(arg.dim())]
+    if isinstance(metadata, Tensor):
+        sizes = [DimDynamic.DUCK if i in metadata.dynamic else DimDynamic.STATIC for i in range(arg.dim())]
         return fake.from_tensor(arg, source=source, symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
-    if isinstance(known, int) and not isinstance(known, bool):
-        symbol = shapes.create_symbol(known, source, dynamic_dim=DimDynamic.DUCK)
-        return shapes.create_symintnode(symbol, hint=known, source=source)
+    if isinstance(metadata, int) and not isinstance(metadata, bool):
+        symbol = shapes.create_symbol(metadata, source, dynamic_dim=DimDynamic.DUCK)
+        return shapes.create_symintnode(symbol, hint=metadata, source=source)
     return arg
 
 
 class _Propagate(torch.fx.Interpreter):
-    """Runs a graph on tensors without values, and writes to each node what it gives."""
+    """Runs a graph on fake tensors, and stores each node's result in its metadata."""
 
     def __init__(self, graph: torch.fx.GraphModule, fake: FakeTensorMode) -> None:
         super().__init__(graph)
         self._fake = fake
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Run all of it."""
+        """Run the whole graph."""
         with self._fake:
             return super().run(*args, **kwargs)
 
@@ -105,39 +105,39 @@ class _Propagate(torch.fx.Interpreter):
         return result
 
 
-# A module that torch.export does not capture
+# A module that torch.export cannot capture
 
 
 def capture_again(program: str, defined: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Export the module that lies beside a program, as it was when that failed; the result if it does not fail now.
+    """Export the module in the folder of a program as when it failed; return the result if it does not fail.
 
-    `defined` are the classes and functions of the program. Values that were not kept are made up.
+    `defined` are the classes and functions of the program. Values that were not saved are random.
     """
     folder = Path(program).parent
     call = _Unpickler((folder / CALL).read_bytes(), defined, values_in(folder)).load()
-    how = {"dynamic_shapes": call.dynamic_shapes, "examples": call.examples}
-    return export(call.module, call.args, call.kwargs, **how, **options)
+    dynamic = {"dynamic_shapes": call.dynamic_shapes, "examples": call.examples}
+    return export(call.module, call.args, call.kwargs, **dynamic, **options)
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, held: bytes, defined: Mapping[str, Any], values: Mapping[str, torch.Tensor]) -> None:
-        super().__init__(BytesIO(held))
+    def __init__(self, content: bytes, defined: Mapping[str, Any], values: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(BytesIO(content))
         self._defined, self._values = defined, values
-        self._made: dict[int, torch.Tensor] = {}
+        self._tensors: dict[int, torch.Tensor] = {}
 
     def persistent_load(self, pid: Any) -> Any:
-        """The object that something was written in place of."""
+        """Return the object that `persistent_id` replaced."""
         if pid[0] == "tensor":
             return self._tensor(*pid[1:])
         first, *rest = pid[1].split(".")
-        found = self._defined[first]
+        value = self._defined[first]
         for name in rest:
-            found = getattr(found, name)
-        return found
+            value = getattr(value, name)
+        return value
 
-    def _tensor(self, number: int, known: Tensor, is_parameter: bool, needs_gradient: bool) -> torch.Tensor:
-        if number not in self._made:
-            value = self._values[str(number)] if str(number) in self._values else known.make(number)
-            made = torch.nn.Parameter(value, needs_gradient) if is_parameter else value.requires_grad_(needs_gradient)
-            self._made[number] = made
-        return self._made[number]
+    def _tensor(self, number: int, metadata: Tensor, is_parameter: bool, needs_gradient: bool) -> torch.Tensor:
+        if number not in self._tensors:
+            value = self._values[str(number)] if str(number) in self._values else metadata.make(number)
+            tensor = torch.nn.Parameter(value, needs_gradient) if is_parameter else value.requires_grad_(needs_gradient)
+            self._tensors[number] = tensor
+        return self._tensors[number]

@@ -14,9 +14,9 @@ from sardonyx.options import Options, Provider
 from sardonyx.pipeline import compile_graph
 from sardonyx.run import sessions
 from sardonyx.run.autograd import CapturedGraph, with_full_autograd
-from sardonyx.telemetry import page
-from sardonyx.telemetry.intercept import watched
-from sardonyx.telemetry.repro import reproducible
+from sardonyx.telemetry import report_page
+from sardonyx.telemetry.intercept import show_graph_calls
+from sardonyx.telemetry.repro import write_repro_on_error
 
 log = logging.getLogger(__name__)
 
@@ -55,17 +55,17 @@ def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Any], options: Option
             trained.append(fx)
         return compile_graph(fx, kind, weights, options).run
 
-    with reproducible(options, graph, lambda: inputs, door="dynamo", kind="captured"):
+    with write_repro_on_error(options, graph, lambda: inputs, door="dynamo", kind="captured"):
         run = aot.lower(graph, inputs, compile_one, frozenset(options.translations or ()))
     if trained:
         run = with_full_autograd(run, CapturedGraph.of(graph, trained[0], options.fallback))
-    return watched(run, graph, options.intercept) if options.intercept else run
+    return show_graph_calls(run, graph, options.intercept) if options.intercept else run
 
 
 def reset() -> None:
     """Called by `torch._dynamo.reset()`."""
     sessions.clear()
-    page.forget()
+    report_page.reset()
 
 
 sardonyx.reset = reset  # type: ignore[attr-defined]  # dynamo's convention

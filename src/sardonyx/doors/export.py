@@ -28,10 +28,10 @@ from sardonyx.options import Options
 from sardonyx.pipeline import build_file
 from sardonyx.run.binding import Binding
 from sardonyx.sizes import dim_of, dims_of
-from sardonyx.telemetry.page import page_of
 from sardonyx.telemetry.report import GraphReport, collecting, new_graph_report
-from sardonyx.telemetry.repro import reproducible
-from sardonyx.telemetry.repro_capture import reproducible_capture
+from sardonyx.telemetry.report_page import page_of
+from sardonyx.telemetry.repro import write_repro_on_error
+from sardonyx.telemetry.repro_capture import write_capture_repro_on_error
 from sardonyx.telemetry.source import source_of
 from sardonyx.telemetry.verify import close, difference
 from sardonyx.translate import functions as onnx_functions
@@ -82,7 +82,7 @@ def export(
         graph_report = new_graph_report("exported", 0)
         traced, translation = _captured(model, (args, kwargs, dynamic_shapes, examples), chosen, graph_report)
         captured, device = traced.captured, device_of(traced.captured.graph)
-        with reproducible(chosen, captured.graph, door="export", kind="exported"):
+        with write_repro_on_error(chosen, captured.graph, door="export", kind="exported"):
             with graph_report.stage("translate"):
                 translation = translation or _translate(captured, chosen)
                 call_spec = _call_spec(translation, traced)
@@ -130,7 +130,7 @@ def _captured(
     model: torch.nn.Module, call: _Call, options: Options, report: GraphReport
 ) -> tuple[TracedCall, Translation | None]:
     """The call traced, with the numbers as inputs that can be; and its translation, if that had to be made to tell."""
-    with report.stage("capture"), reproducible_capture(options, model, *call):
+    with report.stage("capture"), write_capture_repro_on_error(options, model, *call):
         traced = _trace(model, call, options)
     with report.stage("translate"):
         traced, translation = _with_numbers(traced, options)
@@ -367,7 +367,7 @@ def _check(
         _verify(program, model, args, kwargs)
     page = page_of(options)
     if page is not None:
-        page.tell_program(program, args, kwargs, model)
+        page.report_program(program, args, kwargs, model)
 
 
 def _verify(program: Program, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

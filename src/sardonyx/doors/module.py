@@ -15,7 +15,7 @@ from sardonyx import fork
 from sardonyx.doors.session_cache import Build, CacheInfo, Dynamic, SessionCache
 from sardonyx.errors import OptionError
 from sardonyx.options import Options
-from sardonyx.telemetry.progress import showing
+from sardonyx.telemetry.progress import show_progress
 from sardonyx.telemetry.report import Report
 
 
@@ -96,7 +96,7 @@ class CompiledModule(torch.nn.Module):
         """
         for number, call in enumerate(calls, 1):
             args, kwargs = self._example(call, dtype)
-            with showing(f"warming up, call {number} of {len(calls)}"), torch.no_grad():
+            with show_progress(f"warming up, call {number} of {len(calls)}"), torch.no_grad():
                 self(*args, **kwargs)
         return self
 

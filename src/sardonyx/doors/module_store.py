@@ -139,7 +139,7 @@ def store(
         (folder / _MODEL).write_bytes(built.model)
         (folder / _CALL_SPEC).write_text(json.dumps(vars(call_spec)), encoding="utf-8")
 
-    cache.keep(key, make, {"what": "module", "name": type(module).__name__, "engine": options.engine})
+    cache.put(key, make, {"what": "module", "name": type(module).__name__, "engine": options.engine})
 
 
 def _call_spec(traced: ModuleTrace, built: Built) -> StoredCallSpec | None:
@@ -234,7 +234,7 @@ class StoredModel:
         self._edits = -1
         self._lock = fork.Lock()
         self._verdict: Future[bool] | None = None
-        fork.watch(self)
+        fork.register(self)
 
     def forked(self) -> None:
         """In a child process: reject a model whose comparison was still running, since its thread is gone."""

@@ -17,7 +17,7 @@ from sardonyx.capture.regions import Result
 from sardonyx.doors.call_arguments import Argument
 from sardonyx.doors.program import CallSpec, Program, map_external_weights
 from sardonyx.errors import SardonyxError
-from sardonyx.model_files import UserModel, blaming, load_model, quietly
+from sardonyx.model_files import UserModel, blame_invalid_model, load_model, quiet_onnx_ir
 from sardonyx.options import Options
 from sardonyx.pipeline import build_file
 from sardonyx.run.binding import Binding
@@ -40,7 +40,7 @@ def optimize(model: UserModel, *, domains: Sequence[str] | None = None, **option
     tensor([0., 0.])
     """
     chosen = Options.of(options)
-    with blaming(model), collecting() as report:
+    with blame_invalid_model(model), collecting() as report:
         graph_report = new_graph_report("given", 0)
         with graph_report.stage("load"):
             loaded = _infer_dims(_convert_opset(map_external_weights(load_model(model)), chosen.opset))
@@ -67,7 +67,7 @@ def _convert_opset(model: ir.Model, wanted: int | None) -> ir.Model:
 
 def _infer_dims(model: ir.Model) -> ir.Model:
     """Infer shapes, and set the sizes that the rules read: integers, and a symbol for every named size."""
-    with quietly():
+    with quiet_onnx_ir():
         model = ShapeInferencePass()(model).model
     graph = model.graph
     values = [*graph.inputs, *graph.initializers.values()]

@@ -25,7 +25,7 @@ from sardonyx.errors import CaptureError
 from sardonyx.options import Options
 from sardonyx.pipeline import compile_graph
 from sardonyx.run.recompute import Recompute
-from sardonyx.telemetry.intercept import shown
+from sardonyx.telemetry.intercept import show_call
 from sardonyx.telemetry.report import Fallback, GraphReport, Report, collecting
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class _BuildLock:
 
     def __init__(self) -> None:
         self.forked()
-        fork.watch(self)
+        fork.register(self)
 
     def forked(self) -> None:
         """In a child process: reset the lock."""
@@ -184,7 +184,7 @@ class SessionCache:
                 hint="transform the original module, `.original`",
             )
         if self.options.intercept:
-            shown(self.module, args, kwargs, self.options.intercept)
+            show_call(self.module, args, kwargs, self.options.intercept)
         return self._run(args, kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -11,7 +11,7 @@ from sardonyx.cache.disk import DiskCache, default_cache
 from sardonyx.cache.machine import key_of
 from sardonyx.engines import Engine, Job, Runner
 from sardonyx.errors import EngineError
-from sardonyx.telemetry.progress import showing
+from sardonyx.telemetry.progress import show_progress
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def _load_cached(cache: DiskCache, key: str, compilation: _Compilation) -> Runne
     """Load from the cache. If a cached artifact does not load, compile it once more and replace it."""
     engine, job, about = compilation.engine, compilation.job, compilation.about
     folder = cache.get_or_make(key, compilation.write, about)
-    edition = cache.edition(key)
+    generation = cache.generation(key)
     try:
         return engine.load(job, folder)
     except (EngineError, OSError) as error:
@@ -42,7 +42,7 @@ def _load_cached(cache: DiskCache, key: str, compilation: _Compilation) -> Runne
             cache.drop(key)
             raise
         log.warning("the cached artifact of %s does not load; compiling again: %s", engine.name, error)
-    return engine.load(job, cache.get_or_make(key, compilation.write, about, unlike=edition or "gone"))
+    return engine.load(job, cache.get_or_make(key, compilation.write, about, stale=generation or "gone"))
 
 
 class _Compilation:
@@ -58,7 +58,7 @@ class _Compilation:
 
     def write(self, folder: Path) -> None:
         self.done = True
-        with showing(f"compiling with {self.engine.name}"):
+        with show_progress(f"compiling with {self.engine.name}"):
             self.engine.compile(self.job, folder)
 
 

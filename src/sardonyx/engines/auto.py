@@ -23,7 +23,7 @@ from sardonyx.engines.engine import Availability, Engine, EngineChoice, Job, Run
 from sardonyx.engines.registry import find
 from sardonyx.errors import EngineError, OptionError
 from sardonyx.options import Options
-from sardonyx.telemetry.progress import showing
+from sardonyx.telemetry.progress import show_progress
 from sardonyx.telemetry.report import Choice
 from sardonyx.telemetry.verify import close
 from sardonyx.timing import in_turns
@@ -227,7 +227,7 @@ class _Contest:
 
     def _measure(self) -> None:
         """Time each candidate; its shortest time counts."""
-        with showing("choosing an engine, measuring " + ", ".join(self._ready)):
+        with show_progress("choosing an engine, measuring " + ", ".join(self._ready)):
             times = in_turns(
                 [call for _, call in self._ready.values()],
                 rounds=_ROUNDS,
@@ -269,7 +269,7 @@ def _cache_choice(key: str, choice: Choice, options: Options) -> None:
     content = {"engine": choice.engine, "seconds": dict(choice.seconds), "discarded": dict(choice.discarded)}
     about = {"what": "choice", "engine": choice.engine}
     cache.drop(key)  # the entry may be of an engine that fails now
-    cache.keep(key, lambda folder: _write(folder / _FILE, content), about)
+    cache.put(key, lambda folder: _write(folder / _FILE, content), about)
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:

@@ -33,7 +33,7 @@ from sardonyx.engines.engine import Availability, Engine, Job, Runner
 from sardonyx.errors import EngineError, MissingDependency, OptionError
 from sardonyx.optimize.legalize import Kernels
 from sardonyx.options import Options
-from sardonyx.threads import Quiet
+from sardonyx.threads import ThreadPauser
 
 _COMPILER_SCRIPT = Path(__file__).with_name("iree_compile.py")
 _CODE_FILE, _SYMBOLIC_MARKER = "model.vmfb", "compiled-for-each-size"
@@ -268,14 +268,14 @@ class IreeRunner(Runner):
         self._list, self._view = runtime.VmVariantList, runtime.HalBufferView
         self._types = job.output_types
         self._lock = threading.Lock()  # a context is not thread-safe
-        self._quietly: Callable[..., Any] = Quiet()
+        self._quietly: Callable[..., Any] = ThreadPauser()
         _live_runners.add(self)
-        fork.watch(self)
+        fork.register(self)
 
     def forked(self) -> None:
         """Refuse to run in a forked child process."""
         fork.never_free(self._context)
-        self._lock, self._quietly = threading.Lock(), fork.refuse("iree")
+        self._lock, self._quietly = threading.Lock(), fork.raise_in_child("iree")
 
     def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:
         """Run once."""

@@ -19,7 +19,7 @@ from sardonyx.engines.ortvalue import from_torch
 from sardonyx.errors import EngineError, MissingDependency, MissingKernel, OptionError
 from sardonyx.native.session import onnxruntime
 from sardonyx.optimize.legalize import Kernels
-from sardonyx.threads import Quiet
+from sardonyx.threads import ThreadPauser
 from sardonyx.toolchain.operator_libraries import libraries_of
 
 log = logging.getLogger(__name__)
@@ -128,13 +128,13 @@ class OnnxRuntimeRunner(Runner):
         self.output_types = job.output_types
         self._readers = [ortvalue.reader(dtype, job.device) for dtype in job.output_types]
         self._run_options = c.RunOptions()
-        self._quietly = Quiet()
+        self._quietly = ThreadPauser()
         if job.device.type == "cuda":
             self._run_options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         self._allocate = _allocator(job)
         self._fixed: dict[int, tuple[Any, int, Any]] = dict.fromkeys(job.fixed, (None, 0, None))
         self._lock = fork.Lock()
-        fork.watch(self)
+        fork.register(self)
 
     def _open(self, job: Job) -> None:
         ort = onnxruntime()

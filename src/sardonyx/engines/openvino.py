@@ -19,7 +19,7 @@ from sardonyx.engines.contiguous import is_contiguous
 from sardonyx.engines.engine import Availability, Engine, Job, Runner
 from sardonyx.errors import EngineError, MissingDependency
 from sardonyx.options import Options
-from sardonyx.threads import Quiet
+from sardonyx.threads import ThreadPauser
 from sardonyx.translate.translator import WEIGHTS_LOCATION
 
 _BLOB = "model.blob"
@@ -135,13 +135,13 @@ class OpenVinoRunner(Runner):
         self._outputs = list(zip(job.output_types, job.output_shapes, strict=True))
         self._bounded = openvino_exact.bounded_inputs(onnx.load_from_string(job.model))
         self._fixed: dict[int, tuple[Any, int, Any]] = dict.fromkeys(job.fixed, (None, 0, None))
-        self._quietly: Callable[..., Any] = Quiet()
-        fork.watch(self)
+        self._quietly: Callable[..., Any] = ThreadPauser()
+        fork.register(self)
 
     def forked(self) -> None:
         """Refuse to run in a forked child process."""
         fork.never_free(self._model)
-        self._quietly = fork.refuse("openvino")
+        self._quietly = fork.raise_in_child("openvino")
 
     def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:
         """Run once, into torch's memory if the shapes are known."""

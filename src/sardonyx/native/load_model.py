@@ -5,13 +5,13 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass, NameFixPass, RemoveUnusedNodesPass
 
-from sardonyx.model_files import UserModel, blaming, load_model, quietly
+from sardonyx.model_files import UserModel, blame_invalid_model, load_model, quiet_onnx_ir
 from sardonyx.native.inference import infer
 
 
 def load_inferred_model(model: UserModel) -> ir.Model:
     """Return a copy of a model. Weights are not copied, and external ones are read only when needed."""
-    with blaming(model), quietly():
+    with blame_invalid_model(model), quiet_onnx_ir():
         return _infer_model(load_model(model))
 
 

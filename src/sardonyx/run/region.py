@@ -24,8 +24,8 @@ from sardonyx.run.builds import Assumptions, BuildFunction, Built, Recipe
 from sardonyx.run.sessions import OpenSession, open_session
 from sardonyx.run.snapshot import EDITS_BEFORE_THAW, NumberSnapshot
 from sardonyx.telemetry import dump, repro
-from sardonyx.telemetry.page import Page, page_of
 from sardonyx.telemetry.report import Fallback, GraphReport, RegionReport, observed
+from sardonyx.telemetry.report_page import ReportPage, page_of
 from sardonyx.telemetry.source import source_of
 from sardonyx.telemetry.verify import verify
 
@@ -99,7 +99,7 @@ class CompiledRegion(torch.nn.Module):
             results = self._run(args)
         except Exception as error:
             weights = self._region.weights
-            repro.note(error, self._options, self._region.graph, args, kind=self._kind, weights=weights)
+            repro.write_repro(error, self._options, self._region.graph, args, kind=self._kind, weights=weights)
             raise
         args.clear()
         return results
@@ -224,16 +224,16 @@ class CompiledRegion(torch.nn.Module):
             self._measure_for_report(page, job, session, args)
         return session
 
-    def _measure_for_report(self, page: Page, job: Job, session: _Session, args: Sequence[Any]) -> None:
+    def _measure_for_report(self, page: ReportPage, job: Job, session: _Session, args: Sequence[Any]) -> None:
         """Measure for the HTML report, leaving the random generators unchanged."""
-        why_not = page.hindrance(self._region.graph, bool(session.binding.draws))
+        why_not = page.why_not_compared(self._region.graph, bool(session.binding.draws))
 
         def errors() -> tuple[Mapping[str, float], float]:
-            return page.compared(self._region.graph, args, self._trace(args), session.run(args))
+            return page.compare_values(self._region.graph, args, self._trace(args), session.run(args))
 
         devices = [self._region.device] if self._region.device.type == "cuda" else []
         with self._graph_report.stage("report"), torch.random.fork_rng(devices=devices):
-            page.study(self._report, job, session.runner, session.binding.feeds(args), why_not or errors)
+            page.measure_region(self._report, job, session.runner, session.binding.feeds(args), why_not or errors)
         page.write(self._options)
 
     def _current_build(self, args: Sequence[Any]) -> tuple[Built, NumberSnapshot]:

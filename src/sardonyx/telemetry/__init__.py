@@ -1,1 +1,1 @@
-"""What the stages report: graphs, operators, times, progress, models as they were, and whether results agree."""
+"""What the stages report: graphs, operators, times, progress, dumps, intercepted calls, verification."""

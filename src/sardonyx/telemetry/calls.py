@@ -1,4 +1,4 @@
-"""A call of a module: its arguments by name, and all of it in words."""
+"""A call of a module: its arguments by name, and a summary as text."""
 
 from __future__ import annotations
 
@@ -9,79 +9,79 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from sardonyx.telemetry.text import lines
+from sardonyx.telemetry.text import summarize
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
-    """One call of a module, as a hook gets it; as text it is what would be printed.
+    """One call of a module, as passed to hooks; `str` gives the text that is printed by default.
 
-    The arguments are the caller's own objects: what a hook changes in place, `forward` sees.
+    The arguments are the caller's own objects: in-place changes by a hook are visible to `forward`.
     """
 
     module: nn.Module
     name: str
-    """Where the module is in the model; empty for the model itself, `graph 0/0` for a compiled graph."""
+    """Path of the module in the model; empty for the model itself, `graph 0/0` for a compiled graph."""
     number: int
-    """How many calls of this module were seen before."""
+    """How many calls of this module came before."""
     arguments: Mapping[str, Any]
-    """What was given, by the names in `forward`'s signature."""
+    """Arguments by the names in `forward`'s signature."""
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     returned: bool = False
-    """Whether `forward` is done: with `results=True` a hook is called once more then."""
+    """Whether `forward` has returned: with `results=True` hooks are called again then."""
     result: Any = None
 
     def __str__(self) -> str:
         kind = type(self.module).__name__
         head = f"call {self.number} of " + (f"{self.name} ({kind})" if self.name else kind)
         if self.returned:
-            return "\n  ".join([f"{head} returns", *lines("result", self.result)])
-        return "\n  ".join([head, *(line for name, value in self.arguments.items() for line in lines(name, value))])
+            return "\n  ".join([f"{head} returns", *summarize("result", self.result)])
+        return "\n  ".join([head, *(line for name, value in self.arguments.items() for line in summarize(name, value))])
 
 
 Hook: TypeAlias = Callable[[Call], object]
 
 
-def named(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given to a module, by the names in its signature.
+def bind_arguments(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments by the names in a signature.
 
-    >>> named(signature_of(nn.Bilinear(2, 2, 2)), (1,), {"input2": 2})
+    >>> bind_arguments(signature_of(nn.Bilinear(2, 2, 2)), (1,), {"input2": 2})
     {'input1': 1, 'input2': 2}
     """
     try:
-        given = signature.bind(*args, **kwargs).arguments
-    except TypeError:  # the call itself will say what is wrong
-        given = {f"args[{index}]": value for index, value in enumerate(args)} | dict(kwargs)
-    found: dict[str, Any] = {}
-    for name, value in given.items():
+        arguments = signature.bind(*args, **kwargs).arguments
+    except TypeError:  # the call itself will raise
+        arguments = {f"args[{index}]": value for index, value in enumerate(args)} | dict(kwargs)
+    by_name: dict[str, Any] = {}
+    for name, value in arguments.items():
         kind = signature.parameters[name].kind if name in signature.parameters else None
         if kind is inspect.Parameter.VAR_POSITIONAL:
-            found |= {f"{name}[{index}]": part for index, part in enumerate(value)}
+            by_name |= {f"{name}[{index}]": part for index, part in enumerate(value)}
         elif kind is inspect.Parameter.VAR_KEYWORD:
-            found |= value
+            by_name |= value
         else:
-            found[name] = value
-    return found
+            by_name[name] = value
+    return by_name
 
 
-_ANYTHING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _WRAPPED = ("_orig_mod", "module")
-"""Where torch.compile, DataParallel and others keep the module they wrap."""
+"""Attributes in which torch.compile, DataParallel and others store the module they wrap."""
 
 
 def signature_of(module: nn.Module) -> inspect.Signature:
-    """The signature of `forward`; of the module inside where a wrapper takes anything."""
-    signature = declared(module)
-    if all(parameter.kind in _ANYTHING for parameter in signature.parameters.values()):
-        inside = (vars(module)["_modules"].get(name) for name in _WRAPPED)
-        return next((signature_of(found) for found in inside if found is not None), signature)
+    """Return the signature of `forward`; for a wrapper with *args and **kwargs, that of the wrapped module."""
+    signature = declared_signature(module)
+    if all(parameter.kind in _VARIADIC for parameter in signature.parameters.values()):
+        wrapped = (vars(module)["_modules"].get(name) for name in _WRAPPED)
+        return next((signature_of(inner) for inner in wrapped if inner is not None), signature)
     return signature
 
 
-def declared(module: nn.Module) -> inspect.Signature:
-    """What `forward` itself says that it takes; anything if it does not say."""
+def declared_signature(module: nn.Module) -> inspect.Signature:
+    """Return the signature that `forward` declares; *args and **kwargs if it has none."""
     try:
         return inspect.signature(module.forward)
     except ValueError:
-        return inspect.Signature([inspect.Parameter("args", _ANYTHING[0]), inspect.Parameter("kwargs", _ANYTHING[1])])
+        return inspect.Signature([inspect.Parameter("args", _VARIADIC[0]), inspect.Parameter("kwargs", _VARIADIC[1])])

@@ -1,4 +1,4 @@
-"""Numbered files of what the engine is given, each with its FX graph beside it."""
+"""The option `dump`: numbered files of the models given to the engine, each with its FX graph as text."""
 
 from __future__ import annotations
 
@@ -13,69 +13,69 @@ import onnx_ir as ir
 import torch
 
 from sardonyx import dtypes
+from sardonyx.atomic_files import atomic_write, write_file
 from sardonyx.options import NUMBER
 from sardonyx.telemetry.source import annotate
-from sardonyx.written_files import replacing, write_file
 
 log = logging.getLogger(__name__)
 
 
 def dump(
-    place: str, kind: str, proto: onnx.ModelProto, weights: Mapping[str, torch.Tensor], graph: torch.fx.GraphModule
+    target: str, kind: str, proto: onnx.ModelProto, weights: Mapping[str, torch.Tensor], graph: torch.fx.GraphModule
 ) -> Path:
-    """Write `NNN_kind.onnx` and `NNN_kind.txt` into a folder, NNN being the first number that is free.
+    """Write `NNN_kind.onnx` and `NNN_kind.txt` into a folder, NNN being the first free number.
 
-    A place with `{number}` in it is the path of the files, less their suffixes. Weights go into a third file.
+    A target with `{number}` in it is the path of the files without their suffixes. Weights go to a third file.
     """
-    path = _claim(place, kind)
-    write_file(path, _with_weights(proto, weights, path.with_suffix(".onnx.data")).SerializeToString())
+    path = _next_path(target, kind)
+    write_file(path, _externalize_weights(proto, weights, path.with_suffix(".onnx.data")).SerializeToString())
     write_file(path.with_suffix(".txt"), graph.print_readable(print_output=False))
     log.info("dumped %s", path)
     return path
 
 
-def _with_weights(proto: onnx.ModelProto, weights: Mapping[str, torch.Tensor], path: Path) -> onnx.ModelProto:
-    """A copy of the model whose weights are in the file, one after the other, instead of in torch."""
+def _externalize_weights(proto: onnx.ModelProto, weights: Mapping[str, torch.Tensor], path: Path) -> onnx.ModelProto:
+    """Return a copy of the model whose weights are in the file `path`, one after the other."""
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
-    held = [tensor for tensor in copy.graph.initializer if tensor.name in weights]
-    if not held:
+    initializers = [tensor for tensor in copy.graph.initializer if tensor.name in weights]
+    if not initializers:
         return copy
-    with replacing(path) as file:
-        for tensor in held:
+    with atomic_write(path) as file:
+        for tensor in initializers:
             offset = file.tell()
             file.write(dtypes.to_array(weights[tensor.name].cpu()).tobytes())
-            where = {"location": path.name, "offset": offset, "length": file.tell() - offset}
+            entries = {"location": path.name, "offset": offset, "length": file.tell() - offset}
             del tensor.external_data[:]
-            tensor.external_data.extend(onnx.StringStringEntryProto(key=k, value=str(v)) for k, v in where.items())
+            tensor.external_data.extend(onnx.StringStringEntryProto(key=k, value=str(v)) for k, v in entries.items())
     return copy
 
 
-def _claim(place: str, kind: str) -> Path:
+def _next_path(target: str, kind: str) -> Path:
     for number in itertools.count():
-        path = Path(f"{place.replace(NUMBER, str(number))}.onnx")
-        if NUMBER not in place:
-            path = Path(place) / f"{number:03d}_{kind}.onnx"
+        path = Path(f"{target.replace(NUMBER, str(number))}.onnx")
+        if NUMBER not in target:
+            path = Path(target) / f"{number:03d}_{kind}.onnx"
             if any(path.parent.glob(f"{number:03d}_*.onnx")):
                 continue
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             path.touch(exist_ok=False)
         except FileExistsError:
-            continue  # it is there already, or another process was faster
+            continue  # it exists, or another process was faster
         return path
     raise AssertionError("unreachable")
 
 
-def clear(place: str) -> None:
-    """Remove the files that were dumped at a place with `{number}` in it, and no others."""
-    folder, name = Path(place).parent, re.escape(Path(place).name).replace(re.escape(NUMBER), r"\d+")
+def clear(target: str) -> None:
+    """Remove the files that were dumped to a target with `{number}` in it, and no others."""
+    folder, name = Path(target).parent, re.escape(Path(target).name).replace(re.escape(NUMBER), r"\d+")
     for path in folder.glob("*"):
         if re.fullmatch(name + r"\.(onnx|onnx\.data|txt)", path.name):
             path.unlink()
 
 
 def add_metadata(model: ir.Model) -> None:
-    """Say of every node where it comes from."""
+    """Add the origin of every node to its metadata."""
     for node in model.graph.all_nodes():
         annotate(node.metadata_props, node.meta.get("fx"))

@@ -1,4 +1,4 @@
-"""`sardonyx.intercept`: see what reaches `forward`."""
+"""`sardonyx.intercept`: show or record the arguments that reach `forward`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from sardonyx.errors import OptionError, SardonyxError
-from sardonyx.telemetry.calls import Call, Hook, declared, named, signature_of
+from sardonyx.telemetry.calls import Call, Hook, bind_arguments, declared_signature, signature_of
 from sardonyx.telemetry.recording import record
 
 log = logging.getLogger(__name__)
@@ -31,12 +31,12 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def intercept(model: M, hook: Hook | None = None, *, results: bool = False, submodules: str | Sequence[str] = ()) -> M:
-    """Show the arguments of every call of `model.forward`, or pass them to a hook; then run the call as usual.
+    """Print the arguments of every call of `model.forward`, or pass the call to a hook; then run it unchanged.
 
-    Returns the model itself. `model.restore()` removes the interception, and `model.record(path)` also saves the
-    arguments. `submodules` are patterns of names in `named_modules()` of submodules to intercept as well. With
-    `results=True` results are shown too: a hook is then called twice, before and after `forward`. The return value of
-    a hook is ignored; its exceptions are raised.
+    Returns the model itself. `model.restore()` undoes it, and `model.record(path)` also saves the arguments of calls.
+    `submodules` are patterns of names, as in `named_modules()`, of submodules to intercept too. With `results=True`
+    results are shown too: a hook is then called twice, before `forward` and after it. What a hook returns is ignored;
+    what it raises is raised.
 
     >>> model = intercept(nn.Linear(2, 1))
     >>> _ = model(torch.tensor([[0.0, 1.0]]))
@@ -52,7 +52,7 @@ def intercept(model: M, hook: Hook | None = None, *, results: bool = False, subm
 def intercepting(
     model: M, hook: Hook | None = None, *, results: bool = False, submodules: str | Sequence[str] = ()
 ) -> Iterator[M]:
-    """While active, the model is intercepted; other interceptions of it stay.
+    """While active, the model is intercepted; other interceptions of it stay active.
 
     >>> calls = []
     >>> with intercepting(nn.Linear(2, 1), calls.append) as model:
@@ -68,32 +68,33 @@ def intercepting(
 
 
 def restore(model: nn.Module) -> None:
-    """Undo every interception of a model; one that was not intercepted stays as it is.
+    """Undo every interception of a model, if any.
 
-    `model.restore()` is the same, except for a model that has something of its own by that name.
+    `model.restore()` does the same, unless the model defines a `restore` itself.
     """
-    found = _interception(model)
-    for watch in list(found.names) if found else ():
+    interception = _interception(model)
+    for watch in list(interception.names) if interception else ():
         watch.end()
 
 
-def shown(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], hook: Hook | bool = True) -> None:
-    """Show one call of a module, or hand it to the hook, without intercepting anything."""
+def show_call(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], hook: Hook | bool = True) -> None:
+    """Print one call of a module, or pass it to the hook, without intercepting anything."""
     with _lock:
-        numbers = _shown.setdefault(module, itertools.count())
-    _hook(hook)(Call(module, "", next(numbers), named(signature_of(module), args, kwargs), tuple(args), kwargs))
+        numbers = _call_counts.setdefault(module, itertools.count())
+    arguments = bind_arguments(signature_of(module), args, kwargs)
+    _hook(hook)(Call(module, "", next(numbers), arguments, tuple(args), kwargs))
 
 
-_shown: WeakKeyDictionary[nn.Module, Iterator[int]] = WeakKeyDictionary()
+_call_counts: WeakKeyDictionary[nn.Module, Iterator[int]] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def _hook(given: Hook | bool | None) -> Hook:
-    if given is None or given is True:
+def _hook(hook: Hook | bool | None) -> Hook:
+    if hook is None or hook is True:
         return print
-    if not callable(given):
-        raise OptionError(f"the hook of intercept is {given!r}", hint="use a function that takes the call")
-    return given
+    if not callable(hook):
+        raise OptionError(f"the hook of intercept is {hook!r}", hint="use a function that takes the call")
+    return hook
 
 
 # Interceptions
@@ -101,7 +102,7 @@ def _hook(given: Hook | bool | None) -> Hook:
 
 @dataclasses.dataclass(eq=False)
 class _Watch:
-    """One call of `intercept`: its hook, and the modules whose calls it sees, by name."""
+    """One call of `intercept`: its hook, and the modules it watches, by name."""
 
     hook: Hook
     results: bool
@@ -109,54 +110,54 @@ class _Watch:
     numbers: Mapping[str, Iterator[int]]
 
     def begin(self) -> None:
-        """Intercept all of the modules, or none if one cannot be."""
+        """Intercept all modules, or none if one cannot be intercepted."""
         try:
             for name, module in self.modules.items():
-                found = _interception(module) or _Interception.of(module)
-                found.names[self] = name
+                interception = _interception(module) or _Interception.of(module)
+                interception.names[self] = name
         except BaseException:
             self.end()
             raise
 
     def end(self) -> None:
-        """See no more calls."""
+        """Stop watching."""
         for module in self.modules.values():
-            found = _interception(module)
-            if found is None or self not in found.names:
+            interception = _interception(module)
+            if interception is None or self not in interception.names:
                 continue
-            if len(found.names) == 1:
-                found.undo(module)
-            del found.names[self]
+            if len(interception.names) == 1:
+                interception.undo(module)
+            del interception.names[self]
 
 
 def _watch(model: nn.Module, hook: Hook | None, results: bool, submodules: str | Sequence[str]) -> _Watch:
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
-        raise TypeError(f"intercept takes a module of Python code, not {type(model).__name__}")
-    modules = {"": model, **_matching(model, submodules)}
+        raise TypeError(f"intercept takes a module written in Python, not {type(model).__name__}")
+    modules = {"": model, **_matching_modules(model, submodules)}
     watch = _Watch(_hook(hook), results, modules, {name: itertools.count() for name in modules})
     watch.begin()
     return watch
 
 
-def _matching(model: nn.Module, patterns: str | Sequence[str]) -> dict[str, nn.Module]:
-    inside = {name: module for name, module in model.named_modules() if name}
-    found: dict[str, nn.Module] = {}
+def _matching_modules(model: nn.Module, patterns: str | Sequence[str]) -> dict[str, nn.Module]:
+    submodules = {name: module for name, module in model.named_modules() if name}
+    matches: dict[str, nn.Module] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        matching = {name: module for name, module in inside.items() if fnmatchcase(name, pattern)}
+        matching = {name: module for name, module in submodules.items() if fnmatchcase(name, pattern)}
         if not matching:
-            near = difflib.get_close_matches(pattern, inside, n=3)
-            hint = "there is " + ", ".join(near or list(inside)[:3]) if inside else "it holds no other module"
-            raise OptionError(f"no module in {type(model).__name__} is called {pattern!r}", hint=hint)
-        found |= matching
-    return found
+            similar = difflib.get_close_matches(pattern, submodules, n=3)
+            known = ", ".join(similar or list(submodules)[:3])
+            hint = f"it has {known}" if submodules else "it has no submodules"
+            raise OptionError(f"{type(model).__name__} has no submodule {pattern!r}", hint=hint)
+        matches |= matching
+    return matches
 
 
 class _Interception:
-    """What is done at the calls of one module: who watches it, and what it was before.
+    """The interception of one module: its watches, and its original class.
 
-    While a module is watched its class is a subclass of its own, with the same name, whose `forward` this is. So a
-    method that is called through `self` is seen, a replica of DataParallel runs with its own weights, and dynamo
-    notices the change by the class.
+    While a module is watched, its class is replaced by a subclass with the same name that overrides `forward`. So calls
+    through `self` are seen, replicas of DataParallel use their own weights, and dynamo's guards detect the change.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -169,43 +170,44 @@ class _Interception:
         if getattr(module, "cls_to_become", None) is not None:
             raise SardonyxError(
                 f"{type(module).__name__} cannot be intercepted: its first call will change its class",
-                hint="call the model once before",
+                hint="call the model once first",
             )
-        found = cls(module)
-        body = {**_body(found, declared(module)), **_extras(module)}
+        interception = cls(module)
+        base = interception.base
+        body = {**_subclass_body(interception, declared_signature(module)), **_added_methods(module)}
         try:
-            watched = types.new_class(found.base.__name__, (found.base,), exec_body=lambda d: d.update(body))
-            object.__setattr__(module, "__class__", watched)  # some modules pass attributes on
-        except Exception as error:  # the class may allow no subclass, in words of its own
+            subclass = types.new_class(base.__name__, (base,), exec_body=lambda d: d.update(body))
+            object.__setattr__(module, "__class__", subclass)  # bypasses __setattr__ of wrappers
+        except Exception as error:  # a class may refuse subclasses
             raise SardonyxError(
-                f"{found.base.__name__} cannot be intercepted: {error}",
-                hint="intercept the module around it, or one inside by submodules=",
+                f"{base.__name__} cannot be intercepted: {error}",
+                hint="intercept the module that contains it, or a submodule by submodules=",
             ) from error
-        vars(module)[_OWN] = vars(module).pop("forward", None)
-        return found
+        vars(module)[_ORIGINAL_FORWARD] = vars(module).pop("forward", None)
+        return interception
 
     def undo(self, module: nn.Module) -> None:
-        """Make the module what it was."""
+        """Restore the module's class and `forward`."""
         if "_interception" not in vars(type(module)):
             raise SardonyxError(
-                f"{self.base.__name__} got another class after it was intercepted",
+                f"{self.base.__name__} was given another class after it was intercepted",
                 hint="undo that first, as torch.nn.utils.parametrize.remove_parametrizations does",
             )
         object.__setattr__(module, "__class__", self.base)
-        _give_back(vars(module))
+        _restore_forward(vars(module))
 
-    def reduced(self, module: nn.Module) -> Any:
-        """How to pickle or copy the module as what it is without interception.
+    def reduce(self, module: nn.Module) -> Any:
+        """Pickle or copy the module as it is without interception.
 
-        By the oldest protocol: the newer ones insist on the class that the module has at the moment.
+        Uses protocol 1: newer ones insist on the class that the module has at the moment.
         """
         plain: Any = object.__new__(self.base)
-        object.__setattr__(plain, "__dict__", _give_back(dict(vars(module))))
+        object.__setattr__(plain, "__dict__", _restore_forward(dict(vars(module))))
         return plain.__reduce_ex__(1)
 
-    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[_Watch, Call]]:
-        """Tell everybody of a call; those that wait for its result."""
-        arguments = named(self.signature, args, kwargs)
+    def notify(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[_Watch, Call]]:
+        """Call the hooks before `forward`; return the watches that want the result, with their calls."""
+        arguments = bind_arguments(self.signature, args, kwargs)
         waiting = []
         for watch, name in list(self.names.items()):
             call = Call(module, name, next(watch.numbers[name]), arguments, args, dict(kwargs))
@@ -215,36 +217,36 @@ class _Interception:
         return waiting
 
 
-_OWN = "_forward_of_its_own"
-"""Where a `forward` that was set on the module itself is meanwhile: on the module, so that replicas have it too."""
+_ORIGINAL_FORWARD = "_sardonyx_forward"
+"""Attribute with a `forward` that was set on the instance: on the module, so that replicas have it too."""
 
 
-def _give_back(attributes: dict[str, Any]) -> dict[str, Any]:
-    own = attributes.pop(_OWN, None)
+def _restore_forward(attributes: dict[str, Any]) -> dict[str, Any]:
+    own = attributes.pop(_ORIGINAL_FORWARD, None)
     if own is not None:
         attributes.setdefault("forward", own)
     return attributes
 
 
 def _interception(module: nn.Module) -> _Interception | None:
-    found: _Interception | None = getattr(type(module), "_interception", None)
-    return found
+    interception: _Interception | None = getattr(type(module), "_interception", None)
+    return interception
 
 
-def _after(waiting: Sequence[tuple[_Watch, Call]], result: Any) -> None:
+def _notify_results(waiting: Sequence[tuple[_Watch, Call]], result: Any) -> None:
     for watch, call in waiting:
         watch.hook(dataclasses.replace(call, returned=True, result=result))
 
 
-def _body(found: _Interception, signature: inspect.Signature) -> dict[str, Any]:
-    """The parts of the subclass that a module becomes an instance of."""
-    reason = "sardonyx.intercept looks at the arguments; with fullgraph=True use the option intercept instead"
+def _subclass_body(interception: _Interception, signature: inspect.Signature) -> dict[str, Any]:
+    """Return the attributes of the subclass that replaces a module's class."""
+    reason = "sardonyx.intercept reads the arguments; with fullgraph=True use the option intercept instead"
     disable: Callable[..., Callable[..., Any]] = torch.compiler.disable
-    before, after = disable(found.before, reason=reason), disable(_after, reason=reason)
-    base = found.base
+    before, after = disable(interception.notify, reason=reason), disable(_notify_results, reason=reason)
+    base = interception.base
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        own = self._forward_of_its_own
+        own = self._sardonyx_forward
         run = own if callable(own) else functools.partial(base.forward, self)
         if own is False or torch.compiler.is_exporting():
             return run(*args, **kwargs)
@@ -258,10 +260,10 @@ def _body(found: _Interception, signature: inspect.Signature) -> dict[str, Any]:
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     forward.__dict__["__signature__"] = signature.replace(parameters=[itself, *signature.parameters.values()])
     return {
-        "_interception": found,
-        _OWN: False,  # of another object of the class, which was not intercepted
+        "_interception": interception,
+        _ORIGINAL_FORWARD: False,  # for instances that are not intercepted
         "forward": forward,
-        "__reduce_ex__": lambda self, protocol: found.reduced(self),
+        "__reduce_ex__": lambda self, protocol: interception.reduce(self),
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
         "__doc__": base.__doc__,
@@ -272,25 +274,25 @@ def _record(self: nn.Module, path: str | PathLike[str], *, limit: int = 16) -> N
     _watch(self, record(path, limit=limit), False, ())
 
 
-_EXTRAS: Mapping[str, Any] = {"restore": restore, "record": _record}
-"""What a module can do while it is intercepted."""
+_ADDED_METHODS: Mapping[str, Any] = {"restore": restore, "record": _record}
+"""Methods that a module gets while it is intercepted."""
 
 
-def _extras(module: nn.Module) -> dict[str, Any]:
-    """Those that hide nothing of the module's own."""
-    own = {name: getattr(getattr(module, name, None), "__func__", None) for name in _EXTRAS if hasattr(module, name)}
-    hidden = [name for name, function in own.items() if function not in _EXTRAS.values()]
+def _added_methods(module: nn.Module) -> dict[str, Any]:
+    """Return the methods to add: those that the module does not define itself."""
+    own = {name: getattr(module, name) for name in _ADDED_METHODS if hasattr(module, name)}
+    hidden = [name for name, x in own.items() if getattr(x, "__func__", None) not in _ADDED_METHODS.values()]
     if hidden:
-        log.warning("%s has a %s of its own: use sardonyx.diagnose's", type(module).__name__, " and a ".join(hidden))
-    return {name: function for name, function in _EXTRAS.items() if name not in hidden}
+        log.warning("%s defines its own %s: use that of sardonyx.diagnose", type(module).__name__, " and ".join(hidden))
+    return {name: function for name, function in _ADDED_METHODS.items() if name not in hidden}
 
 
 # Graphs of torch.compile
 
 
-def watched(run: Callable[..., Any], graph: torch.fx.GraphModule, hook: Hook | bool) -> Callable[..., Any]:
-    """A compiled graph, each call of which is shown first, or handed to the hook; weights are left out."""
-    hook, names, numbers = _hook(hook), _sources(graph), itertools.count()
+def show_graph_calls(run: Callable[..., Any], graph: torch.fx.GraphModule, hook: Hook | bool) -> Callable[..., Any]:
+    """Wrap a compiled graph so that each call is printed first, or passed to the hook; weights are left out."""
+    hook, names, numbers = _hook(hook), _input_names(graph), itertools.count()
     name = f"graph {torch._guards.CompileContext.current_compile_id()}"
 
     def call(*args: Any) -> Any:
@@ -301,25 +303,25 @@ def watched(run: Callable[..., Any], graph: torch.fx.GraphModule, hook: Hook | b
     return call
 
 
-_PARTS = (
+_SOURCE_PATTERNS = (
     (re.compile(r"\b[LG]\['(\w+)'\]"), r"\1"),  # a local or a global variable
     (re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]"), r".\1"),
 )
 _WEIGHT = re.compile(r"\._(?:parameters|buffers)\[")
 
 
-def _sources(graph: torch.fx.GraphModule) -> dict[int, str]:
-    """The graph's inputs that a caller gives, by number: no weights, no sizes of tensors that are inputs too."""
-    found = {}
+def _input_names(graph: torch.fx.GraphModule) -> dict[int, str]:
+    """Return the names of a graph's inputs that the caller passes, by index: no weights, no sizes of tensors."""
+    names = {}
     for index, node in enumerate(graph.graph.find_nodes(op="placeholder")):
         source = getattr(node.meta.get("grapharg"), "source", None)
         text = "" if source is None else source.name
         if source is None or not (_WEIGHT.search(text) or hasattr(source, "prop")):
-            found[index] = _in_the_users_words(text) or node.name
-    return found
+            names[index] = _readable_source(text) or node.name
+    return names
 
 
-def _in_the_users_words(source: str) -> str:
-    for pattern, words in _PARTS:
-        source = pattern.sub(words, source)
+def _readable_source(source: str) -> str:
+    for pattern, replacement in _SOURCE_PATTERNS:
+        source = pattern.sub(replacement, source)
     return source

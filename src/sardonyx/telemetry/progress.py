@@ -1,4 +1,4 @@
-"""A line on the terminal while something takes long: what is being done, and for how many seconds."""
+"""A progress line on the terminal during long operations."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_PATIENCE = 2.0
-_EVERY = 0.2
+_DELAY = 2.0
+_INTERVAL = 0.2
 
 
 @contextmanager
-def showing(what: str) -> Iterator[None]:
-    """While active, and after two seconds, say so; only where someone is looking at a terminal."""
+def show_progress(what: str) -> Iterator[None]:
+    """While active, print what is being done and for how long, after two seconds and only on a terminal."""
     if not sys.stderr.isatty():
         yield
         return
     done = threading.Event()
-    teller = threading.Thread(target=_tell, args=(what, done), daemon=True)
-    teller.start()
+    printer = threading.Thread(target=_print_progress, args=(what, done), daemon=True)
+    printer.start()
     try:
         yield
     finally:
         done.set()
-        teller.join()
+        printer.join()
 
 
-def _tell(what: str, done: threading.Event) -> None:
+def _print_progress(what: str, done: threading.Event) -> None:
     started = time.monotonic()
-    if done.wait(_PATIENCE):
+    if done.wait(_DELAY):
         return
-    while not done.wait(_EVERY):
+    while not done.wait(_INTERVAL):
         sys.stderr.write(f"\r\033[Ksardonyx: {what}, {time.monotonic() - started:.0f} s")
         sys.stderr.flush()
     sys.stderr.write("\r\033[K")

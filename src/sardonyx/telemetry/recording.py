@@ -1,4 +1,4 @@
-"""Arguments of calls on disk, to call again with them: numpy files with JSON inside, and never pickle."""
+"""Record the arguments of calls, and replay them: numpy files with JSON inside, without pickle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SUFFIX = ".npz"
 
 
 def record(path: str | os.PathLike[str], *, limit: int = 16) -> Hook:
-    """A hook that saves the arguments of the first calls it sees into a folder, for `replay`.
+    """Return a hook that saves the arguments of the first `limit` calls to a folder, for `replay`.
 
     >>> import sardonyx, tempfile
     >>> model = torch.nn.Linear(2, 1)
@@ -42,10 +42,10 @@ def record(path: str | os.PathLike[str], *, limit: int = 16) -> Hook:
         if call.returned:
             return
         if next(left, None) is not None:
-            written = _write(folder, call)
-            log.info("recorded call %d of %s in %s", call.number, call.name or type(call.module).__name__, written)
+            file = _write(folder, call)
+            log.info("recorded call %d of %s in %s", call.number, call.name or type(call.module).__name__, file)
         elif next(over, None) is not None:
-            log.warning("%s holds %d calls, and further ones are not recorded; limit= allows more", folder, limit)
+            log.warning("%s has %d calls, and further ones are not recorded; limit= allows more", folder, limit)
 
     return hook
 
@@ -53,21 +53,21 @@ def record(path: str | os.PathLike[str], *, limit: int = 16) -> Hook:
 def replay(
     path: str | os.PathLike[str], *, name: str = "", device: torch.device | str = "cpu"
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """The arguments that were recorded in a folder, call by call, to be given as `model(*args, **kwargs)`.
+    """Iterate over the recorded calls of a folder, for `model(*args, **kwargs)`.
 
-    `name` is that of the module inside the model whose calls are wanted, by default the model itself.
+    `name` selects the calls of a submodule; by default those of the model itself.
     """
     files = sorted(Path(path).glob(f"*{_SUFFIX}"))
     if not files:
         raise FileNotFoundError(f"there are no recorded calls in {path}")
     for file in files:
-        found = _read(file, name, torch.device(device))
-        if found is not None:
-            yield found
+        call = _read(file, name, torch.device(device))
+        if call is not None:
+            yield call
 
 
 def _read(file: Path, name: str, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The call in a file, unless it is of a module by another name."""
+    """Read the call in a file; None if it is a call of another module."""
     try:
         with np.load(file, allow_pickle=False) as arrays:
             structure = json.loads(str(arrays[_STRUCTURE]))
@@ -76,13 +76,11 @@ def _read(file: Path, name: str, device: torch.device) -> tuple[tuple[Any, ...],
             reader = _Reader(arrays, device)
             return tuple(reader.value(structure["args"])), reader.value(structure["kwargs"])
     except Exception as error:  # a file that was edited can make numpy, zlib, JSON or torch raise anything
-        raise SardonyxError(
-            f"{file} holds no recorded call that can be read: {error}", hint="record it again"
-        ) from error
+        raise SardonyxError(f"{file} cannot be read as a recorded call: {error}", hint="record it again") from error
 
 
 def _write(folder: Path, call: Call) -> Path:
-    """A file under the first number that is free."""
+    """Write a call to a file with the first free number."""
     writer = _Writer()
     args, kwargs = writer.value(list(call.args), "args"), writer.value(dict(call.kwargs), "kwargs")
     structure = json.dumps({"name": call.name, "number": call.number, "args": args, "kwargs": kwargs})
@@ -93,27 +91,28 @@ def _write(folder: Path, call: Call) -> Path:
             with path.open("xb") as file:
                 np.savez(file, **arrays)
         except FileExistsError:
-            continue  # from before, or another process was faster
+            continue  # it exists, or another process was faster
         return path
     raise AssertionError("unreachable")
 
 
-# Values as JSON. Lists and plain values are themselves; everything else is an object with one key that says what it is.
+# Values as JSON: lists and plain values as such, everything else as an object with one key, its type.
 
-_NUMPYS = {torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.bool, torch.uint8}
-_NUMPYS |= {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64}
-"""Dtypes that numpy has; others are written as bytes."""
+_NUMPY_DTYPES = {torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.bool}
+_NUMPY_DTYPES |= {torch.int8, torch.int16, torch.int32, torch.int64}
+_NUMPY_DTYPES |= {torch.uint8, torch.uint16, torch.uint32, torch.uint64}
+"""Dtypes that numpy supports; others are written as bytes."""
 
 
 class _Writer:
-    """Values as JSON, and their tensors as arrays; a tensor that is there twice is written once."""
+    """Serializes values to JSON and their tensors to arrays; a tensor that occurs twice is written once."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, np.ndarray] = {}
         self._names: dict[int, str] = {}
 
     def value(self, value: Any, where: str) -> Any:
-        """The value as JSON; `where` it is among the arguments is for the error if it cannot be."""
+        """Serialize a value; `where` is its path among the arguments, for errors."""
         kind = type(value)
         if value is None or kind in (bool, int, str) or (kind is float and math.isfinite(value)):
             return value
@@ -132,27 +131,27 @@ class _Writer:
         return self._object(value, where)
 
     def _object(self, value: Any, where: str) -> Any:
-        layers = _layers(value)
+        layers = _cache_layers(value)
         if layers is not None:
             return {"DynamicCache": self.value(layers, where)}
         name = pytree.SUPPORTED_SERIALIZED_TYPES[type(value)].serialized_type_name if _is_registered(value) else None
         if not isinstance(name, str):
-            raise _refusal(value, where)
+            raise _cannot_record(value, where)
         parts, context = pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)
         return {"node": [name, self.value(list(parts), where), self.value(context, where)]}
 
     def _tensor(self, tensor: torch.Tensor, where: str) -> dict[str, Any]:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided or tensor.is_meta:
-            raise _refusal(tensor, where)
+            raise _cannot_record(tensor, where)
         name = self._names.setdefault(id(tensor), str(len(self._names)))
-        here = tensor.detach().cpu().resolve_conj().resolve_neg()
-        flat = here.contiguous().reshape(-1)
-        self.arrays[name] = (flat if tensor.dtype in _NUMPYS else flat.view(torch.uint8)).numpy()
+        on_cpu = tensor.detach().cpu().resolve_conj().resolve_neg()
+        flat = on_cpu.contiguous().reshape(-1)
+        self.arrays[name] = (flat if tensor.dtype in _NUMPY_DTYPES else flat.view(torch.uint8)).numpy()
         return {
             "name": name,
             "dtype": str(tensor.dtype).removeprefix("torch."),
-            "shape": list(here.shape),
-            "stride": list(torch.empty_like(here).stride()),  # those of the tensor, unless its memory has gaps
+            "shape": list(on_cpu.shape),
+            "stride": list(torch.empty_like(on_cpu).stride()),  # the tensor's own, unless its memory has gaps
             "grad": tensor.requires_grad,
         }
 
@@ -161,70 +160,70 @@ def _is_registered(value: Any) -> bool:
     return type(value) in pytree.SUPPORTED_NODES and type(value) in pytree.SUPPORTED_SERIALIZED_TYPES
 
 
-def _refusal(value: Any, where: str) -> SardonyxError:
+def _cannot_record(value: Any, where: str) -> SardonyxError:
     return SardonyxError(
         f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be recorded",
-        hint="a dataclass can be once torch.export.register_dataclass knows it; "
-        "otherwise leave the argument out, or record with a hook of your own",
+        hint="register a dataclass by torch.export.register_dataclass; "
+        "otherwise leave the argument out, or record with your own hook",
     )
 
 
 class _Reader:
-    """Values from JSON and arrays."""
+    """Deserializes values from JSON and arrays."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray], device: torch.device) -> None:
         self._arrays, self._device = arrays, device
         self._tensors: dict[str, torch.Tensor] = {}
 
     def value(self, value: Any) -> Any:
-        """What was written."""
+        """Deserialize a value."""
         if isinstance(value, list):
             return [self.value(part) for part in value]
         if not isinstance(value, dict):
             return value
-        ((kind, held),) = value.items()
+        ((kind, content),) = value.items()
         if kind == "tensor":
-            if held["name"] not in self._tensors:
-                self._tensors[held["name"]] = self._tensor(**held)
-            return self._tensors[held["name"]]
+            if content["name"] not in self._tensors:
+                self._tensors[content["name"]] = self._tensor(**content)
+            return self._tensors[content["name"]]
         if kind == "dict":
-            return {self.value(key): self.value(part) for key, part in held}
+            return {self.value(key): self.value(part) for key, part in content}
         if kind == "node":
-            node = pytree.SUPPORTED_NODES[_type(held[0])]
-            return node.unflatten_fn(self.value(held[1]), self.value(held[2]))
-        return _SIMPLE[kind](self.value(held))
+            node = pytree.SUPPORTED_NODES[_type(content[0])]
+            return node.unflatten_fn(self.value(content[1]), self.value(content[2]))
+        return _SIMPLE[kind](self.value(content))
 
     def _tensor(self, name: str, dtype: str, shape: list[int], stride: list[int], grad: bool) -> torch.Tensor:
         tensor = torch.from_numpy(self._arrays[name]).view(getattr(torch, dtype)).reshape(shape)
-        laid_out = torch.empty_strided(shape, stride, dtype=tensor.dtype, device=self._device)
-        return laid_out.copy_(tensor).requires_grad_(grad)
+        strided = torch.empty_strided(shape, stride, dtype=tensor.dtype, device=self._device)
+        return strided.copy_(tensor).requires_grad_(grad)
 
 
 def _type(name: str) -> Any:
-    """A class by the name it is registered under; none is imported because a file says so."""
-    found = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
-    if found is None:
+    """Return a class by its registered name; nothing is imported because a file names it."""
+    registered = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
+    if registered is None:
         raise SardonyxError(
-            f"an argument is a {name}, which is not known here",
+            f"an argument is a {name}, which is not registered",
             hint="import or register it as the recording program did",
         )
-    return found
+    return registered
 
 
 # The cache of transformers' generate()
 
 
-def _layers(value: Any) -> list[Any] | None:
-    """Keys and values by layer, None for a layer without any; None if it is no such cache, or has more to it."""
-    known = sys.modules.get("transformers.cache_utils")
-    if known is None or type(value) is not known.DynamicCache or value.offloading:
+def _cache_layers(value: Any) -> list[Any] | None:
+    """Return keys and values by layer, None for an uninitialized one; None if it is not a plain DynamicCache."""
+    module = sys.modules.get("transformers.cache_utils")
+    if module is None or type(value) is not module.DynamicCache or value.offloading:
         return None
-    if any(type(layer) is not known.DynamicLayer for layer in value.layers):
+    if any(type(layer) is not module.DynamicLayer for layer in value.layers):
         return None
     return [[layer.keys, layer.values] if layer.is_initialized else None for layer in value.layers]
 
 
-def _cache(layers: list[Any]) -> Any:
+def _rebuild_cache(layers: list[Any]) -> Any:
     try:
         from transformers import DynamicCache
     except ImportError as error:
@@ -244,5 +243,5 @@ _SIMPLE: Mapping[str, Callable[[Any], Any]] = {
     "float": float,
     "dtype": lambda name: getattr(torch, name),
     "device": torch.device,
-    "DynamicCache": _cache,
+    "DynamicCache": _rebuild_cache,
 }

@@ -1,4 +1,4 @@
-"""What happened to a model: graphs, operators, rules, fallbacks, time."""
+"""Reports of compiled models: graphs, operators, rules, fallbacks, times."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
-from sardonyx.telemetry.progress import showing
+from sardonyx.telemetry.progress import show_progress
 
 if TYPE_CHECKING:
-    from sardonyx.telemetry.picture import Picture
+    from sardonyx.telemetry.graph_snapshot import GraphSnapshot
 
 log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
 _MINOR_PASSES = ("legalize", "guard_empty", "drop_unused", "reshapes", "functions", "names")
-"""Passes that take hardly any time: `seconds` has them, and the text of a report does not."""
+"""Fast passes: they are in `seconds`, but not in the text of a report."""
 
 
 @dataclass(frozen=True)
 class Fallback:
-    """An operator that stayed in torch."""
+    """An operator that torch runs, because ONNX or the engine cannot."""
 
     operator: str
     reason: str
@@ -38,7 +38,7 @@ class Fallback:
 
 @dataclass(frozen=True)
 class Choice:
-    """The engine that `auto` chose, and why: the seconds of a call with each, and who was not considered."""
+    """The engine that `auto` chose, and why: the seconds of a call with each, and the engines it discarded."""
 
     engine: str
     seconds: Mapping[str, float]
@@ -54,7 +54,7 @@ class Choice:
 
 @dataclass
 class RegionReport:
-    """One ONNX model."""
+    """The report of one ONNX model."""
 
     operators: Counter[str] = field(default_factory=Counter)
     nodes_translated: int = 0
@@ -62,21 +62,21 @@ class RegionReport:
     weights: int = 0
     sessions: int = 0
     choice: Choice | None = None
-    """Of the engine, where it was left to `auto`."""
-    pictures: dict[str, Picture] = field(default_factory=dict)
-    """With the option `report`: the model as it was "translated", as rules left it ("rewritten"), and as it "runs"."""
+    """The choice of `auto`, if that is the engine."""
+    snapshots: dict[str, GraphSnapshot] = field(default_factory=dict)
+    """With the option `report`: the graph by stage: "translated", "rewritten" by rules, and as it "runs"."""
     times: dict[str, float] = field(default_factory=dict)
-    """With the option `report`: seconds of a call by node, as the engine tells them."""
+    """With the option `report`: seconds of a call by node, as the engine reports them."""
     errors: dict[str, float] = field(default_factory=dict)
-    """With the option `report`: how far each FX node's value is from PyTorch's, as translated, without rules."""
+    """With the option `report`: the error of each FX node's value against PyTorch, without rules."""
     max_error: float | None = None
-    """With the option `report`: how far the results are from PyTorch's, rules included."""
+    """With the option `report`: the error of the results against PyTorch, with rules."""
     remarks: list[str] = field(default_factory=list)
     """With the option `report`: what could not be measured, and why."""
 
     @property
     def nodes(self) -> int:
-        """How many nodes the engine was given."""
+        """Number of nodes in the engine's model."""
         return sum(self.operators.values())
 
 
@@ -85,18 +85,18 @@ _warned: set[Fallback] = set()
 
 @dataclass
 class GraphReport:
-    """One graph that dynamo captured."""
+    """The report of one captured graph."""
 
     kind: str
     operators: int
     regions: list[RegionReport] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
     own: dict[str, str] = field(default_factory=dict)
-    """With `translator="torchlib"`: operators that our own table translated all the same, and why."""
+    """With `translator="torchlib"`: operators that our own table translated nevertheless, and why."""
     seconds: dict[str, float] = field(default_factory=dict)
 
     def note_fallback(self, fallback: Fallback, *, warn: bool) -> None:
-        """An operator runs in torch; a process warns of each once."""
+        """Record that an operator runs in torch; each is warned of once per process."""
         if fallback in self.fallbacks:
             return
         self.fallbacks.append(fallback)
@@ -105,22 +105,22 @@ class GraphReport:
             log.warning("in torch: %s", fallback)
 
     def note_own(self, own: Mapping[str, str]) -> None:
-        """Our own table translated these operators, though torchlib was to come first."""
+        """Record operators that our own table translated, though torchlib was tried first."""
         for operator, reason in own.items():
             if operator not in self.own:
                 log.info("%s graph: %s by our own table: %s", self.kind, operator, reason)
         self.own |= own
 
     def replace(self, report: RegionReport, by: RegionReport) -> None:
-        """Report on a region by another report."""
+        """Replace the report of a region."""
         self.regions = [by if region is report else region for region in self.regions]
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Count the time of what runs inside under the stage's name."""
+        """While active, add the elapsed time to a stage."""
         started = time.perf_counter()
         try:
-            with showing(f"{self.kind} graph of {self.operators} operators, {name}"):
+            with show_progress(f"{self.kind} graph of {self.operators} operators, {name}"):
                 yield
         finally:
             seconds = time.perf_counter() - started
@@ -130,14 +130,14 @@ class GraphReport:
 
 @dataclass
 class Report:
-    """The result of `sardonyx.explain`: what was compiled, and how."""
+    """The result of `sardonyx.explain`: every graph that was compiled, and how."""
 
     graphs: list[GraphReport] = field(default_factory=list)
     max_error: float | None = None
 
     @property
     def fallbacks(self) -> list[Fallback]:
-        """Every operator that stayed in torch."""
+        """All operators that run in torch."""
         return [fallback for graph in self.graphs for fallback in graph.fallbacks]
 
     @property
@@ -152,7 +152,7 @@ class Report:
 
     @property
     def nodes(self) -> int:
-        """How many ONNX nodes there are in all."""
+        """Total number of ONNX nodes."""
         return sum(self.operators.values())
 
     @property
@@ -199,7 +199,7 @@ _collector: ContextVar[Report | None] = ContextVar("sardonyx_report", default=No
 
 @contextmanager
 def collecting() -> Iterator[Report]:
-    """While active, what is compiled is added to the report it gives."""
+    """While active, graphs that are compiled are added to the report that it yields."""
     report = Report()
     token = _collector.set(report)
     try:
@@ -209,7 +209,7 @@ def collecting() -> Iterator[Report]:
 
 
 def new_graph_report(kind: str, operators: int) -> GraphReport:
-    """A report on one graph, known to whoever collects at the moment."""
+    """Create the report of one graph, and add it to the report that `collecting` yields."""
     graph = GraphReport(kind, operators)
     report = _collector.get()
     if report is not None:
@@ -218,13 +218,13 @@ def new_graph_report(kind: str, operators: int) -> GraphReport:
 
 
 Observer: TypeAlias = Callable[[Any, Any], Any]
-"""Is given an engine's job and its runner; gives the runner to use."""
+"""Takes an engine's job and its runner; returns the runner to use."""
 _observer: ContextVar[Observer | None] = ContextVar("sardonyx_observer", default=None)
 
 
 @contextmanager
 def observing(observer: Observer) -> Iterator[None]:
-    """While active, every model that is loaded is shown to a function, which gives the runner to use for it."""
+    """While active, `observer` is called for every model that is loaded, and returns the runner to use for it."""
     token = _observer.set(observer)
     try:
         yield
@@ -233,11 +233,11 @@ def observing(observer: Observer) -> Iterator[None]:
 
 
 def is_observed() -> bool:
-    """Whether someone wants to see what is loaded."""
+    """Whether `observing` is active."""
     return _observer.get() is not None
 
 
 def observed(job: Any, runner: R) -> R:
-    """The runner to use for a model that was loaded."""
+    """Return the runner to use for a model that was loaded."""
     observer = _observer.get()
     return runner if observer is None else cast(R, observer(job, runner))

@@ -1,4 +1,4 @@
-"""The option `repro`: what failed, as a folder with a program that fails in the same way."""
+"""The option `repro`: write a failure to a folder, with a program that reproduces it."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from sardonyx.errors import SardonyxError
 from sardonyx.options import Options
-from sardonyx.telemetry.repro_code import class_of, constants_of, operators_of
+from sardonyx.telemetry.repro_code import class_source, constants, custom_operators
 from sardonyx.versions import versions
 
 log = logging.getLogger(__name__)
 
 Door: TypeAlias = Literal["graph", "dynamo", "export"]
 VALUES = "values.pt"
-MOST_VALUES = 2**24
-"""Bytes of a call's tensors up to which their values are kept."""
+MAX_VALUE_BYTES = 2**24
+"""Bytes of a call's tensors up to which their values are saved."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """What is known of a tensor that a graph is given."""
+    """The metadata of a tensor that is an input of a graph."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
     device: str = "cpu"
     dynamic: tuple[int, ...] = ()
-    """Dimensions whose sizes are not fixed."""
+    """Dimensions with symbolic sizes."""
 
     def make(self, seed: int) -> torch.Tensor:
-        """A tensor like it: normal numbers from a seed, integers that are zero, as indices may have to be, all true."""
-        made = torch.empty_strided(self.shape, self.strides, dtype=self.dtype)
-        draw = torch.Generator().manual_seed(seed)
+        """Create such a tensor: normally distributed floats from a seed, zeros for integers, true for booleans."""
+        tensor = torch.empty_strided(self.shape, self.strides, dtype=self.dtype)
+        generator = torch.Generator().manual_seed(seed)
         if self.dtype.is_floating_point or self.dtype.is_complex:
-            made.copy_(torch.randn(self.shape, generator=draw, dtype=_drawn(self.dtype)))
+            tensor.copy_(torch.randn(self.shape, generator=generator, dtype=_random_dtype(self.dtype)))
         else:
-            made.fill_(self.dtype == torch.bool)
-        return made.to(self.device)
+            tensor.fill_(self.dtype == torch.bool)  # integers may be indices: zero is always valid
+        return tensor.to(self.device)
 
 
-def _drawn(dtype: torch.dtype) -> torch.dtype:
-    """A dtype that random numbers can be drawn in."""
+def _random_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return a dtype that `torch.randn` supports."""
     return dtype if dtype in (torch.float64, torch.complex64, torch.complex128) else torch.float32
 
 
@@ -61,7 +61,7 @@ def _drawn(dtype: torch.dtype) -> torch.dtype:
 
 
 @contextmanager
-def reproducible(
+def write_repro_on_error(
     options: Options,
     graph: torch.fx.GraphModule,
     args: Callable[[], Sequence[Any]] | None = None,
@@ -70,18 +70,18 @@ def reproducible(
     kind: str = "inference",
     weights: frozenset[int] = frozenset(),
 ) -> Iterator[None]:
-    """While active, an error is written down with the graph it is about, if the options say where.
+    """While active, an error is written as a repro of the graph, if the option `repro` is set.
 
-    `args` gives what the graph is called with; without it, what torch knows of its placeholders is taken.
+    `args` returns the arguments of the graph; without it, the metadata of its placeholders is used.
     """
     try:
         yield
     except Exception as error:
-        note(error, options, graph, args() if args else None, door=door, kind=kind, weights=weights)
+        write_repro(error, options, graph, args() if args else None, door=door, kind=kind, weights=weights)
         raise
 
 
-def note(
+def write_repro(
     error: Exception,
     options: Options,
     graph: torch.fx.GraphModule,
@@ -91,36 +91,36 @@ def note(
     kind: str = "inference",
     weights: frozenset[int] = frozenset(),
 ) -> None:
-    """Write an error down, if the options say where, and let its message say so. Its own failure is logged, no more."""
+    """Write a repro of an error, if the option `repro` is set, and add it to the message; failures are logged."""
     if not options.repro or getattr(error, "repro", None):
         return
     try:
         with _disable_current_modes(), torch.no_grad():
             folder = _write(Path(options.repro), error, options, graph, args, door, kind, weights)
     except Exception as failure:
-        not_written(error, failure)
+        log_write_failure(error, failure)
         return
-    written(error, folder, f"python {folder / 'repro.py'}")
+    attach_repro(error, folder, f"python {folder / 'repro.py'}")
 
 
-def not_written(error: Exception, failure: Exception) -> None:
-    """Log that an error could not be written down."""
+def log_write_failure(error: Exception, failure: Exception) -> None:
+    """Log that no repro could be written."""
     log.warning("no repro could be written for %s: %s", type(error).__name__, failure, exc_info=failure)
 
 
-def written(error: Exception, folder: Path, what: str) -> None:
-    """Let an error say what was written for it."""
-    error.repro = folder  # type: ignore[attr-defined]  # so that who is further out does not write another
-    told = f"repro: {what}"
+def attach_repro(error: Exception, folder: Path, command: str) -> None:
+    """Add the folder and the command of a repro to an error."""
+    error.repro = folder  # type: ignore[attr-defined]  # so that outer handlers do not write another
+    line = f"repro: {command}"
     if isinstance(error, SardonyxError):
-        error.args = (f"{error}\n  {told}",)
+        error.args = (f"{error}\n  {line}",)
     else:
-        error.add_note(told)
-    log.warning("%s; %s", type(error).__name__, told)
+        error.add_note(line)
+    log.warning("%s; %s", type(error).__name__, line)
 
 
 def _write(
-    place: Path,
+    parent: Path,
     error: Exception,
     options: Options,
     graph: torch.fx.GraphModule,
@@ -130,10 +130,10 @@ def _write(
     weights: frozenset[int],
 ) -> Path:
     placeholders = graph.graph.find_nodes(op="placeholder")
-    known = [_known(node, args[i] if args is not None else None) for i, node in enumerate(placeholders)]
-    values = _kept(args) | constants_of(graph)
-    chosen, left_out = written_options(options)
-    folder = started(place, kind, error)
+    known = [_describe_argument(node, args[i] if args is not None else None) for i, node in enumerate(placeholders)]
+    values = _small_real_tensors(args) | constants(graph)
+    chosen, left_out = serializable_options(options)
+    folder = new_repro_folder(parent, kind, error)
     if values:
         torch.save(values, folder / VALUES)
     names, how = [node.name for node in placeholders], f"door={door!r}, kind={kind!r}, weights={sorted(weights)}"
@@ -141,18 +141,18 @@ def _write(
     return folder
 
 
-def started(place: Path, kind: str, error: Exception) -> Path:
-    """A new folder with what is written of any error: what it says, and the versions it happened with."""
-    folder = _claim(place, kind)
+def new_repro_folder(parent: Path, kind: str, error: Exception) -> Path:
+    """Create a folder with the error's traceback and the versions of packages."""
+    folder = _next_folder(parent, kind)
     (folder / "error.txt").write_text("".join(traceback.format_exception(error)), encoding="utf-8")
     (folder / "versions.json").write_text(json.dumps(versions(), indent=1) + "\n", encoding="utf-8")
     return folder
 
 
-def _claim(place: Path, kind: str) -> Path:
+def _next_folder(parent: Path, kind: str) -> Path:
     for number in itertools.count():
-        folder = place.absolute() / f"{number:03d}_{kind}"
-        if any(place.glob(f"{number:03d}_*")):
+        folder = parent.absolute() / f"{number:03d}_{kind}"
+        if any(parent.glob(f"{number:03d}_*")):
             continue
         try:
             folder.mkdir(parents=True)
@@ -162,14 +162,14 @@ def _claim(place: Path, kind: str) -> Path:
     raise AssertionError("unreachable")
 
 
-def _known(node: torch.fx.Node, value: Any) -> Tensor | int | float | None:
-    """What a program has to know of an argument: of the value that is given, or of the one that torch expects."""
+def _describe_argument(node: torch.fx.Node, value: Any) -> Tensor | int | float | None:
+    """Return the metadata of an argument, from its value or from the placeholder's metadata."""
     expected = node.meta.get("val", node.meta.get("example_value"))
     value = expected if value is None else value
     if isinstance(value, torch.Tensor):
-        of = expected if isinstance(expected, torch.Tensor) else value
-        dynamic = tuple(i for i, size in enumerate(of.shape) if isinstance(size, torch.SymInt))
-        sizes, strides = (tuple(map(_hint, of)) for of in (value.shape, value.stride()))
+        traced = expected if isinstance(expected, torch.Tensor) else value
+        dynamic = tuple(i for i, size in enumerate(traced.shape) if isinstance(size, torch.SymInt))
+        sizes, strides = (tuple(map(_hint, dims)) for dims in (value.shape, value.stride()))
         return Tensor(sizes, strides, value.dtype, str(value.device), dynamic)
     if isinstance(value, (torch.SymInt, int)):
         return _hint(value)
@@ -177,26 +177,26 @@ def _known(node: torch.fx.Node, value: Any) -> Tensor | int | float | None:
 
 
 def _hint(size: int | torch.SymInt) -> int:
-    """A size as a number: of a symbol, the one that it was traced with."""
+    """Return a size as a number; for a symbol, the value that it was traced with."""
     if isinstance(size, int):
         return size
     return int(size.node.hint if size.node.has_hint() else 2)
 
 
-def _kept(args: Sequence[Any] | None) -> dict[str, torch.Tensor]:
-    """The tensors of a call, where they are real and small enough to be kept."""
-    given = {str(i): x.detach() for i, x in enumerate(args or ()) if isinstance(x, torch.Tensor)}
-    real = not any(isinstance(x, FakeTensor) or x.is_meta for x in given.values())
-    return given if real and sum(x.nbytes for x in given.values()) <= MOST_VALUES else {}
+def _small_real_tensors(args: Sequence[Any] | None) -> dict[str, torch.Tensor]:
+    """Return the tensors of a call, if they have values and are small enough to be saved."""
+    tensors = {str(i): x.detach() for i, x in enumerate(args or ()) if isinstance(x, torch.Tensor)}
+    real = not any(isinstance(x, FakeTensor) or x.is_meta for x in tensors.values())
+    return tensors if real and sum(x.nbytes for x in tensors.values()) <= MAX_VALUE_BYTES else {}
 
 
-def written_options(options: Options) -> tuple[dict[str, Any], list[str]]:
-    """The options that were chosen, and the names of those that cannot be written as text."""
+def serializable_options(options: Options) -> tuple[dict[str, Any], list[str]]:
+    """Return the options that differ from the defaults, and the names of those that cannot be written as text."""
     different = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
     different = {name: x for name, x in different.items() if x != getattr(Options(), name)}
-    aside = {"repro", "report", "dump", "cache_dir", "cache_bytes"}
-    plain = {name: x for name, x in different.items() if _is_plain(x) and name not in aside}
-    return plain, [name for name in different if name not in plain and name not in aside]
+    ignored = {"repro", "report", "dump", "cache_dir", "cache_bytes"}
+    plain = {name: x for name, x in different.items() if _is_plain(x) and name not in ignored}
+    return plain, [name for name in different if name not in plain and name not in ignored]
 
 
 def _is_plain(value: Any) -> bool:
@@ -216,18 +216,18 @@ def _program(
     options: Mapping[str, Any],
     left_out: Sequence[str],
 ) -> str:
-    imports, classes = class_of(graph)
-    needed = operators_of(graph)
+    imports, classes = class_source(graph)
+    needed = custom_operators(graph)
     lines = [
-        *told_first(error),
+        *header_lines(error),
         "from pathlib import Path",
         "",
         imports.strip(),
         "",
         "from sardonyx.diagnose.repro import Tensor, reproduce, values_in",
         "",
-        *told_options(left_out),
-        *(f"# Has to be registered before: the operator {name}." for name in needed),
+        *omitted_option_lines(left_out),
+        *(f"# The operator {name} must be registered first." for name in needed),
         "VALUES = values_in(Path(__file__).parent)",
         "",
         "",
@@ -248,26 +248,26 @@ def _program(
     return "\n".join(lines)
 
 
-def told_first(error: Exception) -> list[str]:
-    """What a program begins with: the error that it is about."""
+def header_lines(error: Exception) -> list[str]:
+    """Return the docstring of a repro program: the error."""
     first = str(error).splitlines()[0] if str(error) else ""
     return [
         '"""' + f"{type(error).__name__}: {first}".replace("\\", "\\\\").replace('"""', "'''"),
         "",
-        "error.txt has the whole message, versions.json the versions it happened with.",
+        "error.txt has the full traceback, versions.json the versions of packages.",
         '"""',
         "",
     ]
 
 
-def told_options(left_out: Sequence[str]) -> list[str]:
-    """Which options a program lacks."""
-    return [f"# Not written here, for it is no text: the option {name!r}." for name in left_out]
+def omitted_option_lines(left_out: Sequence[str]) -> list[str]:
+    """Return comments that name the options which could not be written."""
+    return [f"# Omitted, because it cannot be written as text: the option {name!r}." for name in left_out]
 
 
 def _literal(value: Any) -> str:
     if not isinstance(value, Tensor):
         return repr(value)
-    told = f"{value.shape}, {value.strides}, {value.dtype}"
-    told += f", device={value.device!r}" if value.device != "cpu" else ""
-    return f"Tensor({told}" + (f", dynamic={value.dynamic})" if value.dynamic else ")")
+    arguments = f"{value.shape}, {value.strides}, {value.dtype}"
+    arguments += f", device={value.device!r}" if value.device != "cpu" else ""
+    return f"Tensor({arguments}" + (f", dynamic={value.dynamic})" if value.dynamic else ")")

@@ -1,4 +1,4 @@
-"""The option `repro` where torch.export itself fails: there is no graph yet, so the module and its call are written."""
+"""The option `repro` when torch.export fails: there is no graph, so the module and its arguments are written."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from sardonyx.errors import CaptureError
 from sardonyx.options import Options
 from sardonyx.telemetry import repro
 from sardonyx.telemetry.repro import VALUES, Tensor
-from sardonyx.telemetry.repro_source import CannotRebuild, Sources, is_theirs
+from sardonyx.telemetry.repro_source import CannotRebuild, Sources, is_user_module
 
 CALL = "call.pkl"
 _KIND = "uncaptured"
 
 
 @contextmanager
-def reproducible_capture(
+def write_capture_repro_on_error(
     options: Options,
     module: torch.nn.Module,
     args: Sequence[Any],
@@ -35,18 +35,18 @@ def reproducible_capture(
     dynamic_shapes: Any = None,
     examples: Sequence[Any] = (),
 ) -> Iterator[None]:
-    """While active, a module that cannot be captured is written down with its call, if the options say where."""
+    """While active, a module that cannot be captured is written as a repro, if the option `repro` is set."""
     try:
         yield
     except CaptureError as error:
         if options.repro:
-            _note(error, options, _Call(args, kwargs, dynamic_shapes, examples, module))
+            _write_repro(error, options, _ExportCall(args, kwargs, dynamic_shapes, examples, module))
         raise
 
 
 @dataclass(frozen=True)
-class _Call:
-    """What is exported: the arguments come first, so that it is their values that are kept if not all can be."""
+class _ExportCall:
+    """The arguments of an export; `args` come first, so that their values are saved before those of weights."""
 
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
@@ -55,26 +55,26 @@ class _Call:
     module: torch.nn.Module
 
 
-def _note(error: CaptureError, options: Options, call: _Call) -> None:
+def _write_repro(error: CaptureError, options: Options, call: _ExportCall) -> None:
     assert options.repro
     try:
         with _disable_current_modes(), torch.no_grad():
-            folder = repro.started(Path(options.repro), _KIND, error)
-            what = _write(folder, error, options, call)
+            folder = repro.new_repro_folder(Path(options.repro), _KIND, error)
+            command = _write(folder, error, options, call)
     except Exception as failure:
-        repro.not_written(error, failure)
+        repro.log_write_failure(error, failure)
         return
-    repro.written(error, folder, what)
+    repro.attach_repro(error, folder, command)
 
 
-def _write(folder: Path, error: CaptureError, options: Options, call: _Call) -> str:
-    """Write a program, or why there is none; what to do with it."""
+def _write(folder: Path, error: CaptureError, options: Options, call: _ExportCall) -> str:
+    """Write a program, or a README if that is not possible; return the command or the README's path."""
     try:
-        held, sources, tensors = _pickled(call)
-    except Exception as failure:  # pickle raises what it likes
-        (folder / "README.md").write_text(_told(error, call, failure), encoding="utf-8")
+        pickled, sources, tensors = _pickle_call(call)
+    except Exception as failure:  # pickle may raise anything
+        (folder / "README.md").write_text(_readme(error, call, failure), encoding="utf-8")
         return str(folder / "README.md")
-    (folder / CALL).write_bytes(held)
+    (folder / CALL).write_bytes(pickled)
     if tensors:
         torch.save(tensors, folder / VALUES)
     (folder / "repro.py").write_text(_program(error, options, sources), encoding="utf-8")
@@ -82,13 +82,13 @@ def _write(folder: Path, error: CaptureError, options: Options, call: _Call) -> 
 
 
 def _program(error: CaptureError, options: Options, sources: Sources) -> str:
-    chosen, left_out = repro.written_options(options)
+    chosen, left_out = repro.serializable_options(options)
     lines = [
-        *repro.told_first(error),
+        *repro.header_lines(error),
         *sources.future(),
         sources.text(),
         "",
-        *repro.told_options(left_out),
+        *repro.omitted_option_lines(left_out),
         'if __name__ == "__main__":',
         "    from sardonyx.diagnose.repro import capture_again",
         "",
@@ -99,10 +99,10 @@ def _program(error: CaptureError, options: Options, sources: Sources) -> str:
     return "\n".join(lines)
 
 
-# A module and its call as bytes
+# Pickling a module and its arguments
 
 
-def _pickled(call: _Call) -> tuple[bytes, Sources, dict[str, torch.Tensor]]:
+def _pickle_call(call: _ExportCall) -> tuple[bytes, Sources, dict[str, torch.Tensor]]:
     file = BytesIO()
     pickler = _Pickler(file)
     pickler.dump(call)
@@ -111,61 +111,61 @@ def _pickled(call: _Call) -> tuple[bytes, Sources, dict[str, torch.Tensor]]:
 
 @dataclass
 class _Tensors:
-    """The tensors that are met, each known by a number: their values as long as they are few."""
+    """The tensors in a pickle, by number, and the values of those that fit in the limit."""
 
     values: dict[str, torch.Tensor] = field(default_factory=dict)
-    left: int = field(default_factory=lambda: repro.MOST_VALUES)
-    _met: dict[int, tuple[torch.Tensor, tuple[Any, ...]]] = field(default_factory=dict)
-    """By identity; the tensors themselves are held, so that no other takes their place."""
+    bytes_left: int = field(default_factory=lambda: repro.MAX_VALUE_BYTES)
+    _seen: dict[int, tuple[torch.Tensor, tuple[Any, ...]]] = field(default_factory=dict)
+    """By `id`; the tensors are referenced, so that their ids are not reused."""
 
     def describe(self, tensor: torch.Tensor) -> tuple[Any, ...]:
-        """What has to be known of a tensor beside its values."""
-        if id(tensor) not in self._met:
-            self._met[id(tensor)] = tensor, self._described(tensor, len(self._met))
-        return self._met[id(tensor)][1]
+        """Return the metadata of a tensor, and save its values if they fit."""
+        if id(tensor) not in self._seen:
+            self._seen[id(tensor)] = tensor, self._add(tensor, len(self._seen))
+        return self._seen[id(tensor)][1]
 
-    def _described(self, tensor: torch.Tensor, number: int) -> tuple[Any, ...]:
+    def _add(self, tensor: torch.Tensor, number: int) -> tuple[Any, ...]:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or tensor.layout != torch.strided:
             raise CannotRebuild(f"it holds a {type(tensor).__name__} ({tensor.layout})")
-        if not tensor.is_meta and tensor.nbytes <= self.left:
-            self.left -= tensor.nbytes
+        if not tensor.is_meta and tensor.nbytes <= self.bytes_left:
+            self.bytes_left -= tensor.nbytes
             self.values[str(number)] = tensor.detach().clone()
-        known = Tensor(tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device))
-        return "tensor", number, known, isinstance(tensor, torch.nn.Parameter), tensor.requires_grad
+        metadata = Tensor(tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device))
+        return "tensor", number, metadata, isinstance(tensor, torch.nn.Parameter), tensor.requires_grad
 
 
 class _Pickler(pickle.Pickler):
-    """Writes tensors elsewhere, and the user's own classes and functions as text."""
+    """Replaces tensors by their metadata, and the user's classes and functions by names in the source."""
 
     def __init__(self, file: BytesIO) -> None:
         super().__init__(file)
         self.tensors, self.sources = _Tensors(), Sources()
 
     def persistent_id(self, obj: Any) -> Any:
-        """What is written in place of an object; None to write it as it is."""
+        """Return what is written instead of an object; None to pickle it normally."""
         if isinstance(obj, torch.Tensor):
             return self.tensors.describe(obj)
-        if isinstance(obj, (type, FunctionType)) and is_theirs(obj.__module__):
+        if isinstance(obj, (type, FunctionType)) and is_user_module(obj.__module__):
             return "source", self.sources.name_of(obj)
         return None
 
 
-# Where no program can be written
+# The README if no program can be written
 
 
-def _told(error: CaptureError, call: _Call, failure: Exception) -> str:
-    """What is known, to be read."""
-    given = pytree.tree_map(_told_value, {"args": list(call.args), "kwargs": dict(call.kwargs)})
+def _readme(error: CaptureError, call: _ExportCall, failure: Exception) -> str:
+    """Return a description of the failure."""
+    arguments = pytree.tree_map(_describe_value, {"args": list(call.args), "kwargs": dict(call.kwargs)})
     module = call.module
     return "\n".join(
         [
             f"# {type(error).__name__}: {error.what}",
             "",
-            f"There is no program that fails alike, because the module cannot be rebuilt from text: {failure}.",
-            "`error.txt` has the whole message, `versions.json` the versions it happened with.",
+            f"There is no program that reproduces this, because the module cannot be rebuilt from text: {failure}.",
+            "`error.txt` has the full traceback, `versions.json` the versions of packages.",
             "",
-            *_block("The call", "\n".join(f"{name} = {value}" for name, value in given.items())),
-            *_block("What is dynamic", repr(call.dynamic_shapes or list(call.examples) or "nothing")),
+            *_block("The call", "\n".join(f"{name} = {value}" for name, value in arguments.items())),
+            *_block("Dynamic shapes", repr(call.dynamic_shapes or list(call.examples) or "nothing")),
             *_block("The module", str(module)),
             *_block("Its source", _source_of(module)),
         ]
@@ -176,14 +176,14 @@ def _block(title: str, text: str) -> list[str]:
     return [f"## {title}", "", "```text", text.rstrip(), "```", ""]
 
 
-def _told_value(value: Any) -> Any:
+def _describe_value(value: Any) -> Any:
     return f"{value.dtype} {tuple(value.shape)} on {value.device}" if isinstance(value, torch.Tensor) else value
 
 
 def _source_of(module: torch.nn.Module) -> str:
-    """The source of the module's class, or of the function that it calls."""
-    wanted: Any = vars(module).get("forward", type(module))
+    """Return the source of the module's class, or of the function that it calls."""
+    target: Any = vars(module).get("forward", type(module))
     try:
-        return inspect.getsource(wanted)
+        return inspect.getsource(target)
     except (OSError, TypeError) as error:
-        return f"not known: {error}"
+        return f"unknown: {error}"

@@ -1,4 +1,4 @@
-"""Where in the user's code a node of a graph comes from."""
+"""The line of the user's code that a graph node comes from."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)\n\s*(.*)')
 
 _OURS = str(Path(__file__).parents[1])
-"""What comes before a custom operator, which is called through an object of this package."""
+"""Frames of this package are skipped: custom operators are called through its objects."""
 
 _ROOT = re.compile(r"^L\['\w+'\]\.?")
-"""How dynamo writes the model itself at the start of a module's path."""
+"""The prefix for the model itself in dynamo's module paths."""
 
 
 def source_of(node: torch.fx.Node | None) -> str:
-    """The innermost line of the user's code, as `file:line in function, code: …`; empty where torch kept none."""
+    """Return the innermost line of the user's code, as `file:line in function, code: …`; empty if unknown."""
     trace = (node.meta.get("stack_trace") or "") if node is not None else ""
     frames = [frame for frame in _FRAME.findall(trace) if not frame[0].startswith(_OURS)]
     if not frames:
@@ -27,7 +27,7 @@ def source_of(node: torch.fx.Node | None) -> str:
 
 
 def annotate(metadata: dict[str, str], node: torch.fx.Node | None) -> None:
-    """Write the metadata that graph viewers group by module with."""
+    """Add the metadata by which graph viewers group nodes by module."""
     if node is None:
         return
     stack = node.meta.get("nn_module_stack") or {}

@@ -1,4 +1,4 @@
-"""Values in a few words: tensors by shape, place and range, containers by what is in them; times by their unit."""
+"""Short text for values: tensors by dtype, shape, device and range, containers by their items, durations by unit."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
-Entries: TypeAlias = Iterator[tuple[str, Any]]
+Children: TypeAlias = Iterator[tuple[str, Any]]
 
-_LOOKED_AT = 2**20
-"""Elements of a tensor whose values are looked at; of a larger one they are spread over it."""
-_SMALL = 8
-"""Elements of a tensor that are shown: all of a smaller one, of a larger one of integers the first."""
-_ENTRIES = 16
+_MAX_SAMPLED = 2**20
+"""Elements of a tensor that are read; larger tensors are sampled."""
+_MAX_ELEMENTS = 8
+"""Elements of a tensor that are shown: all of a smaller one, the first of a larger integer tensor."""
+_MAX_ENTRIES = 16
 """Entries of a container that are shown."""
 _DEPTH = 6
-_NODES = 2000
-"""Values inside one argument that are visited at most."""
+_MAX_NODES = 2000
+"""Values visited in one argument at most."""
 
 
 def duration(seconds: float) -> str:
-    """A time in the unit that suits it.
+    """Format a duration.
 
     >>> duration(0.0000123), duration(0.0123), duration(1.23)
     ('12.3 µs', '12.3 ms', '1.23 s')
@@ -37,51 +37,51 @@ def duration(seconds: float) -> str:
     return f"{seconds / scale:.3g} {unit}"
 
 
-def lines(name: str, value: Any) -> list[str]:
-    """The value under its name, with what it holds indented below.
+def summarize(name: str, value: Any) -> list[str]:
+    """Return the lines for a named value, with its tensors indented below.
 
-    >>> print("\\n".join(lines("x", {"mask": torch.ones(2, 3), "scale": 0.5})))
+    >>> print("\\n".join(summarize("x", {"mask": torch.ones(2, 3), "scale": 0.5})))
     x: dict
       ['mask']: float32[2, 3] cpu, 1 to 1, mean 1: [[1, 1, 1], [1, 1, 1]]
       ['scale']: 0.5
     """
-    return _Walk().lines(name, value, ())[0]
+    return _Summarizer().summarize(name, value, ())[0]
 
 
-def tensor_in_words(tensor: torch.Tensor) -> str:
-    """Dtype, sizes, device and range; the values of a small tensor, and the first of integers.
+def summarize_tensor(tensor: torch.Tensor) -> str:
+    """Return dtype, shape, device and range; all values of a small tensor, the first values of an integer one.
 
-    >>> tensor_in_words(torch.tensor([1.0, 3.0, float("nan")]))
+    >>> summarize_tensor(torch.tensor([1.0, 3.0, float("nan")]))
     'float32[3] cpu, 1 to 3, mean 2, 1 NaN: [1, 3, nan]'
-    >>> tensor_in_words(torch.arange(100, 120))
+    >>> summarize_tensor(torch.arange(100, 120))
     'int64[20] cpu, 100 to 119, mean 109.5: 100, 101, 102, 103, 104, 105, 106, 107, …'
     """
-    words = [f"{_kind(tensor)} {tensor.device}"]
+    parts = [f"{_dtype_and_shape(tensor)} {tensor.device}"]
     if tensor.requires_grad:
-        words.append("requires grad")
-    return ", ".join([*words, *_values(tensor)]) + _shown_elements(tensor)
+        parts.append("requires grad")
+    return ", ".join([*parts, *_value_range(tensor)]) + _shown_elements(tensor)
 
 
-class _Walk:
-    """One pass through a value, which ends however large, deep or circular the value is."""
+class _Summarizer:
+    """Summarizes a value in bounded time, however large, deep or circular it is."""
 
     def __init__(self) -> None:
-        self._left = _NODES
+        self._left = _MAX_NODES
 
-    def lines(self, name: str, value: Any, around: tuple[int, ...]) -> tuple[list[str], bool]:
-        """The lines of a value, and whether there are tensors in it: one without is short."""
+    def summarize(self, name: str, value: Any, around: tuple[int, ...]) -> tuple[list[str], bool]:
+        """Return the lines for a value, and whether it holds tensors; a value without any takes one line."""
         self._left -= 1
         if isinstance(value, torch.Tensor):
-            return [f"{name}: {tensor_in_words(value)}"], True
+            return [f"{name}: {summarize_tensor(value)}"], True
         known = id(value) in around or len(around) >= _DEPTH or self._left < 0
-        entries = None if known else _entries(value)
-        below, found = [], False
-        for label, child in islice(entries or (), _ENTRIES):
-            more, holds = self.lines(label, child, (*around, id(value)))
-            found |= holds
-            if holds or _is_container(value):
-                below += [f"  {line}" for line in more]
-        if not found:
+        entries = None if known else _children(value)
+        below, has_tensors = [], False
+        for label, child in islice(entries or (), _MAX_ENTRIES):
+            lines, child_has_tensors = self.summarize(label, child, (*around, id(value)))
+            has_tensors |= child_has_tensors
+            if child_has_tensors or _is_container(value):
+                below += [f"  {line}" for line in lines]
+        if not has_tensors:
             return [f"{name}: {_short.repr(value)}"], False
         left_out = sum(1 for _ in entries or ())
         below += [f"  … {left_out} more"] if left_out else []
@@ -92,8 +92,8 @@ def _is_container(value: Any) -> bool:
     return isinstance(value, (Mapping, list, tuple, set, frozenset)) or dataclasses.is_dataclass(value)
 
 
-def _entries(value: Any) -> Entries | None:
-    """An iterator over what a value holds, each with the way to it; None if it is no container."""
+def _children(value: Any) -> Children | None:
+    """Return an iterator over the items or attributes of a value with their labels; None if it has none."""
     if isinstance(value, Mapping):
         return ((f"[{_short.repr(key)}]", child) for key, child in value.items())
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -105,7 +105,7 @@ def _entries(value: Any) -> Entries | None:
         return ((f".{f.name}", getattr(value, f.name)) for f in fields if hasattr(value, f.name))
     if isinstance(value, (type, torch.nn.Module)) or callable(value) or not hasattr(value, "__dict__"):
         return None
-    # Of other objects only what can hold tensors counts: a long list of settings must not hide them.
+    # Plain attributes of other objects are skipped: many settings must not hide the tensors.
     return ((f".{name}", child) for name, child in vars(value).items() if not isinstance(child, _PLAIN))
 
 
@@ -113,11 +113,11 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.
 
 
 class _Short(reprlib.Repr):
-    """A representation of a few words; of an unknown object its class alone, for its own may be of any length."""
+    """A short repr; for unknown objects the class name, because their own repr can be of any length."""
 
     def repr_instance(self, x: Any, level: int) -> str:
         if isinstance(x, torch.Tensor):
-            return _kind(x)
+            return _dtype_and_shape(x)
         if isinstance(x, (*_PLAIN, torch.Size, Enum, range, slice, torch.layout, torch.memory_format)):
             text = repr(x)
             return text if len(text) <= self.maxother else text[: self.maxother - 1] + "…"
@@ -131,74 +131,74 @@ _short.maxstring = _short.maxother = 80
 _short.maxdict = _short.maxlist = _short.maxtuple = _short.maxset = 6
 
 
-def _kind(tensor: torch.Tensor) -> str:
+def _dtype_and_shape(tensor: torch.Tensor) -> str:
     name = str(tensor.dtype).removeprefix("torch.")
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, FakeTensor)
     sizes = "[…]" if tensor.is_nested else str(list(tensor.shape))
     return ("" if plain else f"{type(tensor).__name__} ") + name + sizes
 
 
-def _values(tensor: torch.Tensor) -> list[str]:
+def _value_range(tensor: torch.Tensor) -> list[str]:
     reason = _unreadable(tensor)
     if reason:
         return [reason]
     if not tensor.numel():
         return ["empty"]
     with torch.no_grad(), _disable_current_modes():
-        looked_at = _spread(tensor.detach())
-        words = _range(looked_at)
-    if looked_at.numel() < tensor.numel():
-        words.append(f"{looked_at.numel()} elements looked at")
-    return words
+        sample = _sample(tensor.detach())
+        parts = _format_range(sample)
+    if sample.numel() < tensor.numel():
+        parts.append(f"{sample.numel()} elements sampled")
+    return parts
 
 
 def _shown_elements(tensor: torch.Tensor) -> str:
-    """All values of a small tensor; of a large one of integers the first row's first, as of token ids."""
+    """Format all values of a small tensor; the first values of a large integer tensor, such as token ids."""
     if _unreadable(tensor) or not tensor.numel():
         return ""
     with torch.no_grad(), _disable_current_modes():
-        held = tensor.detach()
-        if held.numel() <= _SMALL:
-            return f": {_nested(_wide(held).tolist())}"
-        if held.dtype == torch.bool or held.dtype.is_floating_point or held.is_complex():
+        values = tensor.detach()
+        if values.numel() <= _MAX_ELEMENTS:
+            return f": {_format_nested(_widen(values).tolist())}"
+        if values.dtype == torch.bool or values.dtype.is_floating_point or values.is_complex():
             return ""
-        row = held[(0,) * (held.dim() - 1)]
-        return f": {', '.join(map(str, row[:_SMALL].tolist()))}, …"
+        row = values[(0,) * (values.dim() - 1)]
+        return f": {', '.join(map(str, row[:_MAX_ELEMENTS].tolist()))}, …"
 
 
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    """Values that Python can have."""
+def _widen(tensor: torch.Tensor) -> torch.Tensor:
+    """Convert to a dtype that `tolist` supports."""
     if tensor.is_complex():
         return tensor.resolve_conj().to(torch.complex128)
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def _nested(value: Any) -> str:
+def _format_nested(value: Any) -> str:
     if isinstance(value, list):
-        return f"[{', '.join(map(_nested, value))}]"
+        return f"[{', '.join(map(_format_nested, value))}]"
     return f"{value:.4g}" if isinstance(value, (float, complex)) else str(value)
 
 
 def _unreadable(tensor: torch.Tensor) -> str | None:
-    """Why there are no values to look at, if so."""
+    """Return why the values of a tensor cannot be read; None if they can."""
     if tensor.is_meta or isinstance(tensor, FakeTensor):
         return "without values"
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return "inside a transform"
     if tensor.is_nested or tensor.layout != torch.strided or tensor.is_quantized:
-        return "values in a layout of their own"
+        return "values not strided"
     if is_traceable_wrapper_subclass(tensor):
-        return "values in parts"  # as of a sharded tensor: reading them may mean to talk to other processes
+        return "values in parts"  # as of a sharded tensor: reading them may need communication
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         return "a CUDA graph is being captured"
     return None
 
 
-def _spread(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or as a view every so manyth element of its longest axes."""
-    while tensor.numel() > _LOOKED_AT:
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor, or a strided view of it along its longest axes."""
+    while tensor.numel() > _MAX_SAMPLED:
         axis = max(range(tensor.dim()), key=tensor.size)
-        step = min(-(-tensor.numel() // _LOOKED_AT), tensor.size(axis))
+        step = min(-(-tensor.numel() // _MAX_SAMPLED), tensor.size(axis))
         tensor = tensor[(slice(None),) * axis + (slice(None, None, step),)]
     return tensor
 
@@ -206,22 +206,22 @@ def _spread(tensor: torch.Tensor) -> torch.Tensor:
 _COMPARABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
-def _range(tensor: torch.Tensor) -> list[str]:
+def _format_range(tensor: torch.Tensor) -> list[str]:
     if tensor.dtype == torch.bool:
         return [f"{int(tensor.sum())} true"]
     if tensor.is_complex():
-        size, *rest = _range(torch.view_as_real(tensor.resolve_conj()).double().norm(dim=-1))
+        size, *rest = _format_range(torch.view_as_real(tensor.resolve_conj()).double().norm(dim=-1))
         return [f"magnitude {size}", *rest]
     if not tensor.dtype.is_floating_point and tensor.dtype != torch.uint64:
-        whole = tensor.long()
-        return [f"{int(whole.min())} to {int(whole.max())}", f"mean {whole.double().mean().item():.4g}"]
+        integers = tensor.long()
+        return [f"{int(integers.min())} to {int(integers.max())}", f"mean {integers.double().mean().item():.4g}"]
     if tensor.dtype in _COMPARABLE:
         low, high = (x.item() for x in tensor.aminmax())  # NaN if there is one
         if isfinite(low) and isfinite(high):
             return [f"{low:.4g} to {high:.4g}", f"mean {tensor.mean(dtype=torch.float64).item():.4g}"]
     wide = tensor.double()
     finite = wide[wide.isfinite()]
-    words = [f"{finite.min().item():.4g} to {finite.max().item():.4g}"] if finite.numel() else ["none finite"]
-    words += [f"mean {finite.mean().item():.4g}"] if finite.numel() else []
+    parts = [f"{finite.min().item():.4g} to {finite.max().item():.4g}"] if finite.numel() else ["none finite"]
+    parts += [f"mean {finite.mean().item():.4g}"] if finite.numel() else []
     counts = {"NaN": int(wide.isnan().sum()), "Inf": int(wide.isinf().sum())}
-    return words + [f"{count} {name}" for name, count in counts.items() if count]
+    return parts + [f"{count} {name}" for name, count in counts.items() if count]

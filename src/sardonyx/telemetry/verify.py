@@ -1,4 +1,4 @@
-"""`verify=True`: a graph's first call compared with PyTorch, and the first node that differs."""
+"""`verify=True`: compare a graph's first call with PyTorch, and find the first node that differs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sardonyx.telemetry.source import source_of
 
 TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-9, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 TOLERANCES |= {torch.complex64: TOLERANCES[torch.float32], torch.complex128: TOLERANCES[torch.float64]}
-"""What counts as rounding in a dtype, relative to the largest magnitude; other dtypes are exact."""
+"""Tolerance of a dtype, relative to the largest magnitude; other dtypes must be equal."""
 
 
 def difference(result: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference, relative to the largest magnitude expected; infinite where shape or NaNs differ.
+    """Return the largest difference, relative to the largest expected magnitude; infinite if shape or NaNs differ.
 
     >>> difference(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0]))
     0.0
@@ -40,22 +40,22 @@ def difference(result: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def close(result: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether the result is PyTorch's, up to rounding in its dtype."""
+    """Whether a result equals PyTorch's, within the tolerance of its dtype."""
     return difference(result, expected) <= TOLERANCES.get(expected.dtype, 0.0)
 
 
 def verify(graph: torch.fx.GraphModule, args: Sequence[Any], results: Sequence[Any], locate: Any) -> None:
-    """Raise unless the results are what torch computes from the same arguments.
+    """Raise unless the results equal what torch computes from the same arguments.
 
-    `locate` gives, for FX nodes in order, the value our translation computes for each; it is called only on failure.
+    `locate` returns the values of FX nodes by name, as our translation computes them; it is called only on failure.
     """
     expected = graph(*args)
     expected = expected if isinstance(expected, (tuple, list)) else (expected,)
-    for index, (got, want) in enumerate(zip(results, expected, strict=True)):
-        if isinstance(want, torch.Tensor) and not close(got, want):
+    for index, (result, reference) in enumerate(zip(results, expected, strict=True)):
+        if isinstance(reference, torch.Tensor) and not close(result, reference):
             node = _first_divergence(graph, args, locate)
             raise VerificationError(
-                f"output {index} differs from PyTorch by {difference(got, want):.2e} of its magnitude"
+                f"output {index} differs from PyTorch by {difference(result, reference):.2e} of its magnitude"
                 + (f"; the first operator that differs is {node.target} ({node.name})" if node else ""),
                 where=source_of(node) or None,
                 hint="sardonyx.diagnose.bisect, or `sardonyx bisect`, says whether a rewrite rule is the cause",
@@ -70,7 +70,7 @@ def _first_divergence(graph: torch.fx.GraphModule, args: Sequence[Any], locate: 
 
 
 class _Recorder(torch.fx.Interpreter):
-    """Runs the graph in torch and compares every node on the way."""
+    """Runs the graph in torch and compares the value of every node."""
 
     def __init__(self, graph: torch.fx.GraphModule, ours: dict[str, torch.Tensor]) -> None:
         super().__init__(graph)
@@ -78,7 +78,7 @@ class _Recorder(torch.fx.Interpreter):
         self.first: torch.fx.Node | None = None
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        """Run one node and compare it, until one differs."""
+        """Run one node, and compare it if none differed before."""
         result = super().run_node(n)
         ours = self._ours.get(n.name)
         if self.first is None and ours is not None and not close(ours, result):

@@ -1,7 +1,7 @@
-"""Which of the things that change a model on its way to the engine changes its result, or its time."""
+"""Find the rule, kernel, optimizer or option that changes a model's result or time."""
 
-from sardonyx.diagnose.bisection.bisecting import Bisection, Found, bisect
-from sardonyx.diagnose.bisection.delta import smallest
-from sardonyx.diagnose.bisection.rules import Culprit, RuleBisection, bisect_rules
+from sardonyx.diagnose.bisection.bisecting import Bisection, Culprit, bisect
+from sardonyx.diagnose.bisection.delta import minimal_subset
+from sardonyx.diagnose.bisection.rules import RuleBisection, RuleCulprit, bisect_rules
 
-__all__ = ["Bisection", "Culprit", "Found", "RuleBisection", "bisect", "bisect_rules", "smallest"]
+__all__ = ["Bisection", "Culprit", "RuleBisection", "RuleCulprit", "bisect", "bisect_rules", "minimal_subset"]

@@ -1,4 +1,4 @@
-"""`bisect`: the rule, kernel, optimizer or option that changes a model's result, or its time."""
+"""`bisect`: find the rule, kernel, optimizer or option that changes a model's result or time."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from sardonyx.diagnose.bisection.delta import smallest
-from sardonyx.diagnose.bisection.setting import KINDS, Item, Kind, Settings
+from sardonyx.diagnose.bisection.delta import minimal_subset
+from sardonyx.diagnose.bisection.setting import KINDS, Item, ItemKind, Settings
 from sardonyx.diagnose.comparison.comparing import opset_for
 from sardonyx.diagnose.comparison.errors import error_of, tolerance_of
 from sardonyx.diagnose.comparison.result import as_number
+from sardonyx.diagnose.comparison.run_config import RunConfig
 from sardonyx.diagnose.comparison.subject import Model, subject_of
 from sardonyx.diagnose.comparison.trace import TorchTrace
-from sardonyx.diagnose.comparison.way import Way
 from sardonyx.errors import OptionError
 from sardonyx.options import Options
 from sardonyx.timing import in_turns
@@ -25,23 +25,23 @@ By: TypeAlias = Literal["result", "time"]
 
 _ROUNDS = 9
 _SLOWER = 1.25
-"""How often as long a call takes with what is at fault: less is what other programs on the machine may do."""
+"""Slowdown that counts as a change: smaller ones may come from other programs on the machine."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """What is at fault: one item, or several that are so only together."""
+class Culprit:
+    """A minimal set of items that changes the result or the time."""
 
-    kind: Kind
+    kind: ItemKind
     names: tuple[str, ...]
     error: float
-    """How far the result is from that without them, relative to its largest magnitude."""
+    """Difference from the result without them, relative to the largest magnitude."""
     slower: float = 1.0
-    """How often as long a call takes, where time is what is looked for."""
+    """Slowdown of a call, with `by="time"`."""
 
     @property
     def remedy(self) -> str:
-        """What to do without them."""
+        """The option that disables them."""
         return _REMEDIES[self.kind](self.names)
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ class Found:
         return f"{self.kind} {' with '.join(self.names)}: {effect}\n  next: {self.remedy}"
 
 
-_REMEDIES: Mapping[Kind, Callable[[Sequence[str]], str]] = {
+_REMEDIES: Mapping[ItemKind, Callable[[Sequence[str]], str]] = {
     "rule": lambda names: f'optimize="default{"".join(f"-{name}" for name in names)}"',
     "kernel": lambda names: "native=False, or sardonyx.native.compile(model, select=…) without these nodes",
     "level": lambda names: 'session_options={"graph_optimization_level": …}, a lower one',
@@ -62,23 +62,23 @@ _REMEDIES: Mapping[Kind, Callable[[Sequence[str]], str]] = {
 
 @dataclass(frozen=True)
 class Bisection:
-    """What `bisect` returns."""
+    """The result of `bisect`."""
 
-    culprits: tuple[Found, ...]
+    culprits: tuple[Culprit, ...]
     tried: Mapping[str, int]
-    """How many items of each kind there were."""
+    """Number of items of each kind."""
     error: float
-    """How far the result with everything is from that with nothing, relative to its largest magnitude."""
+    """Difference between the results with all items and with none, relative to the largest magnitude."""
     engine: float | None
-    """How far the result with nothing is from torch's, where there is a module."""
+    """Difference between the result with no items and torch's, if there is a module."""
     runs: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it."""
-        found = [{**asdict(x), "error": as_number(x.error), "remedy": x.remedy} for x in self.culprits]
+        """Return plain data for JSON."""
+        culprits = [{**asdict(x), "error": as_number(x.error), "remedy": x.remedy} for x in self.culprits]
         engine = None if self.engine is None else as_number(self.engine)
         return {
-            "culprits": found,
+            "culprits": culprits,
             "tried": dict(self.tried),
             "error": as_number(self.error),
             "engine": engine,
@@ -90,7 +90,7 @@ class Bisection:
         tried = f"{counts or 'nothing'} tried in {self.runs} runs"
         lines = [str(x) for x in self.culprits] or [f"nothing is at fault: everything changes {self.error:.2e}"]
         if self.engine is not None:
-            lines.append(f"with nothing of these the engine differs from torch by {self.engine:.2e}")
+            lines.append(f"without any of these the engine differs from torch by {self.engine:.2e}")
         return "\n".join([*lines, tried])
 
 
@@ -98,24 +98,24 @@ def bisect(
     model: Model,
     *args: Any,
     options: Options | Mapping[str, Any] | None = None,
-    over: Sequence[Kind] = KINDS,
+    over: Sequence[ItemKind] = KINDS,
     by: By = "result",
     tolerance: float | None = None,
     slower: float = _SLOWER,
     progress: Callable[[str], object] | None = None,
     **kwargs: Any,
 ) -> Bisection:
-    """Find what changes a model's result between the graph as it was exported and the engine: by taking it away.
+    """Find what changes a model's result between the exported graph and the engine, by disabling it.
 
-    In turn, entries of options ("option": of `session_options`, `engine_options` and `compile_options`), the optimizers
-    of ONNX Runtime ("optimizer") and what its level does beside ("level"), native kernels ("kernel", with
-    `native=True`) and rewrite rules ("rule") are taken away. Where that changes the result, the smallest part of them
-    that does is found by delta debugging. `over` names some of these kinds: the others stay as they are, but kernels,
-    which are left out. With `by="time"` it is what makes a call take `slower` times as long, by the medians of calls
-    that take turns.
+    These are disabled in turn: entries of options ("option": of `session_options`, `engine_options` and
+    `compile_options`), the optimizers of ONNX Runtime ("optimizer") and the rest of its optimization level ("level"),
+    native kernels ("kernel", with `native=True`) and rewrite rules ("rule"). If that changes the result, delta
+    debugging finds a minimal subset. `over` selects some of these kinds: the others stay enabled, except kernels,
+    which are disabled. With `by="time"`, find what makes a call `slower` times as slow, by the medians of interleaved
+    calls.
 
-    The model and its arguments are as in `compare`. `tolerance` is what counts as a change, relative to the largest
-    magnitude; by default what `verify` allows.
+    The model and its arguments are as in `compare`. `tolerance` is relative to the largest magnitude; by
+    default that of `verify`.
 
     >>> found = bisect(torch.nn.functional.silu, torch.linspace(-3, 3, 7))
     >>> found.culprits, found.tried["rule"] > 50
@@ -126,24 +126,24 @@ def bisect(
         raise OptionError(f"bisect cannot go over {unknown or by}", hint=f"over={list(KINDS)}, by='result' or 'time'")
     chosen = Options.of(options)
     subject = subject_of(
-        model, args, kwargs, opset=opset_for([Way(chosen.engine, chosen)]), translator=chosen.translator
+        model, args, kwargs, opset=opset_for([RunConfig(chosen.engine, chosen)]), translator=chosen.translator
     )
     judge = _Slower(slower) if by == "time" else _Changed(tolerance)
     search = _Search(Settings(subject, chosen), judge, progress or (lambda line: None))
-    found = search.run([kind for kind in KINDS if kind in over])
+    culprits = search.run([kind for kind in KINDS if kind in over])
     engine = None
     if subject.captured is not None:
-        torchs = TorchTrace(Way.of("torch"), subject).outputs(0)
-        engine = max(map(error_of, search.results(()), torchs), default=0.0)
+        expected = TorchTrace(RunConfig.of("torch"), subject).outputs(0)
+        engine = max(map(error_of, search.results(()), expected), default=0.0)
     error = max(map(error_of, search.results(search.everything), search.results(())), default=0.0)
-    return Bisection(tuple(found), search.tried, error, engine, search.runs)
+    return Bisection(tuple(culprits), search.tried, error, engine, search.runs)
 
 
 @dataclass
 class _Search:
     settings: Settings
     judge: _Changed | _Slower
-    tell: Callable[[str], object]
+    progress: Callable[[str], object]
     tried: dict[str, int] = field(default_factory=dict)
     everything: tuple[Item, ...] = ()
     _calls: dict[frozenset[Item], Callable[[], list[torch.Tensor]]] = field(default_factory=dict)
@@ -151,42 +151,42 @@ class _Search:
 
     @property
     def runs(self) -> int:
-        """How often the model was made ready."""
+        """Number of configurations that were run."""
         return len(self._known)
 
-    def run(self, kinds: Sequence[Kind]) -> list[Found]:
-        """Take one kind after the other away, and search in those that made a difference."""
-        there: list[tuple[Kind, list[Item]]] = []
+    def run(self, kinds: Sequence[ItemKind]) -> list[Culprit]:
+        """Disable one kind after the other, and search those that make a difference."""
+        items_by_kind: list[tuple[ItemKind, list[Item]]] = []
         context: list[Item] = []
-        for kind in reversed(KINDS):  # what comes first to a model decides what the later ones find
+        for kind in reversed(KINDS):  # earlier kinds determine the items of later ones
             items = self.settings.items(kind, context)
-            there.insert(0, (kind, items))
+            items_by_kind.insert(0, (kind, items))
             context += items
         self.everything = tuple(context)
-        found: list[Found] = []
-        for kind, items in there:
-            if kind in kinds or kind == "kernel":  # kernels are built anew for every choice of rules
+        culprits: list[Culprit] = []
+        for kind, items in items_by_kind:
+            if kind in kinds or kind == "kernel":  # kernels are rebuilt for every selection of rules
                 context = [item for item in context if item.kind != kind]
             if kind in kinds:
                 self.tried[kind] = len(items)
-                found += self._culprits(kind, items, context)
-        return found
+                culprits += self._culprits(kind, items, context)
+        return culprits
 
-    def _culprits(self, kind: Kind, items: list[Item], context: list[Item]) -> list[Found]:
-        """One after the other, until what is left does no harm."""
-        found: list[Found] = []
+    def _culprits(self, kind: ItemKind, items: list[Item], context: list[Item]) -> list[Culprit]:
+        """Find minimal sets one after the other, until the rest makes no difference."""
+        culprits: list[Culprit] = []
         while items and self._matters(items, context):
-            part = smallest(items, lambda part: self._matters(part, context))
+            part = minimal_subset(items, lambda part: self._matters(part, context))
             if not part:
-                break  # it changes from call to call
+                break  # the result is not deterministic
             error = max(map(error_of, self.results([*context, *part]), self.results(context)), default=0.0)
             ratio = self.judge.ratio(self._call([*context, *part]), self._call(context))
-            found.append(Found(kind, tuple(item.name for item in part), error, ratio))
+            culprits.append(Culprit(kind, tuple(item.name for item in part), error, ratio))
             items = [item for item in items if item not in part]
-        return found
+        return culprits
 
     def _matters(self, part: list[Item], context: list[Item]) -> bool:
-        self.tell(f"{len(part)} {part[0].kind}(s), run {self.runs + 1}")
+        self.progress(f"{len(part)} {part[0].kind}(s), run {self.runs + 1}")
         with_, without = [*context, *part], context
         if isinstance(self.judge, _Changed):
             return self.judge(self.results(with_), self.results(without))
@@ -194,7 +194,7 @@ class _Search:
         return self.judge.ratio(self._call(with_), self._call(without)) >= self.judge.least
 
     def results(self, items: Sequence[Item]) -> list[torch.Tensor]:
-        """The model's results with some items; each choice is run once."""
+        """Return the model's results with some items; each selection is run once."""
         key = frozenset(items)
         if key not in self._known:
             self._known[key] = self._call(items)()
@@ -212,30 +212,30 @@ class _Search:
 
 @dataclass(frozen=True)
 class _Changed:
-    """Whether results differ by more than rounding."""
+    """Judges by results: whether they differ by more than the tolerance."""
 
     tolerance: float | None
 
-    def __call__(self, found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
-        pairs = zip(found, expected, strict=True)
+    def __call__(self, result: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
+        pairs = zip(result, expected, strict=True)
         return any(not error_of(a, b) <= self._allowed(b) for a, b in pairs)
 
     def _allowed(self, value: torch.Tensor) -> float:
         return tolerance_of(value) if self.tolerance is None else self.tolerance
 
     def ratio(self, one: Callable[[], Any], other: Callable[[], Any]) -> float:
-        """Time is not looked at."""
+        """Return 1: time is not measured."""
         return 1.0
 
 
 @dataclass(frozen=True)
 class _Slower:
-    """How often as long one call takes as another."""
+    """Judges by time: the slowdown of one call against another."""
 
     least: float
 
     def ratio(self, one: Callable[[], Any], other: Callable[[], Any]) -> float:
-        """By the medians of calls that take turns, or by the quickest where that says less."""
+        """Return the ratio of medians of interleaved calls, or of minimums if that is smaller."""
         one(), other()
         ones, others = in_turns([one, other], rounds=_ROUNDS)
         return float(min(median(ones) / max(median(others), 1e-9), min(ones) / max(min(others), 1e-9)))

@@ -1,4 +1,4 @@
-"""Delta debugging: of many things, the few without which something no longer happens."""
+"""Delta debugging."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def smallest(items: Sequence[T], happens: Callable[[list[T]], bool]) -> list[T]:
-    """A part of the items with which it happens, while with no part of that one fewer it does; none if it never does.
+def minimal_subset(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
+    """Return a 1-minimal failing subset; empty if no subset fails.
 
-    `happens` is asked about parts in the order of the items, and not about the empty one.
+    `fails` is called with nonempty subsets, in the order of the items.
 
-    >>> smallest(range(100), lambda part: {17, 60} <= set(part))
+    >>> minimal_subset(range(100), lambda part: {17, 60} <= set(part))
     [17, 60]
     """
     left, parts = list(items), 2
@@ -21,11 +21,11 @@ def smallest(items: Sequence[T], happens: Callable[[list[T]], bool]) -> list[T]:
         size = -(-len(left) // parts)
         pieces = [left[at : at + size] for at in range(0, len(left), size)]
         rests = [left[:at] + left[at + size :] for at in range(0, len(left), size)] if len(pieces) > 2 else []
-        fewer = next((part for part in (*pieces, *rests) if len(part) < len(left) and happens(part)), None)
+        fewer = next((part for part in (*pieces, *rests) if len(part) < len(left) and fails(part)), None)
         if fewer is not None:
             left, parts = fewer, 2
         elif size == 1:
             break
         else:
             parts = min(2 * parts, len(left))
-    return left if left and happens(left) else []
+    return left if left and fails(left) else []

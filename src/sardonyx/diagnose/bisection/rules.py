@@ -1,4 +1,4 @@
-"""`bisect_rules`: which rewrite rule changes a model's result."""
+"""`bisect_rules`: find the rewrite rules that change a model's result."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from sardonyx.diagnose.bisection.delta import smallest
+from sardonyx.diagnose.bisection.delta import minimal_subset
 from sardonyx.optimize.selection import select_rules
 from sardonyx.options import Options
 from sardonyx.telemetry.report import collecting
 from sardonyx.telemetry.verify import close, difference
 
 _MANY_COMPILATIONS = 10_000
-"""Dynamo gives a function up after a few compilations, and each subset of the rules is one."""
+"""Dynamo stops compiling a function after a few compilations; each subset of the rules needs one."""
 
 
 @dataclass(frozen=True)
-class Culprit:
-    """A rule, or rules that do so only together, whose use changes the result."""
+class RuleCulprit:
+    """A minimal set of rules that changes the result."""
 
     rules: tuple[str, ...]
     hits: int
     """How often they apply."""
     error: float
-    """The difference from the result without any rule, with these alone."""
+    """Difference from the result without rules, with these only."""
 
     def __str__(self) -> str:
         return f"{' with '.join(self.rules)} ×{self.hits}: changes the result by {self.error:.2e} of its magnitude"
@@ -36,20 +36,20 @@ class Culprit:
 
 @dataclass(frozen=True)
 class RuleBisection:
-    """What `bisect_rules` found."""
+    """The result of `bisect_rules`."""
 
-    culprits: tuple[Culprit, ...]
+    culprits: tuple[RuleCulprit, ...]
     hits: Counter[str]
-    """How often each rule applies, with all in use."""
+    """How often each rule applies, with all rules."""
     error: float
-    """The difference from the result without any rule, with all in use."""
+    """Difference from the result without rules, with all rules."""
     error_without: float
-    """The same without the culprits."""
+    """Difference from the result without rules, with all rules but the culprits."""
     compilations: int
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """The rules to leave out."""
+        """The rules to disable."""
         return tuple(rule for culprit in self.culprits for rule in culprit.rules)
 
     def __str__(self) -> str:
@@ -69,10 +69,10 @@ def bisect_rules(
     tolerance: float | None = None,
     **kwargs: Any,
 ) -> RuleBisection:
-    """Find the rewrite rules whose use changes a model's result, by compiling it with fewer and fewer of them.
+    """Find the rewrite rules that change a model's result, by compiling it with subsets of them.
 
-    What counts as a change is what `verify` takes for one, or a difference above `tolerance`, relative to the largest
-    magnitude. The result must be the same from call to call. Runs without gradients.
+    A change is a difference above `tolerance`, relative to the largest magnitude; by default that of `verify`. The
+    model must be deterministic. Runs without gradients.
 
     >>> found = bisect_rules(torch.nn.functional.silu, torch.linspace(-3, 3, 7))
     >>> found.culprits, found.hits["Silu"]
@@ -94,19 +94,19 @@ class _Search:
     _known: dict[tuple[str, ...], tuple[list[Any], Counter[str]]] = field(default_factory=dict)
 
     def run(self) -> RuleBisection:
-        """Find one culprit after the other, until what is left does no harm."""
+        """Find one culprit after the other, until the rest makes no difference."""
         self._plain, _ = self._compiled([])
         allowed = select_rules(self.options.optimize)
         results, hits = self._compiled(sorted(allowed))
         error = self._error(results)
-        culprits: list[Culprit] = []
+        culprits: list[RuleCulprit] = []
         suspects = hits
         while not self._same(results):
-            culprit = smallest(list(suspects), self._changes)
+            culprit = minimal_subset(list(suspects), self._changes)
             if not culprit:
-                break  # the result changes from call to call
+                break  # the result is not deterministic
             alone, applied = self._compiled(culprit)
-            culprits.append(Culprit(tuple(culprit), sum(applied.values()), self._error(alone)))
+            culprits.append(RuleCulprit(tuple(culprit), sum(applied.values()), self._error(alone)))
             allowed -= set(culprit)
             results, suspects = self._compiled(sorted(allowed))
         return RuleBisection(tuple(culprits), hits, error, self._error(results), len(self._known))
@@ -115,7 +115,7 @@ class _Search:
         return not self._same(self._compiled(rules)[0])
 
     def _compiled(self, rules: Sequence[str]) -> tuple[list[Any], Counter[str]]:
-        """The model's results, and how often each rule applied; each choice is compiled once."""
+        """Return the model's results, and how often each rule applied; each selection is compiled once."""
         key = tuple(rules)
         if key not in self._known:
             self._known[key] = self._compile(rules)

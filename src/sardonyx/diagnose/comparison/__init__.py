@@ -1,8 +1,8 @@
-"""Two ways of running a model, compared value by value."""
+"""Compare two ways of running a model value by value."""
 
 from sardonyx.diagnose.comparison.comparing import Nonfinite, compare, find_nonfinite
 from sardonyx.diagnose.comparison.result import Comparison, Row
+from sardonyx.diagnose.comparison.run_config import RunConfig
 from sardonyx.diagnose.comparison.subject import Place
-from sardonyx.diagnose.comparison.way import Way
 
-__all__ = ["Comparison", "Nonfinite", "Place", "Row", "Way", "compare", "find_nonfinite"]
+__all__ = ["Comparison", "Nonfinite", "Place", "Row", "RunConfig", "compare", "find_nonfinite"]

@@ -1,4 +1,4 @@
-"""`compare` and `find_nonfinite`: where two ways of running a model part, and where a NaN is made."""
+"""`compare` and `find_nonfinite`: find where two ways of running a model diverge, and where NaN originates."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from typing import Any
 
 import torch
 
-from sardonyx.diagnose.comparison.errors import Health, error_of, health_of, tolerance_of
-from sardonyx.diagnose.comparison.result import Comparison, Row, ranked
+from sardonyx.diagnose.comparison.errors import ValueStats, error_of, tolerance_of, value_stats
+from sardonyx.diagnose.comparison.result import Comparison, Row, rank_rows
+from sardonyx.diagnose.comparison.run_config import PLAIN, RunConfig, RunConfigLike
 from sardonyx.diagnose.comparison.subject import Model, Place, Subject, subject_of
 from sardonyx.diagnose.comparison.trace import Trace, trace_of
-from sardonyx.diagnose.comparison.way import PLAIN, Given, Way
 from sardonyx.engines.registry import opset_of_files
 from sardonyx.errors import OptionError
 from sardonyx.model_files import is_onnx
 
 _BUDGET = 2**28
-"""Bytes of values that are held at a time, of each way."""
+"""Default limit of the bytes of values in memory, for each way."""
 
-Tell = Callable[[str], object]
+Progress = Callable[[str], object]
 
 
 def compare(
     model: Model,
     *args: Any,
-    ways: Sequence[Given] | None = None,
+    ways: Sequence[RunConfigLike] | None = None,
     also: Sequence[Any] = (),
     tolerance: float | None = None,
     budget: int = _BUDGET,
-    progress: Tell | None = None,
+    progress: Progress | None = None,
     **kwargs: Any,
 ) -> Comparison:
-    """Run a model in two ways, compare every value that both have, and say where the error begins.
+    """Run a model in two ways, compare every value that both have, and find where the error begins.
 
     The model is a module or a function, which is exported, or ONNX: a path, a proto, an `onnx_ir.Model`, a `Program`.
-    For ONNX the arguments are its inputs, in order or by name; where there are none, they are made up.
+    For ONNX the arguments are its inputs, in order or by name; by default they are random.
 
-    `ways` are two ways, see `Way`: by default torch and onnxruntime, for ONNX onnxruntime without and with rewrites.
-    The first counts as right. `also` are further calls: the worst of all counts. `tolerance` is what counts as a
-    difference, relative to the largest magnitude; by default what `verify` allows. `budget` is how many bytes of values
-    are held at a time: what does not fit is fetched by further runs.
+    `ways` are two ways to run it, see `RunConfig`: by default torch and onnxruntime; for ONNX, onnxruntime without and
+    with rewrites. The first is the reference. `also` are further calls: the largest error counts. `tolerance` is
+    relative to the largest magnitude; by default that of `verify`. `budget` limits the bytes of values in memory:
+    values that do not fit are computed by further runs.
 
     >>> def model(x):
     ...     return (x * 100.0).exp().log() / 100.0
@@ -49,113 +49,116 @@ def compare(
     >>> print(found.first.place.operator)
     aten.exp.default
     """
-    first, second = _two(ways, model)
-    tell = progress or _quietly
-    tell("exporting the model")
+    first, second = _two_configs(ways, model)
+    report_progress = progress or _no_progress
+    report_progress("exporting the model")
     subject = subject_of(model, args, kwargs, also=also, opset=opset_for([first, second]), translator=_translator(ways))
-    tell(f"preparing {first}")
+    report_progress(f"preparing {first}")
     expected = trace_of(first, subject, budget)
-    tell(f"preparing {second}")
-    found = trace_of(second, subject, budget)
-    order = [place for place in subject.places.values() if place.key in expected.keys and place.key in found.keys]
+    report_progress(f"preparing {second}")
+    actual = trace_of(second, subject, budget)
+    order = [place for place in subject.places.values() if place.key in expected.keys and place.key in actual.keys]
     keys = [place.key for place in order]
     measured: dict[str, Row] = {}
     for call in range(len(subject.calls)):
-        pairs = zip(order, expected.values(keys, call), found.values(keys, call), strict=True)
+        pairs = zip(order, expected.values(keys, call), actual.values(keys, call), strict=True)
         for index, (place, a, b) in enumerate(pairs):
-            tell(f"comparing value {index + 1} of {len(keys)}, call {call + 1} of {len(subject.calls)}")
-            if (expected.stands_in(place.key) or found.stands_in(place.key)) and not _alike(a, b):
+            report_progress(f"comparing value {index + 1} of {len(keys)}, call {call + 1} of {len(subject.calls)}")
+            if (expected.is_substitute(place.key) or actual.is_substitute(place.key)) and not _are_comparable(a, b):
                 continue
             row = _row(place, a, b, tolerance, call)
             if place.key not in measured or not row.error <= measured[place.key].error:
                 measured[place.key] = row
-    graph = found if not second.is_torch else expected
+    graph = actual if not second.is_torch else expected
     order = [place for place in order if place.key in measured]
-    rows = ranked(order, measured, _parents(graph, list(measured)), subject.outputs)
-    errors, differs = _results(expected, found, subject, tolerance)
-    return Comparison((str(first), str(second)), rows, errors, differs, _traced(expected, subject, tolerance))
+    rows = rank_rows(order, measured, _parents(graph, list(measured)), subject.outputs)
+    errors, differs = _output_errors(expected, actual, subject, tolerance)
+    return Comparison((str(first), str(second)), rows, errors, differs, _tracing_error(expected, subject, tolerance))
 
 
-def _quietly(line: str) -> None:
+def _no_progress(line: str) -> None:
     pass
 
 
-def _two(ways: Sequence[Given] | None, model: Model) -> tuple[Way, Way]:
+def _two_configs(ways: Sequence[RunConfigLike] | None, model: Model) -> tuple[RunConfig, RunConfig]:
     chosen = ways or ((PLAIN, "onnxruntime") if is_onnx(model) else ("torch", "onnxruntime"))
     if isinstance(chosen, str) or len(chosen) != 2:
         raise OptionError(f"ways is {chosen!r}", hint="give two, as ways=('torch', 'onnxruntime')")
-    return Way.of(chosen[0]), Way.of(chosen[1])
+    return RunConfig.of(chosen[0]), RunConfig.of(chosen[1])
 
 
-def opset_for(ways: Sequence[Way]) -> int | None:
-    """The opset that every engine takes."""
-    chosen = [way.options for way in ways if way.options is not None]
+def opset_for(configs: Sequence[RunConfig]) -> int | None:
+    """Return the newest opset that every engine supports."""
+    chosen = [config.options for config in configs if config.options is not None]
     if not chosen:
         return None
     return min(map(opset_of_files, chosen))
 
 
-def _translator(ways: Sequence[Given] | None) -> str:
-    """Whose translations are used: of one model there is one graph."""
-    named = {way.options.translator for way in map(Way.of, ways or ()) if way.options is not None}
-    if len(named) > 1:
+def _translator(ways: Sequence[RunConfigLike] | None) -> str:
+    """Return the translator of all ways: they must use the same graph."""
+    options = (config.options for config in map(RunConfig.of, ways or ()))
+    translators = {chosen.translator for chosen in options if chosen is not None}
+    if len(translators) > 1:
         raise OptionError(
-            "the two ways have different translators, so that their graphs have nothing in common",
+            "the two ways have different translators, so that their graphs differ",
             hint="compare each with torch",
         )
-    return named.pop() if named else "sardonyx"
+    return translators.pop() if translators else "sardonyx"
 
 
-def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _are_comparable(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and a.is_floating_point() == b.is_floating_point()
 
 
-def _row(place: Place, expected: torch.Tensor, found: torch.Tensor, tolerance: float | None, call: int) -> Row:
-    allowed = tolerance_of(found) if tolerance is None else tolerance
-    health = health_of(expected), health_of(found)
-    return Row(place, error_of(found, expected), 0.0, allowed, call, health)
+def _row(place: Place, expected: torch.Tensor, actual: torch.Tensor, tolerance: float | None, call: int) -> Row:
+    allowed = tolerance_of(actual) if tolerance is None else tolerance
+    stats = value_stats(expected), value_stats(actual)
+    return Row(place, error_of(actual, expected), 0.0, allowed, call, stats)
 
 
 def _parents(trace: Trace, keys: Sequence[str]) -> dict[str, list[str]]:
-    """For each value the nearest ones that it is computed from and that are compared too."""
+    """Return for each value its nearest ancestors among the compared values."""
     known = {trace.keys[key]: key for key in reversed(keys)}
     above: dict[str, frozenset[str]] = {}
 
     def nearest(name: str) -> frozenset[str]:
-        """Walks up without recursion: graphs are deep."""
+        """Without recursion: graphs are deep."""
         stack = [name]
         while stack:
             here = stack[-1]
-            lacking = [x for x in trace.reads(here) if x not in known and x not in above]
-            if lacking:
-                stack += lacking
+            missing = [x for x in trace.reads(here) if x not in known and x not in above]
+            if missing:
+                stack += missing
                 continue
             stack.pop()
-            found = (frozenset({known[x]}) if x in known else above[x] for x in trace.reads(here))
-            above[here] = frozenset().union(*found)
+            ancestors = (frozenset({known[x]}) if x in known else above[x] for x in trace.reads(here))
+            above[here] = frozenset().union(*ancestors)
         return above.pop(name) if name in known else above[name]
 
     return {key: sorted(nearest(trace.keys[key]) - {key}) for key in keys}
 
 
-def _results(expected: Trace, found: Trace, subject: Subject, tolerance: float | None) -> tuple[dict[str, float], bool]:
+def _output_errors(
+    expected: Trace, actual: Trace, subject: Subject, tolerance: float | None
+) -> tuple[dict[str, float], bool]:
     errors = dict.fromkeys(subject.outputs, 0.0)
     differs = False
     for call in range(len(subject.calls)):
-        for name, a, b in zip(subject.outputs, expected.outputs(call), found.outputs(call), strict=True):
+        for name, a, b in zip(subject.outputs, expected.outputs(call), actual.outputs(call), strict=True):
             error = error_of(b, a)
             errors[name] = error if not error <= errors[name] else errors[name]
             differs |= not error <= (tolerance_of(b) if tolerance is None else tolerance)
     return errors, differs
 
 
-def _traced(trace: Trace, subject: Subject, tolerance: float | None) -> float:
-    """How far torch's graph is from the module, where that is more than rounding."""
-    if not trace.way.is_torch or trace.way.dtype is not None:
+def _tracing_error(trace: Trace, subject: Subject, tolerance: float | None) -> float:
+    """Return the error of torch's traced graph against the module; 0 if within the tolerance."""
+    if not trace.config.is_torch or trace.config.dtype is not None:
         return 0.0
     pairs = zip(trace.values(subject.outputs, 0), trace.outputs(0), strict=True)
-    found = [(error_of(a, b), tolerance_of(b) if tolerance is None else tolerance) for a, b in pairs]
-    return max((error for error, allowed in found if not error <= allowed), default=0.0)
+    errors = [(error_of(a, b), tolerance_of(b) if tolerance is None else tolerance) for a, b in pairs]
+    return max((error for error, allowed in errors if not error <= allowed), default=0.0)
 
 
 # NaN and Inf
@@ -163,68 +166,68 @@ def _traced(trace: Trace, subject: Subject, tolerance: float | None) -> float:
 
 @dataclass(frozen=True)
 class Nonfinite:
-    """A value with NaN or Inf that is computed from values without."""
+    """A value with NaN or Inf that is computed from values without any."""
 
     place: Place
     kind: str
     """"NaN" or "Inf"."""
     call: int
-    health: Health
-    reads: Mapping[str, Health]
-    """What is in the values that it is computed from."""
+    stats: ValueStats
+    reads: Mapping[str, ValueStats]
+    """Statistics of the values that it is computed from."""
 
     def __str__(self) -> str:
-        read = "; ".join(f"{name}: {health}" for name, health in self.reads.items())
-        lines = [f"{self.place} makes {self.kind}: {self.health}", *([f"  from {read}"] if read else [])]
+        read = "; ".join(f"{name}: {stats}" for name, stats in self.reads.items())
+        lines = [f"{self.place} makes {self.kind}: {self.stats}", *([f"  from {read}"] if read else [])]
         return "\n".join([*lines, *([f"  at: {self.place.where}"] if self.place.where else [])])
 
 
 def find_nonfinite(
     model: Model,
     *args: Any,
-    way: Given | None = None,
+    way: RunConfigLike | None = None,
     also: Sequence[Any] = (),
     budget: int = _BUDGET,
-    progress: Tell | None = None,
+    progress: Progress | None = None,
     **kwargs: Any,
 ) -> list[Nonfinite]:
-    """Where a model makes NaN or Inf: every value that has some, computed from values that have none.
+    """Find the origins of NaN and Inf: every value that has some and is computed from values that have none.
 
-    Those that make NaN come first, in the order they are computed in; a NaN that is made from Inf is one of them. The
-    model and its arguments are as in `compare`; `way` is torch by default, for ONNX onnxruntime without rewrites.
+    Origins of NaN come first, in the order of computation, including NaN computed from Inf. The model and its arguments
+    are as in `compare`; `way` is torch by default, for ONNX onnxruntime without rewrites.
 
     >>> (found,) = find_nonfinite(lambda x: (x - 1).log() * 2, torch.tensor([0.5, 3.0]))
     >>> print(found.place.operator, found.kind)
     aten.log.default NaN
     """
-    chosen = Way.of(way or (PLAIN if is_onnx(model) else "torch"))
+    chosen = RunConfig.of(way or (PLAIN if is_onnx(model) else "torch"))
     subject = subject_of(model, args, kwargs, also=also, opset=opset_for([chosen]), translator=_translator([chosen]))
     trace = trace_of(chosen, subject, budget)
     keys = [key for key in subject.places if key in trace.keys]
     parents = _parents(trace, keys)
-    found: list[Nonfinite] = []
+    sources: list[Nonfinite] = []
     for call in range(len(subject.calls)):
-        given = {name: health_of(x) for name, x in subject.calls[call].items()}
-        found += _makers(subject, trace, keys, parents, given, call, progress or _quietly)
-    return sorted(found, key=lambda made: (made.kind != "NaN", made.call))
+        inputs = {name: value_stats(x) for name, x in subject.calls[call].items()}
+        sources += _find_sources(subject, trace, keys, parents, inputs, call, progress or _no_progress)
+    return sorted(sources, key=lambda source: (source.kind != "NaN", source.call))
 
 
-def _makers(
+def _find_sources(
     subject: Subject,
     trace: Trace,
     keys: Sequence[str],
     parents: Mapping[str, Sequence[str]],
-    given: Mapping[str, Health],
+    inputs: Mapping[str, ValueStats],
     call: int,
-    tell: Tell,
+    report_progress: Progress,
 ) -> Iterator[Nonfinite]:
-    known: dict[str, Health] = {}
+    known: dict[str, ValueStats] = {}
     for index, (key, value) in enumerate(zip(keys, trace.values(keys, call), strict=True)):
-        tell(f"looking at value {index + 1} of {len(keys)}")
-        known[key] = here = health_of(value)
+        report_progress(f"checking value {index + 1} of {len(keys)}")
+        known[key] = stats = value_stats(value)
         reads = {name: known[name] for name in parents[key]}
-        reads |= {name: given[name] for name in trace.reads(trace.keys[key]) if name in given}
-        if here.nan and not any(health.nan for health in reads.values()):
-            yield Nonfinite(subject.places[key], "NaN", call, here, reads)
-        elif here.inf and all(health.finite for health in reads.values()):
-            yield Nonfinite(subject.places[key], "Inf", call, here, reads)
+        reads |= {name: inputs[name] for name in trace.reads(trace.keys[key]) if name in inputs}
+        if stats.nan and not any(read.nan for read in reads.values()):
+            yield Nonfinite(subject.places[key], "NaN", call, stats, reads)
+        elif stats.inf and all(read.finite for read in reads.values()):
+            yield Nonfinite(subject.places[key], "Inf", call, stats, reads)

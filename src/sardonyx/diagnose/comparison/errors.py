@@ -1,4 +1,4 @@
-"""How far two values are apart, and what in them is no number."""
+"""The error between two values, and statistics of a value: NaN, Inf, range."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from sardonyx.telemetry.verify import TOLERANCES, difference
 
 
 @dataclass(frozen=True)
-class Health:
-    """How many elements of a value are no finite numbers, and its range where they are."""
+class ValueStats:
+    """Counts of NaN and Inf in a value, and the range of its finite elements."""
 
     nan: int = 0
     inf: int = 0
@@ -24,49 +24,50 @@ class Health:
         return not self.nan and not self.inf
 
     def __str__(self) -> str:
-        words = [f"{count} {name}" for count, name in ((self.nan, "NaN"), (self.inf, "Inf")) if count]
-        return ", ".join([f"{self.low:.4g} to {self.high:.4g}", *words])
+        counts = [f"{count} {name}" for count, name in ((self.nan, "NaN"), (self.inf, "Inf")) if count]
+        return ", ".join([f"{self.low:.4g} to {self.high:.4g}", *counts])
 
 
-def health_of(value: torch.Tensor) -> Health:
-    """What is in a value.
+def value_stats(value: torch.Tensor) -> ValueStats:
+    """Return the statistics of a value.
 
-    >>> print(health_of(torch.tensor([1.0, -2.0, float("nan")])))
+    >>> print(value_stats(torch.tensor([1.0, -2.0, float("nan")])))
     -2 to 1, 1 NaN
     """
     value = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
     if not value.numel():
-        return Health()
+        return ValueStats()
     if not value.is_floating_point():
-        return Health(low=float(value.min().item()), high=float(value.max().item()))
+        return ValueStats(low=float(value.min().item()), high=float(value.max().item()))
     nan, inf = int(value.isnan().sum()), int(value.isinf().sum())
     finite = value[value.isfinite()] if nan or inf else value
     low, high = (x.item() for x in finite.aminmax()) if finite.numel() else (0.0, 0.0)
-    return Health(nan, inf, low, high)
+    return ValueStats(nan, inf, low, high)
 
 
-def error_of(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference, relative to the largest magnitude expected; infinite where NaN, Inf or sizes differ.
+def error_of(result: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest difference, relative to the largest expected magnitude; infinite if NaN, Inf or sizes differ.
 
-    Real numbers may have different precision: both are compared in double. Complex ones may be pairs, as ONNX has them.
+    Floats of different precision are compared in double. Complex numbers may be pairs of floats, as in ONNX.
 
     >>> error_of(torch.tensor([1.0, 2.5]), torch.tensor([1.0, 2.0], dtype=torch.float64))
     0.25
     """
-    found, expected = (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in (found, expected))
-    if found.is_floating_point() and expected.is_floating_point():
-        found, expected = found.double(), expected.double()
-        strange = ~expected.isfinite()
-        if found.shape == expected.shape and not torch.equal(_strange(found, strange), _strange(expected, strange)):
+    result, expected = (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in (result, expected))
+    if result.is_floating_point() and expected.is_floating_point():
+        result, expected = result.double(), expected.double()
+        nonfinite = ~expected.isfinite()
+        same_shape = result.shape == expected.shape
+        if same_shape and not torch.equal(_nonfinite(result, nonfinite), _nonfinite(expected, nonfinite)):
             return float("inf")
-    return difference(found, expected)
+    return difference(result, expected)
 
 
-def _strange(value: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-    """What is no finite number, with NaN as a number that is equal to itself."""
+def _nonfinite(value: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+    """Return the selected elements with NaN and Inf encoded as numbers, so that they compare equal."""
     return value[where].nan_to_num(nan=0.5, posinf=1.0, neginf=-1.0)
 
 
 def tolerance_of(value: torch.Tensor) -> float:
-    """What `verify` allows a value of this dtype."""
+    """Return the tolerance of `verify` for a value's dtype."""
     return TOLERANCES.get(value.dtype, 0.0)

@@ -1,4 +1,4 @@
-"""What a comparison found: every value that both ways have, and where the error jumps."""
+"""The result of a comparison: every value that both ways have, and where the error jumps."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sardonyx.diagnose.comparison.errors import Health
+from sardonyx.diagnose.comparison.errors import ValueStats
 from sardonyx.diagnose.comparison.subject import Place
 
 _JUMP = 10.0
-"""How often as large as those of its inputs an error is, where it jumps."""
+"""Growth of an error, against those of its inputs, that counts as a jump."""
 _SHOWN = 5
 
 
 @dataclass(frozen=True)
 class Row:
-    """A value, and how far the two ways are apart there."""
+    """A value, and its error between the two ways."""
 
     place: Place
     error: float
-    """The largest difference over all calls, relative to the largest magnitude of the first way."""
+    """Largest difference over all calls, relative to the largest magnitude of the first way."""
     before: float
-    """The largest error of the values it is computed from."""
+    """Largest error of the values it is computed from."""
     tolerance: float
     call: int
-    """Which call has the largest error."""
-    health: tuple[Health, Health]
-    """What is in the value in each way, in that call."""
+    """The call with the largest error."""
+    stats: tuple[ValueStats, ValueStats]
+    """Statistics of the value in each way, in that call."""
     reaches: bool = True
-    """Whether a difference here is seen in what is computed from it, or in a result."""
+    """Whether a difference here propagates to values computed from it, or to a result."""
 
     @property
     def differs(self) -> bool:
-        """Whether the two ways are further apart than rounding explains."""
+        """Whether the error exceeds the tolerance."""
         return not self.error <= self.tolerance
 
     @property
     def growth(self) -> float:
-        """How often as large as before the error is; an error far below the tolerance counts as none."""
+        """Ratio of the error to that of the inputs; errors far below the tolerance are ignored."""
         if math.isinf(self.error):
             return 1.0 if math.isinf(self.before) else math.inf
         return self.error / max(self.before, self.tolerance / _JUMP, 1e-300)
@@ -57,21 +57,21 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` returns."""
+    """The result of `compare`."""
 
     ways: tuple[str, str]
     rows: tuple[Row, ...]
-    """Every value that both ways have, in the order they are computed in."""
+    """Every value that both ways have, in the order of computation."""
     errors: Mapping[str, float]
-    """The error of each result, when nothing is watched."""
+    """The error of each result, in a run without intermediate outputs."""
     differs: bool
-    """Whether a result is further apart than rounding explains."""
+    """Whether the error of a result exceeds the tolerance."""
     traced: float = 0.0
-    """How far the graph that torch.export traced is from the module itself."""
+    """The error of the graph that torch.export traced against the module."""
 
     @property
     def suspects(self) -> list[Row]:
-        """Where an error that the results have jumps, the first place first; where it grows most, if it only creeps."""
+        """Values where an error that reaches the results jumps, in order; else where it grows most."""
         if not self.differs:
             return []
         differing = [row for row in self.rows if row.differs and row.reaches]
@@ -80,7 +80,7 @@ class Comparison:
 
     @property
     def first(self) -> Row | None:
-        """The first place where the error jumps."""
+        """The first value where the error jumps."""
         return self.suspects[0] if self.suspects else None
 
     @property
@@ -89,22 +89,22 @@ class Comparison:
         return max(self.errors.values(), default=0.0)
 
     def modules(self) -> list[Row]:
-        """For each module the place where its error grows most, in the order in which modules end."""
+        """Return for each module the value where the error grows most, in the order in which modules end."""
         most: dict[str, Row] = {}
         for row in self.rows:
-            kept = most.pop(row.place.module, row)  # to its new place, at the end
-            most[row.place.module] = max(kept, row, key=lambda x: x.growth)
+            previous = most.pop(row.place.module, row)  # reinserted at the end
+            most[row.place.module] = max(previous, row, key=lambda x: x.growth)
         return list(most.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it."""
+        """Return plain data for JSON."""
         return {
             "ways": list(self.ways),
             "differs": self.differs,
             "errors": {name: as_number(error) for name, error in self.errors.items()},
             "traced": as_number(self.traced),
-            "suspects": [_told(row) for row in self.suspects],
-            "rows": [_told(row) for row in self.rows],
+            "suspects": [_row_dict(row) for row in self.suspects],
+            "rows": [_row_dict(row) for row in self.rows],
         }
 
     def __str__(self) -> str:
@@ -113,36 +113,36 @@ class Comparison:
         if self.traced:
             lines.append(f"the graph that torch.export traced differs from the module by {self.traced:.2e}")
         if self.suspects:
-            lines.append("the error begins at" if self.suspects[0].jumps else "the error creeps; it grows most at")
+            lines.append("the error begins at" if self.suspects[0].jumps else "the error grows gradually; most at")
         lines += [str(row) for row in self.suspects[:_SHOWN]]
         if self.differs and not self.suspects:
-            lines.append("no value between differs: a rewrite that watching prevents, or the last step; try bisect")
+            lines.append("no intermediate value differs: maybe a fusion that intermediate outputs prevent; try bisect")
         return "\n".join(lines)
 
 
 def as_number(x: float) -> float | str:
-    """A number as JSON holds it, which has no infinity."""
+    """Return a number for JSON, which has no infinity."""
     return x if math.isfinite(x) else str(x)
 
 
-def _told(row: Row) -> dict[str, Any]:
+def _row_dict(row: Row) -> dict[str, Any]:
     return {
         **dataclasses.asdict(row.place),
         "error": as_number(row.error),
         "before": as_number(row.before),
         "jumps": row.jumps,
         "call": row.call,
-        "range": [str(health) for health in row.health],
+        "range": [str(stats) for stats in row.stats],
     }
 
 
-def ranked(
+def rank_rows(
     order: Sequence[Place],
     measured: Mapping[str, Row],
     parents: Mapping[str, Sequence[str]],
     ends: Sequence[str],
 ) -> tuple[Row, ...]:
-    """The rows in order, each with the error of what it reads and whether its own goes any further."""
+    """Return the rows in order, each with the error of its inputs and whether its own propagates."""
     children: dict[str, list[str]] = {}
     for key, above in parents.items():
         for parent in above:

@@ -1,4 +1,4 @@
-"""What is compared: a module or an ONNX model, as one graph without rewrites, and the calls to run it with."""
+"""What is compared: the unoptimized graph of a module or an ONNX model, and the calls to run it with."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from sardonyx.telemetry.source import source_of
 Model: TypeAlias = "torch.nn.Module | Any"
 """A module, a function of tensors, or ONNX: a path, a proto, an `onnx_ir.Model` or a `Program`."""
 Feeds: TypeAlias = "dict[str, torch.Tensor]"
-Call: TypeAlias = "tuple[tuple[Any, ...], dict[str, Any]]"
+CallArguments: TypeAlias = "tuple[tuple[Any, ...], dict[str, Any]]"
 
 _FX_NAME = re.compile(r"%?(\w+)")
 
 
 @dataclass(frozen=True)
 class Place:
-    """A value of the graph, and where it comes from."""
+    """A value of the graph, and its origin in the model and the user's code."""
 
     key: str
-    """The value's name in the graph without rewrites."""
+    """Name of the value in the unoptimized graph."""
     operator: str
     module: str = ""
-    """The path of the innermost module, as `encoder.layer.0`."""
+    """Path of the innermost module, as `encoder.layer.0`."""
     where: str = ""
-    """The line of the user's code."""
+    """Line of the user's code."""
     fx: str = ""
-    """The name of the FX node."""
+    """Name of the FX node."""
 
     def __str__(self) -> str:
         return f"{self.operator} {self.key}" + (f" in {self.module}" if self.module else "")
@@ -51,14 +51,14 @@ class Subject:
     """A model to run in several ways."""
 
     base: ir.Model
-    """The graph without rewrites; its weights are in memory."""
+    """The unoptimized graph, with its weights in memory."""
     calls: list[Feeds]
     """Inputs by name, for each call."""
     captured: Captured | None = None
-    """torch's graph, where there is a module."""
+    """torch's graph, if there is a module."""
     module: Any = None
-    arguments: list[Call] = field(default_factory=list)
-    """What the module is called with."""
+    arguments: list[CallArguments] = field(default_factory=list)
+    """The module's arguments, for each call."""
 
     def __post_init__(self) -> None:
         self.places = _places(self.base)
@@ -79,62 +79,61 @@ def subject_of(
     opset: int | None = None,
     translator: str = "sardonyx",
 ) -> Subject:
-    """The model and its calls; `also` are further ones, each a tuple of arguments, a dict of keywords, or both."""
+    """Return the model and its calls; each of `also` is a tuple of arguments, a dict of keywords, or both."""
     if is_onnx(model):
-        return _of_onnx(model, args, kwargs, also)
+        return _onnx_subject(model, args, kwargs, also)
     from sardonyx.doors.export import export
 
-    calls: list[Call] = [(tuple(args), dict(kwargs)), *(_call(x, args, kwargs) for x in also)]
+    calls: list[CallArguments] = [(tuple(args), dict(kwargs)), *(_to_call(x, args, kwargs) for x in also)]
     program = export(model, args, kwargs, examples=also, opset=opset, optimize="none", translator=translator)
     module = as_module(model)
-    named = program.call_spec.flatten
-    feeds = [dict(zip(program.inputs, map(tensor_of, named(*call)), strict=True)) for call in calls]
+    flatten = program.call_spec.flatten
+    feeds = [dict(zip(program.inputs, map(tensor_of, flatten(*call)), strict=True)) for call in calls]
     return Subject(program.model, feeds, program.captured, module, calls)
 
 
-def _call(given: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-    if isinstance(given, Mapping):
-        return tuple(args), {**kwargs, **given}
-    if isinstance(given, torch.Tensor):
-        return (given,), dict(kwargs)
-    if len(given) == 2 and isinstance(given[0], tuple) and isinstance(given[1], Mapping):
-        return given[0], dict(given[1])
-    return tuple(given), dict(kwargs)
+def _to_call(call: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallArguments:
+    if isinstance(call, Mapping):
+        return tuple(args), {**kwargs, **call}
+    if isinstance(call, torch.Tensor):
+        return (call,), dict(kwargs)
+    if len(call) == 2 and isinstance(call[0], tuple) and isinstance(call[1], Mapping):
+        return call[0], dict(call[1])
+    return tuple(call), dict(kwargs)
 
 
 # ONNX
 
 
-def _of_onnx(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], also: Sequence[Any]) -> Subject:
+def _onnx_subject(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], also: Sequence[Any]) -> Subject:
     from sardonyx.doors.optimize import optimize
 
     base = optimize(model, optimize="none").model
     inputs = [str(x.name) for x in base.graph.inputs if not x.is_initializer()]
     first = _feeds(inputs, base, args, kwargs)
-    calls = [({**first, **x},) if isinstance(x, Mapping) else _call(x, (), {})[0] for x in also]
+    calls = [({**first, **x},) if isinstance(x, Mapping) else _to_call(x, (), {})[0] for x in also]
     return Subject(base, [first, *(_feeds(inputs, base, call, {}) for call in calls)])
 
 
 def _feeds(inputs: Sequence[str], base: ir.Model, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Feeds:
-    """Inputs by name, of arrays or tensors in order, by keyword, or in a dict; made up where none are given."""
+    """Return inputs by name, from arrays or tensors in order, by keyword, or in a dict; random if there are none."""
     if len(args) == 1 and isinstance(args[0], Mapping):
         kwargs, args = {**args[0], **kwargs}, ()
     if not args and not kwargs and inputs:
         from sardonyx.native.measure import random_inputs
 
         kwargs = random_inputs(base.graph)
-    given = {**dict(zip(inputs, args, strict=False)), **kwargs}
-    if len(args) > len(inputs) or set(given) != set(inputs):
+    values = {**dict(zip(inputs, args, strict=False)), **kwargs}
+    if len(args) > len(inputs) or set(values) != set(inputs):
         raise OptionError(
-            f"the model takes {', '.join(inputs)}, and was given {len(args)} arguments and {', '.join(kwargs) or 'no'} "
-            "names",
-            hint="give all inputs in order or by name, or none, to have them made up",
+            f"the model takes {', '.join(inputs)}, but got {len(args)} arguments and {', '.join(kwargs) or 'no'} names",
+            hint="pass all inputs in order or by name, or none for random ones",
         )
-    return {name: tensor_of(given[name]) for name in inputs}
+    return {name: tensor_of(values[name]) for name in inputs}
 
 
 def tensor_of(value: Any) -> torch.Tensor:
-    """An array, a number or a tensor as a tensor, with no gradient."""
+    """Convert an array, a number or a tensor to a tensor without gradient."""
     if isinstance(value, torch.Tensor):
         return value.detach()
     if isinstance(value, np.ndarray) and value.dtype == ir.DataType.BFLOAT16.numpy():
@@ -142,7 +141,7 @@ def tensor_of(value: Any) -> torch.Tensor:
     return torch.as_tensor(np.array(value, order="C") if isinstance(value, np.ndarray) else [value])
 
 
-# Where values come from
+# Origins of values
 
 
 def _places(base: ir.Model) -> dict[str, Place]:
@@ -150,45 +149,45 @@ def _places(base: ir.Model) -> dict[str, Place]:
 
 
 def _place(key: str, node: ir.Node) -> Place:
-    told = node.metadata_props
-    scopes = _list(told.get("pkg.torch.onnx.name_scopes", ""))
-    kinds = _list(told.get("pkg.torch.onnx.class_hierarchy", ""))
-    fx = _FX_NAME.match(told.get("pkg.torch.onnx.fx_node", ""))
+    metadata = node.metadata_props
+    scopes = _parse_list(metadata.get("pkg.torch.onnx.name_scopes", ""))
+    kinds = _parse_list(metadata.get("pkg.torch.onnx.class_hierarchy", ""))
+    fx = _FX_NAME.match(metadata.get("pkg.torch.onnx.fx_node", ""))
     module = scopes[-2] if len(scopes) > 1 else ""
-    trace: Any = _Traced({"stack_trace": told.get("pkg.torch.onnx.stack_trace", "")})
+    trace: Any = _NodeMeta({"stack_trace": metadata.get("pkg.torch.onnx.stack_trace", "")})
     operator = kinds[-1] if kinds else node.op_type
     return Place(key, operator, module, source_of(trace), fx[1] if fx else "")
 
 
 @dataclass(frozen=True)
-class _Traced:
-    """What a node's metadata keeps of the FX node, as `source_of` reads it."""
+class _NodeMeta:
+    """The part of an FX node that `source_of` reads."""
 
     meta: Mapping[str, str]
 
 
-def _list(text: str) -> list[str]:
-    """A list as metadata has it written; none where another program wrote something else."""
+def _parse_list(text: str) -> list[str]:
+    """Parse a list in metadata; empty if the text is not a list."""
     try:
-        found = literal_eval(text)
+        parsed = literal_eval(text)
     except (ValueError, SyntaxError):
         return []
-    return [str(x) for x in found] if isinstance(found, list) else []
+    return [str(x) for x in parsed] if isinstance(parsed, list) else []
 
 
 def _fx_values(base: ir.Model, places: Mapping[str, Place], captured: Captured) -> dict[str, str]:
-    """For values of the graph the FX node each is: the last that its translation made, with the sizes torch has."""
+    """Return the FX node of each value that equals one: the last value of its translation with the same shape."""
     nodes = {node.name: node.meta.get("val") for node in captured.graph.graph.nodes}
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for node in base.graph:
         for value in node.outputs:
             fx = places[str(value.name)].fx
-            if isinstance(nodes.get(fx), torch.Tensor) and _is(value, nodes[fx]):
-                found[fx] = str(value.name)
-    return {name: fx for fx, name in found.items()}
+            if isinstance(nodes.get(fx), torch.Tensor) and _matches(value, nodes[fx]):
+                names[fx] = str(value.name)
+    return {name: fx for fx, name in names.items()}
 
 
-def _is(value: ir.Value, val: torch.Tensor) -> bool:
+def _matches(value: ir.Value, val: torch.Tensor) -> bool:
     if value.dtype is None or not dtypes.is_known(val.dtype) or value.dtype != dtypes.to_onnx(val.dtype):
         return False
     rank = val.dim() + val.dtype.is_complex
@@ -201,11 +200,11 @@ def _is(value: ir.Value, val: torch.Tensor) -> bool:
     )
 
 
-def leaves_of(captured: Captured, call: Call) -> list[Any]:
-    """The flattened arguments of a call, in the order that the graph was traced with."""
+def leaves_of(captured: Captured, call: CallArguments) -> list[Any]:
+    """Return the flattened arguments of a call, in the order of the traced graph."""
     args, kwargs = call
-    named = captured.in_spec.children()[1].context
-    leaves = pytree.tree_leaves((args, {name: kwargs[name] for name in named}))
+    names = captured.in_spec.children()[1].context
+    leaves = pytree.tree_leaves((args, {name: kwargs[name] for name in names}))
     values = [node.meta.get("val") for node in captured.graph.graph.find_nodes(op="placeholder")]
     for index, place in captured.inputs.items():
         if isinstance(values[index], torch.Tensor) and is_number(leaves[place]):

@@ -1,4 +1,4 @@
-"""The values that a way of running a model goes through, one after the other, in bounded memory."""
+"""Intermediate values of a model run in one way, one after the other, in bounded memory."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from torch.utils import _pytree as pytree
 
 from sardonyx import dtypes
 from sardonyx.diagnose.comparison.blocked import show_blocked
+from sardonyx.diagnose.comparison.run_config import RunConfig, level
 from sardonyx.diagnose.comparison.subject import Feeds, Subject, leaves_of
-from sardonyx.diagnose.comparison.way import Way, level
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import EngineError, OptionError, SardonyxError
 from sardonyx.model_files import LARGEST_PROTOBUF, weight_bytes
@@ -33,36 +33,36 @@ from sardonyx.options import Options
 log = logging.getLogger(__name__)
 
 _UNKNOWN = 4
-"""Values of unknown size are taken to be this part of the budget."""
+"""Fraction of the budget that a value of unknown size is assumed to take."""
 
 
 class Trace(ABC):
-    """A model run in one way: its outputs, and the values on the way to them."""
+    """A model run in one way: its outputs and intermediate values."""
 
-    way: Way
+    config: RunConfig
     keys: Mapping[str, str]
-    """The values that it has, by their names in the graph without rewrites: their names here."""
+    """Names of its values here, by their names in the unoptimized graph."""
 
     @abstractmethod
     def outputs(self, call: int) -> list[torch.Tensor]:
-        """The results of a call, with nothing watched."""
+        """Return the results of a call, without intermediate outputs."""
 
     @abstractmethod
     def values(self, keys: Sequence[str], call: int) -> Iterator[torch.Tensor]:
-        """The values of a call, one after the other; keys are in the order of the graph."""
+        """Iterate over values of a call; keys are in the order of the graph."""
 
     @abstractmethod
     def reads(self, name: str) -> list[str]:
-        """The values, by their names here, that one of these names is computed from."""
+        """Return the names of the values that a value is computed from."""
 
-    def stands_in(self, key: str) -> bool:
-        """Whether what a rule made is taken for the value: later rules may have moved it, and it is then another."""
+    def is_substitute(self, key: str) -> bool:
+        """Whether a value that a rule created is used instead: later rules may have changed its meaning."""
         return False
 
 
-def trace_of(way: Way, subject: Subject, budget: int) -> Trace:
-    """How a subject is run in a way."""
-    return TorchTrace(way, subject) if way.is_torch else OnnxTrace(way, subject, budget)
+def trace_of(config: RunConfig, subject: Subject, budget: int) -> Trace:
+    """Return the trace of a subject for a configuration."""
+    return TorchTrace(config, subject) if config.is_torch else OnnxTrace(config, subject, budget)
 
 
 # torch
@@ -71,19 +71,19 @@ def trace_of(way: Way, subject: Subject, budget: int) -> Trace:
 class TorchTrace(Trace):
     """The graph that torch.export traced, node by node in torch."""
 
-    def __init__(self, way: Way, subject: Subject) -> None:
+    def __init__(self, config: RunConfig, subject: Subject) -> None:
         if subject.captured is None:
             raise OptionError(
-                f"{way} needs the module, and an ONNX model is given",
+                f"{config} needs the module, but an ONNX model is given",
                 hint="compare engines: ways=('reference', 'onnxruntime')",
             )
-        self.way, self._subject, self._captured = way, subject, subject.captured
+        self.config, self._subject, self._captured = config, subject, subject.captured
         self.keys = subject.fx
         self._nodes = {node.name: node for node in self._captured.graph.graph.nodes}
 
     def outputs(self, call: int) -> list[torch.Tensor]:
-        """The module's own results, in its own precision; else those of the graph."""
-        if self.way.dtype is not None:
+        """Return the module's own results; in another precision, those of the graph."""
+        if self.config.dtype is not None:
             return list(self.values(self._subject.outputs, call))
         args, kwargs = self._subject.arguments[call]
         with torch.no_grad():
@@ -92,11 +92,11 @@ class TorchTrace(Trace):
         return [torch.as_tensor(leaf) for leaf in first.values()]
 
     def values(self, keys: Sequence[str], call: int) -> Iterator[torch.Tensor]:
-        """Run the graph; a value is dropped when it is given and nothing reads it any more."""
-        run = Interpreter(self._captured.graph, self.way.dtype)
+        """Run the graph; values are freed after their last use."""
+        run = Interpreter(self._captured.graph, self.config.dtype)
         run.env = dict(zip(self._placeholders, self._arguments(call), strict=True))
-        waiting = [self.keys[key] for key in keys]
-        wanted, kept, at = set(waiting), dict[str, Any](), 0
+        names = [self.keys[key] for key in keys]
+        wanted, computed, at = set(names), dict[str, Any](), 0
         for node in self._captured.graph.graph.nodes:
             if node.op == "output":
                 continue
@@ -104,18 +104,18 @@ class TorchTrace(Trace):
                 with torch.no_grad():
                     run.env[node] = run.run_node(node)
             if node.name in wanted:
-                kept[node.name] = run.env[node]
+                computed[node.name] = run.env[node]
             for done in run.user_to_last_uses.get(node, ()):
                 run.env.pop(done, None)
-            while at < len(waiting) and waiting[at] in kept:
-                name = waiting[at]
+            while at < len(names) and names[at] in computed:
+                name = names[at]
                 at += 1
-                yield torch.as_tensor(kept[name] if name in waiting[at:] else kept.pop(name))
-                if at == len(waiting):
+                yield torch.as_tensor(computed[name] if name in names[at:] else computed.pop(name))
+                if at == len(names):
                     return
 
     def reads(self, name: str) -> list[str]:
-        """The names of the nodes that a node reads."""
+        """Return the names of a node's input nodes."""
         return [node.name for node in self._nodes[name].all_input_nodes]
 
     @cached_property
@@ -124,36 +124,36 @@ class TorchTrace(Trace):
 
     def _arguments(self, call: int) -> list[Any]:
         leaves = leaves_of(self._captured, self._subject.arguments[call])
-        held, given = self._captured.weights, self._captured.inputs
-        found = [held[i][1] if i in held else leaves[given[i]] for i in range(len(self._placeholders))]
-        return [in_precision(x, self.way.dtype) for x in found]
+        weights, inputs = self._captured.weights, self._captured.inputs
+        arguments = [weights[i][1] if i in weights else leaves[inputs[i]] for i in range(len(self._placeholders))]
+        return [cast_floating(x, self.config.dtype) for x in arguments]
 
 
 class Interpreter(torch.fx.Interpreter):
-    """Runs nodes one by one, and computes in another precision if asked to."""
+    """Runs nodes one by one, optionally in another floating-point dtype."""
 
     def __init__(self, graph: torch.fx.GraphModule, dtype: torch.dtype | None) -> None:
         super().__init__(graph)
         self._dtype = dtype
 
     def fetch_args_kwargs_from_env(self, n: torch.fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A node's operands; a dtype among them is the one that is computed in."""
+        """Return a node's operands; floating-point dtypes among them are replaced."""
         args, kwargs = super().fetch_args_kwargs_from_env(n)
         if self._dtype is None:
             return args, kwargs
-        args, kwargs = pytree.tree_map_only(torch.dtype, self._wider, (args, kwargs))
+        args, kwargs = pytree.tree_map_only(torch.dtype, self._replace_dtype, (args, kwargs))
         return args, kwargs
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """A constant of the graph."""
-        return in_precision(super().get_attr(target, args, kwargs), self._dtype)
+        """Return a constant of the graph."""
+        return cast_floating(super().get_attr(target, args, kwargs), self._dtype)
 
-    def _wider(self, dtype: torch.dtype) -> torch.dtype | None:
+    def _replace_dtype(self, dtype: torch.dtype) -> torch.dtype | None:
         return self._dtype if dtype.is_floating_point else dtype
 
 
-def in_precision(x: Any, dtype: torch.dtype | None) -> Any:
-    """A tensor of real or complex numbers in another precision; anything else, and without one, as it is."""
+def cast_floating(x: Any, dtype: torch.dtype | None) -> Any:
+    """Cast a floating-point or complex tensor to another precision; return anything else as it is."""
     if dtype is None or not isinstance(x, torch.Tensor):
         return x
     if x.is_complex():
@@ -170,49 +170,49 @@ def _is_node(x: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Origin:
-    """Takes the place of an FX node while rules run: what they make remembers the value it stands for."""
+    """Replaces FX nodes while rules run, so that new nodes know which value they replace."""
 
     key: str
 
 
 class OnnxTrace(Trace):
-    """The model as an engine is given it, and its values, fetched by as many runs as the budget takes."""
+    """The model as it is given to an engine; its values are computed by as many runs as the budget needs."""
 
-    def __init__(self, way: Way, subject: Subject, budget: int) -> None:
-        assert way.options is not None
-        self.way, self._subject, self._budget = way, subject, budget
-        self.model, self._options = prepared(way.options, subject)
-        names = _named(self.model, subject)
-        self._watched, self._watching = _as_engine_runs(self.model, self._options, subject.calls[0])
-        blocked = show_blocked(self._watched, self.model)
-        made = {str(x.name): x for node in self._watched.graph for x in node.outputs}
-        self._reads = _reads(made, blocked)
+    def __init__(self, config: RunConfig, subject: Subject, budget: int) -> None:
+        assert config.options is not None
+        self.config, self._subject, self._budget = config, subject, budget
+        self.model, self._options = prepare_model(config.options, subject)
+        names = _value_names(self.model, subject)
+        self._optimized, self._run_options = _optimized_by_engine(self.model, self._options, subject.calls[0])
+        blocked = show_blocked(self._optimized, self.model)
+        values = {str(x.name): x for node in self._optimized.graph for x in node.outputs}
+        self._reads = _reads(values, blocked)
         self._unblocked = frozenset(blocked.values())
-        self.keys = {key: name for key, name in names.items() if name in made and made[name].dtype is not None}
+        self.keys = {key: name for key, name in names.items() if name in values and values[name].dtype is not None}
 
     def outputs(self, call: int) -> list[torch.Tensor]:
-        """Run the model as a user would."""
+        """Run the model without intermediate outputs."""
         return run(self.model, self._options, self._subject.calls[call])
 
     def values(self, keys: Sequence[str], call: int) -> Iterator[torch.Tensor]:
-        """Fetch the values in portions that fit the budget; each run computes no more than its portion needs."""
+        """Compute the values in portions that fit the budget; each run computes only what its portion needs."""
         feeds = self._subject.calls[call]
         for portion in self._portions([self.keys[key] for key in keys], feeds):
-            cut = part_of(self._watched, list(feeds), list(dict.fromkeys(portion)))
-            found = dict(zip(dict.fromkeys(portion), run(cut, self._watching, feeds), strict=True))
-            yield from (found[name] for name in portion)
+            part = extract(self._optimized, list(feeds), list(dict.fromkeys(portion)))
+            results = dict(zip(dict.fromkeys(portion), run(part, self._run_options, feeds), strict=True))
+            yield from (results[name] for name in portion)
 
     def reads(self, name: str) -> list[str]:
-        """The values that the node of one reads."""
+        """Return the inputs of a value's producer."""
         return self._reads.get(name, [])
 
-    def stands_in(self, key: str) -> bool:
-        """Whether the value has another name here or was kept in blocks, and is no result."""
+    def is_substitute(self, key: str) -> bool:
+        """Whether the value has another name here or was blocked, and is not a result."""
         changed = self.keys[key] != key or self.keys[key] in self._unblocked
         return changed and key not in self._subject.outputs
 
     def _portions(self, names: Sequence[str], feeds: Feeds) -> Iterator[list[str]]:
-        sizes = _bytes(self.model, feeds) | _bytes(self._watched, feeds)
+        sizes = _bytes(self.model, feeds) | _bytes(self._optimized, feeds)
         portion: list[str] = []
         used = 0
         for name in names:
@@ -226,11 +226,11 @@ class OnnxTrace(Trace):
             yield portion
 
 
-def _reads(made: Mapping[str, ir.Value], blocked: Mapping[str, str]) -> dict[str, list[str]]:
-    """For each value the names of those its node reads; one that is in blocks goes by the name it has without."""
-    found = {name: [str(x.name) for x in _inputs(value)] for name, value in made.items()}
-    found |= {plain: found[name] for name, plain in blocked.items() if found.get(plain) == [name]}
-    return {name: [blocked.get(x, x) for x in read] for name, read in found.items()}
+def _reads(values: Mapping[str, ir.Value], blocked: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the names of each value's inputs, with blocked values replaced by their unblocked names."""
+    inputs = {name: [str(x.name) for x in _inputs(value)] for name, value in values.items()}
+    inputs |= {plain: inputs[name] for name, plain in blocked.items() if inputs.get(plain) == [name]}
+    return {name: [blocked.get(x, x) for x in read] for name, read in inputs.items()}
 
 
 def _inputs(value: ir.Value) -> list[ir.Value]:
@@ -239,12 +239,12 @@ def _inputs(value: ir.Value) -> list[ir.Value]:
 
 
 def run(model: ir.Model, options: Options, feeds: Feeds) -> list[torch.Tensor]:
-    """A model's outputs, in an engine, with nothing rewritten any more."""
+    """Run a model in an engine without rewriting it, and return its outputs."""
     return runner(model, options)(feeds)
 
 
 def runner(model: ir.Model, options: Options) -> Callable[[Feeds], list[torch.Tensor]]:
-    """A function of inputs that gives a model's outputs; the first call makes it ready."""
+    """Return a function that runs a model in an engine without rewriting it; the first call loads it."""
     from sardonyx.doors.optimize import optimize as door
 
     chosen = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
@@ -257,28 +257,30 @@ def runner(model: ir.Model, options: Options) -> Callable[[Feeds], list[torch.Te
 
     def call(feeds: Feeds) -> list[torch.Tensor]:
         try:
-            found = program(*(feeds[name] for name in names))
+            results = program(*(feeds[name] for name in names))
         except SardonyxError:
             raise
         except Exception as error:
-            raise EngineError(f"the engine {options.engine!r} cannot run the model: {error}", hint=_OTHER) from error
-        return list(found) if isinstance(found, tuple) else [found]
+            raise EngineError(
+                f"the engine {options.engine!r} cannot run the model: {error}", hint=_OTHER_ENGINE_HINT
+            ) from error
+        return list(results) if isinstance(results, tuple) else [results]
 
     return call
 
 
-_OTHER = "compare with another one; sardonyx.engines() lists them"
+_OTHER_ENGINE_HINT = "use another engine; sardonyx.engines() lists them"
 
 
-def part_of(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> ir.Model:
-    """What of a model computes some of its values."""
+def extract(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> ir.Model:
+    """Return the part of a model that computes these outputs."""
     graph = ir.convenience.extract(model.graph, list(inputs), list(outputs))
     return ir.Model(graph, ir_version=model.ir_version, functions=list(model.functions.values()))
 
 
-def prepared(options: Options, subject: Subject) -> tuple[ir.Model, Options]:
-    """The model as the engine is given it: rewritten, and with kernels of its own."""
-    model = rewritten(options, subject)
+def prepare_model(options: Options, subject: Subject) -> tuple[ir.Model, Options]:
+    """Return the model as it is given to the engine: after rewrite rules, with native kernels."""
+    model = apply_rules(options, subject)
     if options.native is True and find_engine(options.engine).takes_kernels(torch.device("cpu")):
         library = native(model, options)
         if library is not None:
@@ -286,74 +288,74 @@ def prepared(options: Options, subject: Subject) -> tuple[ir.Model, Options]:
     return model, options
 
 
-def rewritten(options: Options, subject: Subject) -> ir.Model:
-    """The model after the rules that the options choose; each node knows the value it stands for."""
+def apply_rules(options: Options, subject: Subject) -> ir.Model:
+    """Apply the rules that the options select; each node knows the value that it replaces."""
     model = subject.base.clone()
     for node in model.graph.all_nodes():
         node.meta["fx"] = _Origin(str(node.outputs[0].name))
     engine, names = find_engine(options.engine), select_rules(options.optimize)
     if names:
         operators = {node.op_type for node in model.graph.all_nodes()}
-        compiled = subject.captured is not None  # as torch.compile does it, which keeps nothing for other machines
+        compiled = subject.captured is not None  # as in torch.compile, whose models are not saved
         local = engine.local_domains(torch.device("cpu"), operators) if compiled else frozenset()
         optimize(model, domains=engine.domains | local, names=names)
     return model
 
 
 def with_session(options: Options, **more: Any) -> Options:
-    """Options with further session options."""
-    given = options.session_options or {}
-    if not isinstance(given, Mapping):
-        raise OptionError("session_options is an object, and some have to be added to it", hint="give them as a dict")
-    libraries = [*given.get("custom_ops", ()), *more.pop("custom_ops", ())]
-    merged = {**given, **more, **({"custom_ops": libraries} if libraries else {})}
+    """Return options with further session options."""
+    session = options.session_options or {}
+    if not isinstance(session, Mapping):
+        raise OptionError("session_options is an object, to which entries cannot be added", hint="use a dict")
+    libraries = [*session.get("custom_ops", ()), *more.pop("custom_ops", ())]
+    merged = {**session, **more, **({"custom_ops": libraries} if libraries else {})}
     return Options.of(options, session_options=merged)
 
 
-def _named(model: ir.Model, subject: Subject) -> dict[str, str]:
-    """For values of the graph without rewrites, their names in the rewritten one: the same, or what took their place.
+def _value_names(model: ir.Model, subject: Subject) -> dict[str, str]:
+    """Return the names in the rewritten graph of values of the unoptimized one: the same, or that of a replacement.
 
-    A rule says that what it makes equals what it replaces, and the last of the nodes it made is that.
+    The last node that a rule creates computes the value that it replaces.
     """
-    here = {str(x.name) for node in model.graph for x in node.outputs}
-    stands: dict[str, str] = {}
+    names = {str(x.name) for node in model.graph for x in node.outputs}
+    replacements: dict[str, str] = {}
     for node in model.graph:
         origin = node.meta.get("fx")
         if isinstance(origin, _Origin):
-            stands[origin.key] = str(node.outputs[0].name)
+            replacements[origin.key] = str(node.outputs[0].name)
     ends = dict(zip(subject.outputs, (str(x.name) for x in model.graph.outputs), strict=True))
-    found = {key: key if key in here else stands.get(key) for key in subject.places}
-    return {key: name for key, name in {**found, **ends}.items() if name is not None and name in here}
+    mapped = {key: key if key in names else replacements.get(key) for key in subject.places}
+    return {key: name for key, name in {**mapped, **ends}.items() if name is not None and name in names}
 
 
-def _as_engine_runs(model: ir.Model, options: Options, feeds: Feeds) -> tuple[ir.Model, Options]:
-    """The model after ONNX Runtime's own rewrites, to be run without further ones; of other engines as it is.
+def _optimized_by_engine(model: ir.Model, options: Options, feeds: Feeds) -> tuple[ir.Model, Options]:
+    """Return the model after ONNX Runtime's own rewrites, and options to run it without further ones.
 
-    To ask for a value inside what would be fused prevents the fusion. So the session is asked for what it makes of the
-    model, and values are fetched from that.
+    Requesting an intermediate value as an output prevents fusions. So ONNX Runtime writes its optimized model, and
+    values are computed from that. For other engines the model is returned as it is.
     """
-    given = options.session_options or {}
-    if not find_engine(options.engine).takes_session_options or not isinstance(given, Mapping):
+    session = options.session_options or {}
+    if not find_engine(options.engine).takes_session_options or not isinstance(session, Mapping):
         return model, options
     off = level("none")
-    if given.get("graph_optimization_level") == off:
+    if session.get("graph_optimization_level") == off:
         return model, options
     if weight_bytes(model) > LARGEST_PROTOBUF:
-        log.warning("the weights are too large to ask onnxruntime for its model: values are fetched as they come")
+        log.warning("the weights are too large for onnxruntime to write its optimized model: fusions are not compared")
         return model, options
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "optimized.onnx")
-        inside = model.clone()
-        for name, value in inside.graph.initializers.items():  # a file that holds them, not the session's sharing
+        copy = model.clone()
+        for name, value in copy.graph.initializers.items():  # inline weights, which the file must hold
             if value.const_value is not None:
                 value.const_value = ir.Tensor(value.const_value.numpy(), name=name)
-        run(inside, with_session(options, optimized_model_filepath=str(path), log_severity_level=4), feeds)
-        made = ir.from_proto(ir.to_proto(ir.load(path)))
-    return made, with_session(options, graph_optimization_level=off)
+        run(copy, with_session(options, optimized_model_filepath=str(path), log_severity_level=4), feeds)
+        optimized = ir.from_proto(ir.to_proto(ir.load(path)))
+    return optimized, with_session(options, graph_optimization_level=off)
 
 
 def _bytes(model: ir.Model, feeds: Feeds) -> dict[str, int]:
-    """The size of each value, as far as the sizes of the inputs tell it."""
+    """Return the bytes of each value whose shape is known from those of the inputs."""
     known = model
     if any(x.shape is None or x.shape.has_unknown_dim() or not x.shape.is_static() for x in model.graph.inputs):
         known = model.clone()

@@ -1,4 +1,4 @@
-"""Where the time of a call goes."""
+"""Profile calls: time by module, operator and source line, and overhead outside kernels."""
 
 from sardonyx.diagnose.profiling.measuring import profile
 from sardonyx.diagnose.profiling.result import Profile

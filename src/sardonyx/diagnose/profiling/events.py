@@ -1,4 +1,4 @@
-"""What onnxruntime writes while it profiles, read: nodes with their own times, threads, memory."""
+"""Read onnxruntime's profile: nodes with their times, threads, memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx
 
-from sardonyx.telemetry.picture import Picture, Seen
+from sardonyx.telemetry.graph_snapshot import GraphSnapshot, NodeSnapshot
 
 _SUFFIX = "_kernel_time"
 _MICRO = 1e-6
@@ -19,50 +19,50 @@ _MICRO = 1e-6
 
 @dataclass(frozen=True)
 class NodeTime:
-    """A node as onnxruntime ran it; seconds and bytes are those of one call."""
+    """A node as onnxruntime ran it; seconds and bytes are per call."""
 
     name: str
     operator: str
     seconds: float
     count: float
-    """How often it ran in a call: a node in a loop more than once."""
-    origin: Seen | None
-    """The node of the model that it is, or whose result it computes; None where that cannot be told."""
+    """How often it ran in a call: in a loop more than once."""
+    origin: NodeSnapshot | None
+    """The node of the model that it is, or whose result it computes; None if unknown."""
     output_bytes: int = 0
     threads: int = 1
-    """How many threads worked on it at its busiest."""
+    """Maximum number of threads that worked on it."""
     provider: str = ""
 
     @property
     def is_fused(self) -> bool:
-        """Whether onnxruntime made it of others, so that they share its time."""
+        """Whether onnxruntime fused it from several nodes, which share its time."""
         return self.origin is None or self.origin.name != self.name
 
 
 @dataclass(frozen=True)
 class Events:
-    """One session's part in some calls of a model, the first ones left out."""
+    """The profile of one session over some calls, without warm-up calls."""
 
     nodes: Sequence[NodeTime]
     calls: int
     run_seconds: float
-    """Of one call inside onnxruntime, kernels and what is between them."""
+    """Seconds of one call inside onnxruntime: kernels, and time between them."""
     threads: int = 1
-    """In its pool, with the calling one."""
+    """Threads in its pool, including the calling one."""
     arena_peak: int = 0
-    """The most bytes that its arena had in use; 0 where it did not tell."""
+    """Maximum bytes in use in its arena; 0 if not reported."""
     raw: Sequence[Any] = field(default=(), repr=False)
-    """Everything as onnxruntime wrote it, in the format of chrome://tracing."""
+    """The events as onnxruntime wrote them, in the format of chrome://tracing."""
 
     @property
     def seconds(self) -> float:
-        """Of the kernels of one call."""
+        """Seconds of the kernels of one call."""
         return sum(node.seconds for node in self.nodes)
 
 
 @dataclass
 class _Sum:
-    """The events of one node, added up."""
+    """The sum of the events of one node."""
 
     event: Any
     outer: str
@@ -71,13 +71,13 @@ class _Sum:
     threads: int = 1
 
 
-def read(file: Path, optimized: Path | None, picture: Picture, skip: int, calls: int) -> Events:
-    """Read what a session wrote: all its runs but the first ones. The others were for so many calls of the model."""
+def read(file: Path, optimized: Path | None, snapshot: GraphSnapshot, skip: int, calls: int) -> Events:
+    """Read the profile of a session, except its first `skip` runs; the rest were `calls` calls of the model."""
     raw = json.loads(file.read_text(encoding="utf-8"))
     runs = sorted((e for e in raw if e["name"] == "model_run"), key=lambda e: e["ts"])[skip:]
     start = runs[0]["ts"] if runs else float("inf")
     kernels = [e for e in raw if e["cat"] == "Node" and e["name"].endswith(_SUFFIX) and e["ts"] >= start]
-    origins = _Origins(picture, optimized)
+    origins = _Origins(snapshot, optimized)
     return Events(
         [_node(total, calls, origins) for total in _sums(kernels)],
         calls,
@@ -103,7 +103,7 @@ def _node(total: _Sum, calls: int, origins: _Origins) -> NodeTime:
 
 
 def _sums(kernels: Iterable[Any]) -> list[_Sum]:
-    """The events by node. What runs inside a node, as a branch does, is not counted as the node's own time too."""
+    """Sum the events by node; the time of nodes in a subgraph is not counted for the outer node too."""
     sums: dict[tuple[str, str], _Sum] = {}
     around: dict[Any, list[Any]] = defaultdict(list)
     for event in sorted(kernels, key=lambda e: (e["ts"], -e["dur"])):
@@ -117,7 +117,7 @@ def _sums(kernels: Iterable[Any]) -> list[_Sum]:
         total = sums.setdefault(_key(event), _Sum(event, outer))
         total.micros += event["dur"]
         total.count += 1
-        total.threads = max(total.threads, 1 + sum(sub["num_run"] > 0 for sub in _others(event)))
+        total.threads = max(total.threads, 1 + sum(sub["num_run"] > 0 for sub in _worker_threads(event)))
     return list(sums.values())
 
 
@@ -129,27 +129,27 @@ def _key(event: Any) -> tuple[str, str]:
     return _name(event), str(event["args"].get("node_index"))
 
 
-def _others(event: Any) -> list[Any]:
-    """What the other threads of the pool did for a kernel; nothing where there is no pool."""
-    told = event["args"].get("thread_scheduling_stats")
-    return list(told["sub_threads"].values()) if isinstance(told, dict) else []
+def _worker_threads(event: Any) -> list[Any]:
+    """Return the statistics of a kernel's worker threads; empty if there is no pool."""
+    stats = event["args"].get("thread_scheduling_stats")
+    return list(stats["sub_threads"].values()) if isinstance(stats, dict) else []
 
 
 def _pool(event: Any) -> int:
-    return 1 + len(_others(event))
+    return 1 + len(_worker_threads(event))
 
 
 class _Origins:
-    """Which node of the model one of onnxruntime's is: by its name, or by the result that both give."""
+    """Maps nodes of onnxruntime to nodes of the model, by name or by output."""
 
-    def __init__(self, picture: Picture, optimized: Path | None) -> None:
-        self._by_name = {seen.name: seen for seen in picture.nodes}
-        makers = {value: seen for seen in picture.nodes for value in seen.gives}
-        self._by_result: dict[str, Seen | None] = {}
+    def __init__(self, snapshot: GraphSnapshot, optimized: Path | None) -> None:
+        self._by_name = {node.name: node for node in snapshot.nodes}
+        producers = {value: node for node in snapshot.nodes for value in node.outputs}
+        self._by_result: dict[str, NodeSnapshot | None] = {}
         for node in onnx.load(optimized, load_external_data=False).graph.node if optimized else ():
-            found = next((makers[value] for value in node.output if value in makers), None)
-            self._by_result[node.name] = None if node.name in self._by_result else found
+            origin = next((producers[value] for value in node.output if value in producers), None)
+            self._by_result[node.name] = None if node.name in self._by_result else origin
 
-    def of(self, name: str) -> Seen | None:
-        """The node, if it can be told."""
+    def of(self, name: str) -> NodeSnapshot | None:
+        """Return the node of the model, if known."""
         return self._by_name.get(name) or self._by_result.get(name)

@@ -1,4 +1,4 @@
-"""`profile`: where the time of a call goes, by module, source line, operator; and what is not kernels."""
+"""`profile`: measure the time of a call by module, source line and operator, and outside kernels."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ import torch
 
 from sardonyx import dtypes, fork
 from sardonyx.diagnose.explain import unchanged
-from sardonyx.diagnose.profiling.result import Measured, Profile, profile_of
-from sardonyx.diagnose.profiling.session import Watched, events_of, profiling
+from sardonyx.diagnose.profiling.result import Measurement, Profile, profile_of
+from sardonyx.diagnose.profiling.session import ProfiledRunner, events_of, profiling_options
 from sardonyx.errors import EngineError, OptionError
 from sardonyx.model_files import load_model
 from sardonyx.options import Options
-from sardonyx.telemetry.picture import Picture
+from sardonyx.telemetry.graph_snapshot import GraphSnapshot
 from sardonyx.telemetry.report import observing
 
 _WARM_UPS = 2
@@ -39,13 +39,13 @@ def profile(
     trace: str | os.PathLike[str] | None = None,
     **kwargs: Any,
 ) -> Profile:
-    """Call a model some times, without gradients, and tell where the time goes.
+    """Call a model `calls` times without gradients, and return where the time goes.
 
-    A module or a function is compiled as by `torch.compile(model, backend="sardonyx")`; what is compiled already, by
-    that or by `sardonyx.compile`, is compiled once more with the same options, and stays as it is. A `Program`, an ONNX
-    file or model, and a `NativeModel` run as they are; these take arrays or tensors in order, or by name.
+    A module or a function is compiled as by `torch.compile(model, backend="sardonyx")`. A compiled model, by that or by
+    `sardonyx.compile`, is compiled again with the same options, and is not changed. A `Program`, an ONNX file or model,
+    and a `NativeModel` run as they are; these take arrays or tensors in order, or by name.
 
-    `trace` is a file for what onnxruntime recorded, in the format of chrome://tracing. Else nothing is left behind.
+    `trace` is a file for onnxruntime's events, in the format of chrome://tracing.
 
     >>> found = profile(torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.GELU()).eval(), torch.ones(3, 4), calls=2)
     >>> sorted(row.name for row in found.operators), sorted(found.tree.children)
@@ -54,51 +54,51 @@ def profile(
     if calls < 1:
         raise OptionError(f"calls is {calls!r}", hint="use an integer of at least 1")
     with torch.no_grad(), unchanged(model):
-        measured = _measured(model, args, kwargs, calls, options, dynamic)
-    found = profile_of(measured)
+        measurement = _measure(model, args, kwargs, calls, options, dynamic)
+    result = profile_of(measurement)
     if trace is not None:
-        found.save_trace(trace)
-    return found
+        result.save_trace(trace)
+    return result
 
 
-# What is called
+# What to call
 
 
-def _measured(
+def _measure(
     model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], calls: int, options: Any, dynamic: bool | None
-) -> Measured:
+) -> Measurement:
     from sardonyx.doors.module import CompiledModule
     from sardonyx.doors.program import Program
     from sardonyx.native.model import NativeModel
 
     if isinstance(model, (str, os.PathLike, onnx.ModelProto, ir.Model, NativeModel)):
-        _no_options(options)
-        return _of_session(model, _fed(args, kwargs), calls)
+        _reject_options(options)
+        return _measure_session(model, _session_feeds(args, kwargs), calls)
     if isinstance(model, Program):
-        _no_options(options)
-        return _of_calls(_fresh_program(model), args, kwargs, calls)
+        _reject_options(options)
+        return _measure_calls(_fresh_program(model), args, kwargs, calls)
     if isinstance(model, CompiledModule):
         core = model._core
         chosen = Options.of(core.options if options is None else options, cache_dir="", intercept=False)
-        return _of_calls(CompiledModule(model.original, chosen, core.dynamic), args, kwargs, calls)
-    original, own = _uncompiled(model)
-    return _of_calls(_compiled(original, own if options is None else options, dynamic), args, kwargs, calls)
+        return _measure_calls(CompiledModule(model.original, chosen, core.dynamic), args, kwargs, calls)
+    original, own = _unwrap(model)
+    return _measure_calls(_compiled(original, own if options is None else options, dynamic), args, kwargs, calls)
 
 
-def _no_options(options: Any) -> None:
+def _reject_options(options: Any) -> None:
     if options is not None:
-        raise OptionError("options are given for a model that is compiled already", hint="leave them out")
+        raise OptionError("options are given for a model that is already compiled", hint="leave them out")
 
 
 def _fresh_program(program: Any) -> Any:
-    """The same program with a session of its own."""
+    """Return a copy of a program with its own session."""
     fresh = copy.copy(program)
     fresh._runners, fresh._lock = {}, fork.Lock()
     return fresh
 
 
-def _uncompiled(model: Any) -> tuple[Any, Any]:
-    """What torch.compile was given, and the options if it was for us; a model that is not compiled is itself."""
+def _unwrap(model: Any) -> tuple[Any, Any]:
+    """Return the model that torch.compile wraps, and the options of our backend; other models as they are."""
     if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
         return model._orig_mod, _options_of(model.dynamo_ctx.callback)
     original = getattr(model, "_torchdynamo_orig_callable", None)
@@ -115,7 +115,7 @@ def _options_of(callback: Any) -> Any:
     if name not in ("sardonyx", "onnxrt"):
         raise OptionError(
             f"the model is compiled by the backend {name!r}",
-            hint="give the model itself, or one that the backend 'sardonyx' compiled",
+            hint="pass the original model, or one compiled by the backend 'sardonyx'",
         )
     from sardonyx.doors.dynamo import convert_legacy_options
 
@@ -134,78 +134,84 @@ def _compiled(model: Callable[..., Any], options: Any, dynamic: bool | None) -> 
     return compiled
 
 
-def _of_calls(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], calls: int) -> Measured:
-    """Call first without a profiler, then with one."""
-    watched: list[Watched] = []
+def _measure_calls(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], calls: int) -> Measurement:
+    """Measure calls without a profiler, then with one."""
+    sessions: list[ProfiledRunner] = []
 
-    def watch(job: Any, runner: Any) -> Watched:
-        watched.append(Watched(job, runner))
-        return watched[-1]
+    def observe(job: Any, runner: Any) -> ProfiledRunner:
+        sessions.append(ProfiledRunner(job, runner))
+        return sessions[-1]
 
     try:
-        with observing(watch):
-            plain, _ = _timed(call, args, kwargs, calls, watched)
-            for session in watched:
+        with observing(observe):
+            plain, _ = _time_calls(call, args, kwargs, calls, sessions)
+            for session in sessions:
                 session.is_profiled = True
-            profiled, inside = _timed(call, args, kwargs, calls, watched)
-        used = [session for session in watched if session.seconds]
-        found = [(session, session.finish(calls)) for session in used]
+            profiled, inside = _time_calls(call, args, kwargs, calls, sessions)
+        used = [session for session in sessions if session.seconds]
+        results = [(session, session.finish(calls)) for session in used]
     finally:
-        for session in watched:
+        for session in sessions:
             session.close()
-    others = {session.engine for session, events in found if events is None}
-    remarks = [f"the engine {name!r} does not tell the times of nodes" for name in sorted(others)]
-    remarks += [] if found else ["nothing was compiled: everything ran in torch"]
-    remarks += _on_device(used)
-    events = [events for _, events in found if events is not None]
-    return Measured(events, sum(s.picture.weights for s in used), median(plain), mean(profiled), mean(inside), remarks)
+    others = {session.engine for session, events in results if events is None}
+    remarks = [f"the engine {name!r} does not report the times of nodes" for name in sorted(others)]
+    remarks += [] if results else ["nothing was compiled: everything ran in torch"]
+    remarks += _device_remarks(used)
+    events = [events for _, events in results if events is not None]
+    weights = sum(session.snapshot.weights for session in used)
+    return Measurement(events, weights, median(plain), mean(profiled), mean(inside), remarks)
 
 
-def _on_device(watched: Iterable[Watched]) -> list[str]:
-    devices = {session.job.device.type for session in watched} - {"cpu"}
+def _device_remarks(sessions: Iterable[ProfiledRunner]) -> list[str]:
+    devices = {session.job.device.type for session in sessions} - {"cpu"}
     return [f"on {name}, times of kernels are those of launching them" for name in sorted(devices)]
 
 
-def _timed(
-    call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], calls: int, watched: Sequence[Watched]
+def _time_calls(
+    call: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    calls: int,
+    sessions: Sequence[ProfiledRunner],
 ) -> tuple[list[float], list[float]]:
-    """The seconds of each call, and of what of it was in sessions; a few calls before are not counted."""
-    whole, inside = [], []
+    """Return the seconds of each call, and those spent in sessions, after a few warm-up calls."""
+    total, inside = [], []
     for number in range(_WARM_UPS + calls):
-        for session in watched:
+        for session in sessions:
             session.seconds.clear()
             if number == _WARM_UPS:
                 session.begin()
         started = time.perf_counter()
         call(*args, **kwargs)
-        _wait(watched)
+        _wait(sessions)
         if number >= _WARM_UPS:
-            whole.append(time.perf_counter() - started)
-            inside.append(sum(sum(session.seconds) for session in watched))
-    return whole, inside
+            total.append(time.perf_counter() - started)
+            inside.append(sum(sum(session.seconds) for session in sessions))
+    return total, inside
 
 
-def _wait(watched: Iterable[Watched]) -> None:
-    if any(session.job.device.type == "cuda" for session in watched):
+def _wait(sessions: Iterable[ProfiledRunner]) -> None:
+    if any(session.job.device.type == "cuda" for session in sessions):
         torch.cuda.synchronize()
 
 
-# An ONNX model as it is
+# An ONNX model
 
 
-def _fed(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[Any], dict[str, Any]]:
-    """Inputs for a session: in order, or by name."""
+def _session_feeds(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[Any], dict[str, Any]]:
+    """Return a function that gives a session's inputs by name."""
 
     def feeds(session: Any) -> dict[str, Any]:
-        names = [given.name for given in session.get_inputs()]
+        names = [x.name for x in session.get_inputs()]
         if len(args) > len(names):
-            raise OptionError(f"{len(args)} inputs are given, and the model takes {len(names)}: {', '.join(names)}")
-        found = {**dict(zip(names, args, strict=False)), **kwargs}
-        missing = [name for name in names if name not in found]
-        if missing or set(found) - set(names):
-            wrong = f"lacks the inputs {missing}" if missing else f"has no inputs {sorted(set(found) - set(names))}"
-            raise OptionError(f"what is given {wrong}", hint=f"the model takes {', '.join(names)}")
-        return {name: _array(value) for name, value in found.items()}
+            raise OptionError(f"{len(args)} inputs are given, but the model takes {len(names)}: {', '.join(names)}")
+        values = {**dict(zip(names, args, strict=False)), **kwargs}
+        missing = [name for name in names if name not in values]
+        if missing or set(values) - set(names):
+            unknown = sorted(set(values) - set(names))
+            problem = f"the call lacks the inputs {missing}" if missing else f"the model has no inputs {unknown}"
+            raise OptionError(problem, hint=f"the model takes {', '.join(names)}")
+        return {name: _array(value) for name, value in values.items()}
 
     return feeds
 
@@ -214,20 +220,20 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
     return dtypes.to_array(value.detach().cpu()) if isinstance(value, torch.Tensor) else np.asarray(value)
 
 
-def _of_session(model: Any, fed: Callable[[Any], dict[str, Any]], calls: int) -> Measured:
-    loaded, library, path = _loaded(model)
-    picture = Picture.of(loaded)
+def _measure_session(model: Any, fed: Callable[[Any], dict[str, Any]], calls: int) -> Measurement:
+    loaded, library, path = _load(model)
+    snapshot = GraphSnapshot.of(loaded)
     with tempfile.TemporaryDirectory(prefix="sardonyx-profile-") as folder:
-        plain = _calling(_session(loaded, library, path, {}), fed)
-        seconds, _ = _timed(plain, (), {}, calls, ())
-        session = _session(loaded, library, path, profiling(None, Path(folder), picture.weights))
-        profiled, _ = _timed(_calling(session, fed), (), {}, calls, ())
-        events = events_of(session, Path(folder), picture, skip=_WARM_UPS, calls=calls)
-    return Measured([events], picture.weights, median(seconds), mean(profiled), mean(profiled))
+        plain = _session_call(_session(loaded, library, path, {}), fed)
+        seconds, _ = _time_calls(plain, (), {}, calls, ())
+        session = _session(loaded, library, path, profiling_options(None, Path(folder), snapshot.weights))
+        profiled, _ = _time_calls(_session_call(session, fed), (), {}, calls, ())
+        events = events_of(session, Path(folder), snapshot, skip=_WARM_UPS, calls=calls)
+    return Measurement([events], snapshot.weights, median(seconds), mean(profiled), mean(profiled))
 
 
-def _loaded(model: Any) -> tuple[ir.Model, Path | None, Path | None]:
-    """The model, the library of its kernels, and its file: onnxruntime finds weights beside that."""
+def _load(model: Any) -> tuple[ir.Model, Path | None, Path | None]:
+    """Return the model, the library of its kernels, and its path, which onnxruntime needs to find external weights."""
     from sardonyx.native.model import NativeModel
 
     if isinstance(model, NativeModel):
@@ -240,7 +246,7 @@ def _session(model: ir.Model, library: Path | None, path: Path | None, settings:
     from sardonyx.native.session import onnxruntime, open_session
 
     options = onnxruntime().SessionOptions()
-    options.log_severity_level = 4  # what it says of a call that fails is in the error
+    options.log_severity_level = 4  # its messages are in the exception too
     options.intra_op_num_threads = torch.get_num_threads()
     for name, value in settings.items():
         setattr(options, name, value)
@@ -252,7 +258,7 @@ def _session(model: ir.Model, library: Path | None, path: Path | None, settings:
         raise EngineError(f"onnxruntime refused {path}: {error}") from error
 
 
-def _calling(session: Any, fed: Callable[[Any], dict[str, Any]]) -> Callable[[], Any]:
+def _session_call(session: Any, fed: Callable[[Any], dict[str, Any]]) -> Callable[[], Any]:
     feeds = fed(session)
 
     def call() -> Any:

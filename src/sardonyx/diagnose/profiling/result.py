@@ -1,4 +1,4 @@
-"""What a profile tells: a tree of modules, tables by operator and line, and what of a call is not kernels."""
+"""The result of a profile: a tree of modules, tables by operator and source line, and overhead outside kernels."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sardonyx.atomic_files import write_file
 from sardonyx.diagnose.profiling.events import Events, NodeTime
-from sardonyx.written_files import write_file
 
 FUSED = "fused by onnxruntime"
-"""What stands for the module and the line of a node that onnxruntime made of others and gave another name."""
+"""Module and source line of a node that onnxruntime fused and renamed."""
 NATIVE_KERNELS = "native kernels"
-"""What stands for the module of a kernel in a model that does not say whence it is."""
-_NOWHERE = "not in the source"
+"""Module of a native kernel whose origin is unknown."""
+_NO_SOURCE = "not in the source"
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table: what took time, how much of a call, how often it ran, and its share of the kernels."""
+    """A row of a table: name, seconds and count per call, and share of the kernels' time."""
 
     name: str
     seconds: float
@@ -31,82 +31,82 @@ class Row:
 
 @dataclass
 class Scope:
-    """A module, with the time of everything in it."""
+    """A module, with the time of its nodes and submodules."""
 
     name: str
     path: str
     kind: str = ""
-    """Its class."""
+    """Class of the module."""
     own: float = 0.0
-    """Seconds of what is in no module inside it."""
+    """Seconds of nodes that are not in a submodule."""
     count: float = 0.0
     children: dict[str, Scope] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
-        """Of everything in it."""
+        """Seconds of all nodes in it."""
         return self.own + sum(child.seconds for child in self.children.values())
 
     @property
     def nodes(self) -> float:
-        """How many nodes run in it."""
+        """Number of nodes that run in it."""
         return self.count + sum(child.nodes for child in self.children.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain data."""
-        told = {"name": self.name, "path": self.path, "kind": self.kind, "seconds": self.seconds, "nodes": self.nodes}
-        return {**told, "children": [child.as_dict() for child in self.by_time()]}
+        """Return plain data."""
+        entry = {"name": self.name, "path": self.path, "kind": self.kind, "seconds": self.seconds, "nodes": self.nodes}
+        return {**entry, "children": [child.as_dict() for child in self.by_time()]}
 
     def by_time(self) -> list[Scope]:
-        """The modules inside, the slowest first."""
+        """Return the submodules, slowest first."""
         return sorted(self.children.values(), key=lambda child: -child.seconds)
 
 
 @dataclass(frozen=True)
 class Overhead:
-    """The seconds of a call, in parts. Those with a profiler watching are a little longer than those without."""
+    """The seconds of a call, in parts. Calls take a little longer with a profiler."""
 
     call: float
     """Without a profiler."""
     profiled: float
-    """With it: the sum of what follows."""
+    """With a profiler: the sum of the following."""
     kernels: float
     engine: float
-    """In the engine, between kernels."""
+    """In the engine, outside kernels."""
     binding: float
-    """Handing tensors to the engine and back."""
+    """Passing tensors to the engine and back."""
     torch: float
-    """Everything around: guards, wrappers, and operators that stayed in torch."""
+    """In torch: guards, wrappers, and operators that run in torch."""
 
     @property
     def outside(self) -> float:
-        """What is not kernels."""
+        """Seconds outside kernels."""
         return self.engine + self.binding + self.torch
 
 
 @dataclass(frozen=True)
 class Threads:
-    """How far the engine used its threads."""
+    """The engine's use of threads."""
 
     pool: int
     parallel: float
-    """The share of the kernels' time in which more than one thread had work."""
+    """Share of the kernels' time in which more than one thread worked."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes, as far as the profile tells."""
+    """Memory in bytes."""
 
     weights: int
     activations: int
-    """All that nodes write in a call, one after the other."""
+    """Total bytes that nodes write in a call."""
     arena_peak: int
-    """The most that the engine's arena held at once, weights it copied included; 0 where it does not tell."""
+    """Peak of the engine's arena, including copied weights; 0 if not reported."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Where the time of a call goes. Printed, it is for people."""
+    """The result of `profile`: where the time of a call goes."""
 
     calls: int
     tree: Scope
@@ -120,7 +120,7 @@ class Profile:
     _raw: Sequence[Sequence[Any]] = field(default=(), repr=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain data, for JSON; times are seconds of one call, sizes bytes."""
+        """Return plain data for JSON; times are seconds of one call, sizes bytes."""
         return {
             "calls": self.calls,
             "overhead": {**asdict(self.overhead), "outside": self.overhead.outside},
@@ -129,40 +129,40 @@ class Profile:
             "lines": [asdict(row) for row in self.lines],
             "threads": asdict(self.threads),
             "memory": asdict(self.memory),
-            "nodes": [_node_told(node) for node in self.nodes],
+            "nodes": [_node_dict(node) for node in self.nodes],
             "remarks": list(self.remarks),
         }
 
     def save_trace(self, path: str | os.PathLike[str]) -> Path:
-        """Write what onnxruntime recorded, for chrome://tracing or Perfetto; sessions are one process each there."""
+        """Write onnxruntime's events for chrome://tracing or Perfetto; each session is shown as a process."""
         events = [{**event, "pid": number} for number, raw in enumerate(self._raw) for event in raw]
         write_file(Path(path), json.dumps(events))
         return Path(path)
 
     def __str__(self) -> str:
-        from sardonyx.diagnose.profiling.text import told
+        from sardonyx.diagnose.profiling.text import format_profile
 
-        return told(self)
+        return format_profile(self)
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The calls: of each session what onnxruntime tells; and the seconds of a call, by who spent them."""
+class Measurement:
+    """The measured calls: the events of each session, and the seconds of a call."""
 
     events: Sequence[Events]
     weights: int
     plain: float
     profiled: float
     sessions: float
-    """Of the profiled call, the seconds in sessions."""
+    """Seconds of the profiled call in sessions."""
     remarks: Sequence[str] = ()
 
 
-# From what was measured
+# Aggregation
 
 
-def profile_of(measured: Measured) -> Profile:
-    """What was measured, added up by module, operator and line."""
+def profile_of(measured: Measurement) -> Profile:
+    """Aggregate a measurement by module, operator and source line."""
     nodes = [node for events in measured.events for node in events.nodes]
     kernels = sum(node.seconds for node in nodes)
     runs = sum(events.run_seconds for events in measured.events)
@@ -195,11 +195,11 @@ def profile_of(measured: Measured) -> Profile:
 def _line_of(node: NodeTime) -> str:
     if node.origin is None:
         return FUSED
-    return node.origin.where or _NOWHERE
+    return node.origin.where or _NO_SOURCE
 
 
 def _rows(nodes: Iterable[NodeTime], name_of: Callable[[NodeTime], str]) -> list[Row]:
-    """Added up by a name, the slowest first."""
+    """Aggregate by a name, slowest first."""
     seconds: dict[str, float] = {}
     counts: dict[str, float] = {}
     for node in nodes:
@@ -215,7 +215,7 @@ def _tree(nodes: Iterable[NodeTime]) -> Scope:
     root = Scope("", "")
     for node in nodes:
         scope = root
-        for path, name in _way(node):
+        for path, name in _module_path(node):
             kinds = node.origin.kinds if node.origin is not None else {}
             scope = scope.children.setdefault(name, Scope(name, path))
             scope.kind = scope.kind or kinds.get(path, "")
@@ -224,8 +224,8 @@ def _tree(nodes: Iterable[NodeTime]) -> Scope:
     return root
 
 
-def _way(node: NodeTime) -> Iterator[tuple[str, str]]:
-    """The modules around a node from the outermost on, each by its path and its name."""
+def _module_path(node: NodeTime) -> Iterator[tuple[str, str]]:
+    """Iterate over the modules that contain a node, outermost first, as (path, name)."""
     if node.origin is None:
         yield FUSED, FUSED
         return
@@ -236,7 +236,7 @@ def _way(node: NodeTime) -> Iterator[tuple[str, str]]:
         yield ".".join(parts[:end]), parts[end - 1]
 
 
-def _node_told(node: NodeTime) -> dict[str, Any]:
+def _node_dict(node: NodeTime) -> dict[str, Any]:
     origin = node.origin
     return {
         "name": node.name,

@@ -1,4 +1,4 @@
-"""A profile as text."""
+"""Format a profile as text."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ _SHOWN = 12
 _LEAST_SHOWN = 0.01
 
 
-def told(found: Profile) -> str:
-    """The profile, in lines."""
-    return "\n".join([*_head(found), "", *_tree_lines(found), "", *_table_lines(found)])
+def format_profile(profile: Profile) -> str:
+    """Format a profile."""
+    return "\n".join([*_head(profile), "", *_tree_lines(profile), "", *_table_lines(profile)])
 
 
-def _head(found: Profile) -> list[str]:
-    spent = found.overhead
-    whole = spent.profiled or 1.0
+def _head(profile: Profile) -> list[str]:
+    spent = profile.overhead
+    total = spent.profiled or 1.0
     parts = {"kernels": spent.kernels, "engine": spent.engine, "binding": spent.binding, "torch": spent.torch}
-    told = ", ".join(f"{name} {duration(seconds)} ({seconds / whole:.0%})" for name, seconds in parts.items())
-    memory = found.memory
+    shares = ", ".join(f"{name} {duration(seconds)} ({seconds / total:.0%})" for name, seconds in parts.items())
+    memory, threads = profile.memory, profile.threads
     return [
-        f"a call takes {duration(spent.call)}; {duration(spent.profiled)} while profiled, the mean of {found.calls}",
-        f"  {told}",
-        f"  threads: {found.threads.pool}, more than one at work in {found.threads.parallel:.0%} of the kernels' time",
-        f"  memory: weights {size_told(memory.weights)}, written by nodes {size_told(memory.activations)}, "
-        f"arena's peak {size_told(memory.arena_peak) if memory.arena_peak else 'not told'}",
-        *(f"  {remark}" for remark in found.remarks),
+        f"a call takes {duration(spent.call)}; {duration(spent.profiled)} while profiled, the mean of {profile.calls}",
+        f"  {shares}",
+        f"  threads: {threads.pool}, more than one at work in {threads.parallel:.0%} of the kernels' time",
+        f"  memory: weights {format_bytes(memory.weights)}, written by nodes {format_bytes(memory.activations)}, "
+        f"arena's peak {format_bytes(memory.arena_peak) if memory.arena_peak else 'unknown'}",
+        *(f"  {remark}" for remark in profile.remarks),
     ]
 
 
-def _tree_lines(found: Profile) -> list[str]:
-    total = found.tree.seconds or 1.0
-    return ["by module", *_scope_lines(found.tree, "  ", total)]
+def _tree_lines(profile: Profile) -> list[str]:
+    total = profile.tree.seconds or 1.0
+    return ["by module", *_scope_lines(profile.tree, "  ", total)]
 
 
 def _scope_lines(scope: Scope, indent: str, total: float) -> list[str]:
@@ -51,10 +51,10 @@ def _scope_lines(scope: Scope, indent: str, total: float) -> list[str]:
     return lines
 
 
-def _table_lines(found: Profile) -> list[str]:
-    total = found.overhead.kernels or 1.0
+def _table_lines(profile: Profile) -> list[str]:
+    total = profile.overhead.kernels or 1.0
     lines = []
-    for title, rows in (("by operator", found.operators), ("by source line", found.lines)):
+    for title, rows in (("by operator", profile.operators), ("by source line", profile.lines)):
         lines += [title, *(_line(row.seconds, total, row.count, f"  {row.name}") for row in rows[:_SHOWN])]
         lines += [f"  and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
         lines.append("")
@@ -65,10 +65,10 @@ def _line(seconds: float, total: float, count: float, name: str) -> str:
     return f"{duration(seconds):>9} {seconds / total:>5.0%} {count:>5.0f} ×{name}"
 
 
-def size_told(count: float) -> str:
-    """A number of bytes for people.
+def format_bytes(count: float) -> str:
+    """Format a number of bytes.
 
-    >>> size_told(512), size_told(4_200_000)
+    >>> format_bytes(512), format_bytes(4_200_000)
     ('512 B', '4.2 MB')
     """
     for unit in ("B", "kB", "MB"):

@@ -1,4 +1,4 @@
-"""A failing model cut down to the smallest part that still fails."""
+"""Reduce a failing model to the smallest part that still fails."""
 
 from sardonyx.diagnose.reduction.case import Case
 from sardonyx.diagnose.reduction.reducing import Reduction, reduce

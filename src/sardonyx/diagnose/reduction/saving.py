@@ -1,4 +1,4 @@
-"""A failing case as a folder that anyone can run: the model, its inputs, and a program of a few lines."""
+"""Write a failing case as a folder: the model, its inputs, and a short program that reproduces the failure."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import torch
 
 from sardonyx import dtypes
 from sardonyx.diagnose.comparison.errors import tolerance_of
+from sardonyx.diagnose.comparison.run_config import RunConfig
 from sardonyx.diagnose.comparison.subject import tensor_of
 from sardonyx.diagnose.comparison.trace import run
-from sardonyx.diagnose.comparison.way import Way
 from sardonyx.diagnose.reduction.case import Case
 from sardonyx.diagnose.reduction.traced import TracedCase
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import SardonyxError
 from sardonyx.options import Options
-from sardonyx.telemetry.repro_code import class_of, constants_of, operators_of
+from sardonyx.telemetry.repro_code import class_source, constants, custom_operators
 
 _INPUTS = """\
 import pathlib
@@ -33,8 +33,8 @@ import sys
 import numpy as np
 
 folder = pathlib.Path(__file__).parent
-with np.load(folder / "inputs.npz") as held:
-    feeds = {name: held[name] for name in held.files}
+with np.load(folder / "inputs.npz") as file:
+    feeds = {name: file[name] for name in file.files}
 """
 
 _BY_ONNXRUNTIME = """\
@@ -59,12 +59,12 @@ results = [x.numpy() for x in (results if isinstance(results, tuple) else (resul
 """
 
 _COMPARE = """\
-with np.load(folder / "expected.npz") as held:
-    expected = [held[f"arr_{{i}}"] for i in range(len(held.files))]
+with np.load(folder / "expected.npz") as file:
+    expected = [file[f"arr_{{i}}"] for i in range(len(file.files))]
 worst = 0.0
-for result, right in zip(results, expected, strict=True):
-    scale = max(float(np.abs(right).max(initial=0.0)), 1e-6)
-    worst = max(worst, float(np.abs(result.astype("d") - right.astype("d")).max(initial=0.0)) / scale)
+for result, reference in zip(results, expected, strict=True):
+    scale = max(float(np.abs(reference).max(initial=0.0)), 1e-6)
+    worst = max(worst, float(np.abs(result.astype("d") - reference.astype("d")).max(initial=0.0)) / scale)
 print(f"results differ by {{worst:.2e}} of their magnitude from what {against} computes")
 sys.exit(worst > {tolerance})
 """
@@ -93,36 +93,36 @@ for result in results:
 
 
 def save(
-    folder: Path, case: Case, kind: str, text: str, way: Way, against: Way | None, tolerance: float | None
+    folder: Path, case: Case, kind: str, text: str, way: RunConfig, against: RunConfig | None, tolerance: float | None
 ) -> Path:
-    """Write it; what is expected is computed once, so that the program needs no more than what it runs in."""
+    """Write a case; expected results are computed once, so that the program does not need the reference."""
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(case.model(), str(folder / "model.onnx"))
     np.savez(folder / "inputs.npz", allow_pickle=False, **case.feeds())
     assert way.options is not None
-    parts = [_INPUTS, _running(folder, way.options)]
+    parts = [_INPUTS, _run_lines(folder, way.options)]
     if kind == "wrong" and against is not None:
-        allowed = _expect(folder, case, against)
+        allowed = _write_expected(folder, case, against)
         parts.append(_COMPARE.format(against=against, tolerance=allowed if tolerance is None else tolerance))
     else:
         parts.append(_SHOW)
-    (folder / "reproduce.py").write_text(f"# {kind}: {_line(text)}\n" + "\n".join(parts), encoding="utf-8")
-    return _told(folder, case, kind, text, way)
+    (folder / "reproduce.py").write_text(f"# {kind}: {_one_line(text)}\n" + "\n".join(parts), encoding="utf-8")
+    return _write_readme(folder, case, kind, text, way)
 
 
-def save_traced(folder: Path, case: TracedCase, kind: str, text: str, way: Way, tolerance: float | None) -> Path:
-    """Write a graph of torch as the program's own source, its numbers, and the model that it is exported as."""
+def save_traced(folder: Path, case: TracedCase, kind: str, text: str, way: RunConfig, tolerance: float | None) -> Path:
+    """Write a torch graph as Python source, its values, and the exported model."""
     folder.mkdir(parents=True, exist_ok=True)
-    numbers = {"inputs": list(case.given.values()), "expected": case.results(), **constants_of(case.module)}
-    torch.save(numbers, folder / "values.pt")
-    with contextlib.suppress(SardonyxError):  # an exception may be that it cannot be exported
+    values = {"inputs": list(case.input_values.values()), "expected": case.results(), **constants(case.module)}
+    torch.save(values, folder / "values.pt")
+    with contextlib.suppress(SardonyxError):  # the failure may be that it cannot be exported
         onnx.save(case.model(), str(folder / "model.onnx"))
-    imports, source = class_of(case.module)
+    imports, source = class_source(case.module)
     assert way.options is not None
     parts = [
         f"import pathlib\nimport sys\n\n{imports}\n",
         "import sardonyx\nfrom sardonyx.diagnose.comparison.errors import error_of\n",
-        *(f"# Has to be registered before: the operator {name}.\n" for name in operators_of(case.module)),
+        *(f"# The operator {name} must be registered first.\n" for name in custom_operators(case.module)),
         _TRACED.format(graph=source, options=_keywords(way.options)),
     ]
     if kind == "wrong":
@@ -130,25 +130,23 @@ def save_traced(folder: Path, case: TracedCase, kind: str, text: str, way: Way, 
         parts.append(_COMPARE_TRACED.format(against=case.against, allowed=allowed))
     else:
         parts.append(_SHOW)
-    (folder / "reproduce.py").write_text(f"# {kind}: {_line(text)}\n" + "\n".join(parts), encoding="utf-8")
-    return _told(folder, case, kind, text, way)
+    (folder / "reproduce.py").write_text(f"# {kind}: {_one_line(text)}\n" + "\n".join(parts), encoding="utf-8")
+    return _write_readme(folder, case, kind, text, way)
 
 
-def _told(folder: Path, case: Case | TracedCase, kind: str, text: str, way: Way) -> Path:
+def _write_readme(folder: Path, case: Case | TracedCase, kind: str, text: str, way: RunConfig) -> Path:
     operators = ", ".join(dict.fromkeys(case.operators))
-    (folder / "README.md").write_text(
-        f"`python reproduce.py` shows it: {kind} in {way}, {len(case.nodes)} node(s): {operators}. {_line(text)}\n",
-        encoding="utf-8",
-    )
+    failure = f"{kind} in {way}, {len(case.nodes)} node(s): {operators}. {_one_line(text)}"
+    (folder / "README.md").write_text(f"`python reproduce.py` reproduces it: {failure}\n", encoding="utf-8")
     return folder
 
 
-def _line(text: str) -> str:
+def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _expect(folder: Path, case: Case, against: Way) -> float:
-    """Write what the results should be; what they may differ by."""
+def _write_expected(folder: Path, case: Case, against: RunConfig) -> float:
+    """Write the expected results; return their tolerance."""
     assert against.options is not None
     feeds = {name: tensor_of(x) for name, x in case.feeds().items()}
     results = run(ir.from_proto(case.model()), against.options, feeds)
@@ -156,30 +154,30 @@ def _expect(folder: Path, case: Case, against: Way) -> float:
     return max(map(tolerance_of, results), default=0.0)
 
 
-def _running(folder: Path, options: Options) -> str:
-    """The lines that run the model: onnxruntime's alone where nothing of this package is at work."""
+def _run_lines(folder: Path, options: Options) -> str:
+    """Return the lines that run the model: with onnxruntime only, if this package does not rewrite it."""
     alone = options.optimize in ("none", False) and options.native is not True
     if not find_engine(options.engine).takes_session_options or not alone:
         return _BY_SARDONYX.replace("{options}", _keywords(options))
-    given = options.session_options if isinstance(options.session_options, Mapping) else {}
-    lines = [f"options.add_session_config_entry({k!r}, {str(v)!r})" for k, v in given.get("config", {}).items()]
-    for library in map(Path, given.get("custom_ops", ())):
+    session = options.session_options if isinstance(options.session_options, Mapping) else {}
+    lines = [f"options.add_session_config_entry({k!r}, {str(v)!r})" for k, v in session.get("config", {}).items()]
+    for library in map(Path, session.get("custom_ops", ())):
         shutil.copyfile(library, folder / library.name)
         lines.append(f"options.register_custom_ops_library(str(folder / {library.name!r}))")
-    for name, value in given.items():
+    for name, value in session.items():
         if name not in ("config", "custom_ops"):
             lines.append(f"options.{name} = {_literal(value, 'ort')}")
     return _BY_ONNXRUNTIME + "".join(f"{line}\n" for line in lines) + _CREATE
 
 
 def _keywords(options: Options) -> str:
-    """Options as a call is given them: those that are not as they are by default."""
+    """Return the options that differ from the defaults, as keyword arguments in source."""
     changed = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
     return ", ".join(f"{name}={_literal(x)}" for name, x in changed.items() if x != getattr(Options(), name))
 
 
 def _literal(value: Any, ort: str = "__import__('onnxruntime')") -> str:
-    """A value as Python writes it; onnxruntime's own constants by their names."""
+    """Return a value as a Python literal; onnxruntime's constants by name."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key!r}: {_literal(x, ort)}" for key, x in value.items()) + "}"
     return f"{ort}.{type(value).__name__}.{value.name}" if hasattr(value, "name") else repr(value)

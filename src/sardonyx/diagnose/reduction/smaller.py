@@ -1,4 +1,4 @@
-"""Ways to make a case smaller that still fails: fewer nodes, smaller sizes, plainer numbers."""
+"""Reduction passes: fewer nodes, smaller sizes, simpler values, fewer attributes."""
 
 from __future__ import annotations
 
@@ -9,46 +9,46 @@ from typing import Any
 import numpy as np
 import onnx
 
-from sardonyx.diagnose.bisection.delta import smallest
+from sardonyx.diagnose.bisection.delta import minimal_subset
 from sardonyx.diagnose.reduction.case import Array, Arrays, Case, reads_of
 
 Fails = Callable[[Case], bool]
 
 
 def fewer_nodes(case: Case, fails: Fails) -> Case:
-    """The nodes between the first that is needed and the last, then only those that are needed among them."""
+    """Remove nodes: trim both ends by binary search, then find a minimal subset."""
     nodes = case.nodes
-    last = _first_that(lambda count: fails(case.of_nodes(nodes[:count])), 1, len(nodes))
+    last = _binary_search(lambda count: fails(case.of_nodes(nodes[:count])), 1, len(nodes))
     nodes = nodes[:last]
-    first = len(nodes) - _first_that(lambda count: fails(case.of_nodes(nodes[-count:])), 1, len(nodes))
+    first = len(nodes) - _binary_search(lambda count: fails(case.of_nodes(nodes[-count:])), 1, len(nodes))
     nodes = nodes[first:]
-    kept = smallest(nodes, lambda part: fails(case.of_nodes(part)))
-    return case.of_nodes(kept or nodes)
+    needed = minimal_subset(nodes, lambda part: fails(case.of_nodes(part)))
+    return case.of_nodes(needed or nodes)
 
 
-def _first_that(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """The smallest number for which something holds, as it does for the highest, by halving."""
+def _binary_search(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """Return the smallest number for which a condition holds; it holds for `high`."""
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle + 1, high)
     return high
 
 
-def bypassed(case: Case, fails: Fails) -> Case:
-    """Without nodes whose readers can take what it read instead, because that has the same type and sizes."""
+def bypass_nodes(case: Case, fails: Fails) -> Case:
+    """Remove nodes whose output can be replaced by one of their inputs, with the same dtype and shape."""
     for node in reversed(case.nodes):
         if len(case.nodes) > 1 and len(node.output) == 1 and node.output[0] not in case.ends:
             for name in node.input:
-                shorter = _without(case, node, name)
+                shorter = _bypass(case, node, name)
                 if shorter is not None and fails(shorter):
                     case = shorter
                     break
     return case
 
 
-def _without(case: Case, node: onnx.NodeProto, instead: str) -> Case | None:
-    one, other = case.recorded.get(node.output[0]), case.recorded.get(instead, case.weights.get(instead))
-    if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
+def _bypass(case: Case, node: onnx.NodeProto, instead: str) -> Case | None:
+    output, source = case.recorded.get(node.output[0]), case.recorded.get(instead, case.weights.get(instead))
+    if output is None or source is None or output.shape != source.shape or output.dtype != source.dtype:
         return None
     rest = []
     for reader in case.nodes:
@@ -59,26 +59,26 @@ def _without(case: Case, node: onnx.NodeProto, instead: str) -> Case | None:
                 fresh.input[i] = instead if name == node.output[0] else name
             rest.append(fresh)
     if any(node.output[0] in reads_of(reader) for reader in rest):
-        return None  # a body reads it
+        return None  # a subgraph reads it
     return case.of_nodes(rest)
 
 
-def plainer(case: Case, fails: Fails) -> Case:
-    """With numbers that say nothing, where it fails all the same: weights and inputs of ones, or random."""
+def simplify_values(case: Case, fails: Fails) -> Case:
+    """Replace weights and inputs by ones or random values, if the case still fails."""
     for make in (_ones, _random):
-        every = _with(case, {name: make(x) for name, x in _numbers(case).items()})
+        every = _replace_arrays(case, {name: make(x) for name, x in _float_arrays(case).items()})
         if fails(every):
             return every
-    for name, array in _numbers(case).items():
+    for name, array in _float_arrays(case).items():
         for make in (_ones, _random):
-            if fails(changed := _with(case, {name: make(array)})):
+            if fails(changed := _replace_arrays(case, {name: make(array)})):
                 case = changed
                 break
     return case
 
 
-def _numbers(case: Case) -> dict[str, Array]:
-    """What has real numbers: integers are indices and sizes."""
+def _float_arrays(case: Case) -> dict[str, Array]:
+    """Return the floating-point arrays: integers may be indices and sizes."""
     known = {**case.recorded, **case.weights}
     return {name: known[name] for name in case.read if known[name].dtype.kind not in "biuSUO"}
 
@@ -91,23 +91,23 @@ def _random(array: Array) -> Array:
     return np.asarray(np.random.default_rng(0).standard_normal(array.shape)).astype(array.dtype)
 
 
-def _with(case: Case, arrays: Arrays) -> Case:
+def _replace_arrays(case: Case, arrays: Arrays) -> Case:
     weights = {**case.weights, **{name: x for name, x in arrays.items() if name in case.weights}}
     recorded = {**case.recorded, **{name: x for name, x in arrays.items() if name not in case.weights}}
     return replace(case, weights=weights, recorded=recorded)
 
 
-def narrower(case: Case, fails: Fails) -> Case:
-    """With smaller sizes: every axis of one size is cut to another, in inputs and weights alike."""
+def shrink_sizes(case: Case, fails: Fails) -> Case:
+    """Shrink sizes: all axes of one size are sliced to a smaller one, in inputs and weights."""
     for size in sorted({d for name in case.read for d in _array(case, name).shape if d > 1}, reverse=True):
-        for less in _less(size):
+        for less in _smaller_sizes(size):
             if fails(changed := _resized(case, size, less)):
                 case = changed
                 break
     return case
 
 
-def _less(size: int) -> Iterator[int]:
+def _smaller_sizes(size: int) -> Iterator[int]:
     yield from dict.fromkeys(x for x in (1, 2, 3, 4, size // 8, size // 4, size // 2) if 0 < x < size)
 
 
@@ -116,26 +116,26 @@ def _array(case: Case, name: str) -> Array:
 
 
 def _resized(case: Case, size: int, less: int) -> Case:
-    """Slices of every array, with that size in shapes that are constants changed too."""
+    """Slice every array, and replace that size in constant shapes too."""
     changed: dict[str, Array] = {}
     for name in case.read:
         array = _array(case, name)
         if array.dtype == np.int64 and array.ndim <= 1 and array.size <= 8:
             array = np.where(array == size, less, array).astype(np.int64)
         changed[name] = np.ascontiguousarray(array[tuple(slice(less if d == size else None) for d in array.shape)])
-    return _with(case, changed)
+    return _replace_arrays(case, changed)
 
 
-def without_attributes(case: Case, fails: Fails) -> Case:
-    """Without attributes and names that it fails without as well."""
+def drop_attributes(case: Case, fails: Fails) -> Case:
+    """Remove attributes that the failure does not need."""
     nodes: list[Any] = list(case.nodes)
     for at, node in enumerate(nodes):
         for attribute in node.attribute:
             fresh = onnx.NodeProto()
             fresh.CopyFrom(nodes[at])
-            kept = [x for x in fresh.attribute if x.name != attribute.name]
+            others = [x for x in fresh.attribute if x.name != attribute.name]
             del fresh.attribute[:]
-            fresh.attribute.extend(kept)
+            fresh.attribute.extend(others)
             attempt = [*nodes[:at], fresh, *nodes[at + 1 :]]
             if fails(case.of_nodes(attempt)):
                 nodes = attempt
@@ -144,10 +144,10 @@ def without_attributes(case: Case, fails: Fails) -> Case:
 
 PASSES: tuple[tuple[str, Callable[[Case, Fails], Case]], ...] = (
     ("fewer nodes", fewer_nodes),
-    ("bypassing nodes", bypassed),
-    ("smaller sizes", narrower),
-    ("plainer numbers", plainer),
-    ("fewer attributes", without_attributes),
+    ("bypassing nodes", bypass_nodes),
+    ("smaller sizes", shrink_sizes),
+    ("simpler values", simplify_values),
+    ("fewer attributes", drop_attributes),
     ("fewer nodes", fewer_nodes),
 )
-"""What is tried, in order; each begins with what the one before it left."""
+"""Passes in order; each starts from the result of the previous one."""

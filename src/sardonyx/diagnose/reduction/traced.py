@@ -1,4 +1,4 @@
-"""A part of the graph that torch.export traced: some of its calls, with recorded values for what they read."""
+"""A part of the graph that torch.export traced: some of its calls, with recorded values for their inputs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 
 from sardonyx import dtypes
 from sardonyx.diagnose.comparison.comparing import opset_for
-from sardonyx.diagnose.comparison.subject import Call, leaves_of, tensor_of
-from sardonyx.diagnose.comparison.trace import Interpreter, in_precision
-from sardonyx.diagnose.comparison.way import Way
+from sardonyx.diagnose.comparison.run_config import RunConfig
+from sardonyx.diagnose.comparison.subject import CallArguments, leaves_of, tensor_of
+from sardonyx.diagnose.comparison.trace import Interpreter, cast_floating
 from sardonyx.diagnose.reduction.case import Array
 from sardonyx.diagnose.reduction.smaller import fewer_nodes
 
@@ -24,49 +24,51 @@ Values: TypeAlias = "Mapping[torch.fx.Node, Any]"
 
 @dataclass(frozen=True)
 class TracedCase:
-    """Calls of operators, in order, and the values that they may read: weights, inputs, and what others computed.
+    """Calls of operators, in order, and the values that they may read: weights, inputs and recorded values.
 
-    As ONNX it is exported anew, each part by itself: what torch computes from the same inputs is what is right.
+    Each case is exported separately; what torch computes from the same inputs is the reference.
     """
 
     nodes: tuple[torch.fx.Node, ...]
     root: torch.fx.GraphModule
-    """The graph that the nodes are of."""
+    """The graph that the nodes belong to."""
     weights: frozenset[torch.fx.Node]
-    """What is held by the model, and no input."""
+    """Placeholders of weights and buffers."""
     recorded: Values
     ends: frozenset[torch.fx.Node]
-    """Results of the whole model, which stay results."""
-    way: Way
-    against: Way
+    """Outputs of the whole model, which stay outputs."""
+    way: RunConfig
+    against: RunConfig
 
     @classmethod
-    def of(cls, module: torch.nn.Module, call: Call, way: Way, against: Way) -> TracedCase:
-        """All of a module, with every value that a call of it goes through in torch."""
+    def of(cls, module: torch.nn.Module, call: CallArguments, way: RunConfig, against: RunConfig) -> TracedCase:
+        """Return the case of a whole module, with all intermediate values of a call in torch."""
         from sardonyx.capture.export import capture
 
         captured = capture(module, *call)
         graph, leaves = captured.graph, leaves_of(captured, call)
         placeholders = graph.graph.find_nodes(op="placeholder")
-        held = {node: captured.weights[i][1].detach() for i, node in enumerate(placeholders) if i in captured.weights}
-        given = {node: leaves[captured.inputs[i]] for i, node in enumerate(placeholders) if i in captured.inputs}
+        weights = {
+            node: captured.weights[i][1].detach() for i, node in enumerate(placeholders) if i in captured.weights
+        }
+        inputs = {node: leaves[captured.inputs[i]] for i, node in enumerate(placeholders) if i in captured.inputs}
         run = Interpreter(graph, None)
-        run.env = {**held, **given}
+        run.env = {**weights, **inputs}
         for node in graph.graph.nodes:
             if node.op not in ("placeholder", "output"):
                 with torch.no_grad():
                     run.env[node] = run.run_node(node)
-        calls = tuple(x for x in graph.graph.nodes if x.op == "call_function" and not _is_piece(x, run.env))
+        calls = tuple(x for x in graph.graph.nodes if x.op == "call_function" and not _is_result_getitem(x, run.env))
         ends = frozenset(x for x in captured.returned if isinstance(x, torch.fx.Node))
-        return cls(calls, graph, frozenset(held), run.env, ends, way, against)
+        return cls(calls, graph, frozenset(weights), run.env, ends, way, against)
 
     def of_nodes(self, nodes: Any) -> TracedCase:
-        """The same with fewer nodes."""
+        """Return the case with these nodes only."""
         return replace(self, nodes=tuple(nodes))
 
     @property
     def operators(self) -> list[str]:
-        """What is called."""
+        """Operators of the calls."""
         return [str(node.target) for node in self.nodes]
 
     @property
@@ -76,14 +78,14 @@ class TracedCase:
 
     @cached_property
     def read(self) -> list[torch.fx.Node]:
-        """The tensors that the nodes read and do not compute."""
-        made = set(self._copied)
-        names = dict.fromkeys(x for node in self._copied for x in node.all_input_nodes if x not in made)
-        return [node for node in names if isinstance(self.recorded[node], torch.Tensor)]
+        """Nodes of the tensors that are read and not computed."""
+        computed = set(self._copied)
+        inputs = dict.fromkeys(x for node in self._copied for x in node.all_input_nodes if x not in computed)
+        return [node for node in inputs if isinstance(self.recorded[node], torch.Tensor)]
 
     @property
-    def given(self) -> dict[str, torch.Tensor]:
-        """The values of its inputs."""
+    def input_values(self) -> dict[str, torch.Tensor]:
+        """Values of its inputs."""
         return {node.name: self.recorded[node] for node in self._inputs}
 
     @property
@@ -92,37 +94,39 @@ class TracedCase:
 
     @cached_property
     def _copied(self) -> list[torch.fx.Node]:
-        """The nodes, and after one of several results the nodes that take it apart."""
-        return [x for node in self.nodes for x in (node, *(y for y in node.users if _is_piece(y, self.recorded)))]
+        """The nodes, each followed by the `getitem` calls on its results."""
+        return [
+            x for node in self.nodes for x in (node, *(y for y in node.users if _is_result_getitem(y, self.recorded)))
+        ]
 
     @property
     def outputs(self) -> list[torch.fx.Node]:
-        """The tensors that no node of it reads, and results of the whole."""
+        """Nodes of tensors that no node of the case reads, and outputs of the whole model."""
         inner = {x for node in self._copied for x in node.all_input_nodes}
         tensors = [node for node in self._copied if isinstance(self.recorded[node], torch.Tensor)]
         return [node for node in tensors if node not in inner or node in self.ends]
 
     @cached_property
     def module(self) -> torch.fx.GraphModule:
-        """It as a module of its inputs; what is no tensor is written into its calls."""
-        graph, held = torch.fx.Graph(), dict[str, Any]()
-        made: dict[torch.fx.Node, Any] = {node: graph.placeholder(node.name) for node in self._inputs}
+        """The case as a module; values that are not tensors are constants in its calls."""
+        graph, attributes = torch.fx.Graph(), dict[str, Any]()
+        copies: dict[torch.fx.Node, Any] = {node: graph.placeholder(node.name) for node in self._inputs}
 
         def operand(node: torch.fx.Node) -> Any:
-            if node not in made:
-                made[node] = self.recorded[node]
+            if node not in copies:
+                copies[node] = self.recorded[node]
                 if node in self.weights or node.op == "get_attr":
                     name = node.name if node in self.weights else str(node.target).replace(".", "_")
-                    held[name] = self.recorded[node]
-                    made[node] = graph.get_attr(name)
-            return made[node]
+                    attributes[name] = self.recorded[node]
+                    copies[node] = graph.get_attr(name)
+            return copies[node]
 
         for node in self._copied:
             assert callable(node.target)
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), operand)
-            made[node] = graph.call_function(node.target, args, kwargs)
-        graph.output(tuple(made[node] for node in self.outputs))
-        return torch.fx.GraphModule(_holder(held), graph).eval()
+            copies[node] = graph.call_function(node.target, args, kwargs)
+        graph.output(tuple(copies[node] for node in self.outputs))
+        return torch.fx.GraphModule(_module_with(attributes), graph).eval()
 
     @cached_property
     def _program(self) -> Any:
@@ -130,43 +134,43 @@ class TracedCase:
 
         assert self.way.options is not None
         chosen: dict[str, Any] = {"opset": opset_for([self.way]), "translator": self.way.options.translator}
-        return export(self.module, list(self.given.values()), optimize="none", **chosen)
+        return export(self.module, list(self.input_values.values()), optimize="none", **chosen)
 
     def model(self) -> onnx.ModelProto:
-        """It as it is exported, without rewrites."""
+        """Return the exported model, without rewrites."""
         proto: onnx.ModelProto = self._program.proto()
         return proto
 
     def feeds(self) -> dict[str, Array]:
-        """The values of the exported model's inputs."""
-        leaves = self._program.call_spec.flatten(tuple(self.given.values()), {})
+        """Return the values of the exported model's inputs."""
+        leaves = self._program.call_spec.flatten(tuple(self.input_values.values()), {})
         return {name: dtypes.to_array(tensor_of(x)) for name, x in zip(self._program.inputs, leaves, strict=True)}
 
     def results(self) -> list[torch.Tensor]:
-        """What torch computes."""
+        """Return the results that torch computes."""
         dtype = self.against.dtype
         run = Interpreter(self.module, dtype)
         with torch.no_grad():
-            return list(run.run(*(in_precision(x, dtype) for x in self.given.values())))
+            return list(run.run(*(cast_floating(x, dtype) for x in self.input_values.values())))
 
     def expected(self) -> list[Array]:
-        """The same, as the outputs of the exported model: in its order, complex numbers as pairs."""
-        found: dict[int, torch.Tensor] = {}
-        for result, right in zip(self._program.call_spec.binding.results, self.results(), strict=True):
+        """Return torch's results as outputs of the exported model: in its order, complex numbers as pairs."""
+        outputs: dict[int, torch.Tensor] = {}
+        for result, value in zip(self._program.call_spec.binding.results, self.results(), strict=True):
             if result.output is not None:
-                found[result.output] = torch.view_as_real(right.resolve_conj()) if right.is_complex() else right
-        return [dtypes.to_array(found[index]) for index in range(len(found))]
+                outputs[result.output] = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+        return [dtypes.to_array(outputs[index]) for index in range(len(outputs))]
 
 
-def _is_piece(node: torch.fx.Node, recorded: Values) -> bool:
-    """Whether a node does no more than take one of several results."""
+def _is_result_getitem(node: torch.fx.Node, recorded: Values) -> bool:
+    """Whether a node is a `getitem` on a tuple of results."""
     source = node.args[0] if node.target is operator.getitem else None
     return isinstance(source, torch.fx.Node) and isinstance(recorded[source], (tuple, list))
 
 
-def _holder(held: Mapping[str, Any]) -> torch.nn.Module:
+def _module_with(attributes: Mapping[str, Any]) -> torch.nn.Module:
     module = torch.nn.Module()
-    for name, value in held.items():
+    for name, value in attributes.items():
         if isinstance(value, torch.Tensor):
             module.register_buffer(name, value)
         else:
@@ -174,9 +178,9 @@ def _holder(held: Mapping[str, Any]) -> torch.nn.Module:
     return module
 
 
-def plainer(case: TracedCase, fails: Callable[[TracedCase], bool]) -> TracedCase:
-    """With numbers that say nothing, where it fails all the same: weights and inputs of ones, or random."""
-    for node, value in list(_numbers(case)):
+def simplify_values(case: TracedCase, fails: Callable[[TracedCase], bool]) -> TracedCase:
+    """Replace weights and inputs by ones or random values, if the case still fails."""
+    for node, value in list(_float_tensors(case)):
         for plain in (torch.ones_like(value), _random(value)):
             if fails(changed := replace(case, recorded={**case.recorded, node: plain})):
                 case = changed
@@ -184,8 +188,8 @@ def plainer(case: TracedCase, fails: Callable[[TracedCase], bool]) -> TracedCase
     return case
 
 
-def _numbers(case: TracedCase) -> Iterator[tuple[torch.fx.Node, torch.Tensor]]:
-    """What has real numbers: integers are indices and sizes."""
+def _float_tensors(case: TracedCase) -> Iterator[tuple[torch.fx.Node, torch.Tensor]]:
+    """Iterate over the floating-point tensors: integers may be indices and sizes."""
     values = ((node, case.recorded[node]) for node in case.read)
     return ((node, value) for node, value in values if value.is_floating_point())
 
@@ -196,7 +200,7 @@ def _random(value: torch.Tensor) -> torch.Tensor:
 
 TRACED_PASSES: tuple[tuple[str, Callable[[Any, Any], Any]], ...] = (
     ("fewer calls", fewer_nodes),
-    ("plainer numbers", plainer),
+    ("simpler values", simplify_values),
     ("fewer calls", fewer_nodes),
 )
-"""What is tried, in order; sizes stay, for calls have them as arguments."""
+"""Passes in order; sizes are not shrunk, because calls have them as arguments."""

@@ -1,4 +1,4 @@
-"""A warm process for candidates, seen from the side that asks: it is started again when it dies."""
+"""The client of the process that runs candidates, which is restarted if it dies."""
 
 from __future__ import annotations
 
@@ -21,70 +21,70 @@ from sardonyx.options import Options
 Array: TypeAlias = np.ndarray[Any, Any]
 
 _CHILD = "sardonyx.diagnose.reduction.child"
-_PATIENCE = 120.0
-"""Seconds for the process to start, which loads torch."""
+_START_SECONDS = 120.0
+"""Seconds for the process to start, which imports torch."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A model to run, and what to find out."""
+    """A model to run, and how to judge it."""
 
     model: bytes
     feeds: Mapping[str, Array]
     options: Options
     against: Options | None = None
-    """How the results that count as right are computed; None if none are."""
+    """Options of the reference; None without one."""
     expected: Sequence[Array] | None = None
-    """Results that count as right, where they are known already."""
+    """Results of the reference, if they are already known."""
     tolerance: float | None = None
     timed: bool = False
-    """Whether it is time that is compared."""
+    """Whether to compare times."""
     wants_values: bool = False
-    """Whether the outputs themselves are wanted."""
+    """Whether to return the outputs."""
     limit: float = 60.0
-    """Seconds it may take."""
+    """Time limit in seconds."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a candidate."""
+    """The outcome of a candidate."""
 
     kind: Literal["ran", "wrong", "exception", "crash", "timeout", "incomparable"]
-    """The last is a failure of the way that counts as right."""
+    """"incomparable" is a failure of the reference."""
     text: str = ""
     error: float = 0.0
-    """How far the results are apart, or how often as long it took."""
+    """Error of the results, or the slowdown."""
     values: Sequence[Array] = field(default=(), repr=False)
 
 
-def raised(error: Exception) -> Outcome:
-    """What an exception says."""
-    said = error.what if isinstance(error, SardonyxError) else f"{type(error).__name__}: {error}"
-    return Outcome("exception", said)
+def exception_outcome(error: Exception) -> Outcome:
+    """Return the outcome of an exception."""
+    message = error.what if isinstance(error, SardonyxError) else f"{type(error).__name__}: {error}"
+    return Outcome("exception", message)
 
 
 class Worker:
-    """Runs candidates one after the other, each isolated from the rest."""
+    """Runs candidates one after the other, isolated from each other."""
 
     def __init__(self, engines: Sequence[str]) -> None:
         if not hasattr(os, "fork"):
-            raise SardonyxError("candidates are isolated by fork, which this system has not", hint="use Linux or macOS")
+            raise SardonyxError("candidates are isolated by fork, which this system lacks", hint="use Linux or macOS")
         self._engines = list(engines)
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
 
     def __call__(self, request: Request) -> Outcome:
-        """What becomes of a candidate; a process that is gone is replaced."""
+        """Run a candidate; start the process if necessary."""
         connection = self._connection or self._start()
         try:
             connection.send(request)
-            if connection.poll(request.limit + _PATIENCE):
+            if connection.poll(request.limit + _START_SECONDS):
                 outcome: Outcome = connection.recv()
                 return outcome
         except (EOFError, OSError):
             pass
         except KeyboardInterrupt:
-            self.close()  # its answer would be taken for that to the next request
+            self.close()  # else its answer would be read for the next request
             raise
         self.close()
         return Outcome("crash", "the process that runs candidates died")
@@ -99,11 +99,11 @@ class Worker:
         return self._connection
 
     def close(self) -> None:
-        """End the process, and what it has started."""
+        """End the process and its children."""
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # a session of its own: no process of others is in it
+                os.killpg(self._process.pid, signal.SIGKILL)  # its own session: only its children are in it
             self._process.wait()
         self._process = self._connection = None

@@ -19,7 +19,7 @@ from sardonyx.engines.onnxruntime import OnnxRuntime, OnnxRuntimeRunner
 from sardonyx.errors import EngineError, MissingDependency
 from sardonyx.options import Options
 from sardonyx.run.region import BareSession
-from sardonyx.telemetry.progress import showing
+from sardonyx.telemetry.progress import show_progress
 from sardonyx.toolchain import compiler
 from sardonyx.toolchain.headers import read_header
 from sardonyx.toolchain.operator_libraries import libraries_of
@@ -73,7 +73,7 @@ def _build() -> Path:
     flags = ("-std=c++20", "-O2", f'-DTORCH="{torch.__version__}"', *(f"-isystem{folder}" for folder in include))
     links = (f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10")
     extra = tuple(shlex.split(os.environ.get("SARDONYX_CORE_FLAGS", "")))  # sanitizers, for instance
-    with showing("building the core of the device ort, once for this torch"):
+    with show_progress("building the core of the device ort, once for this torch"):
         return compiler.build_library(source(), Options(), flags=(*flags, *extra), links=(*links, *extra))
 
 
@@ -187,7 +187,7 @@ class CoreRunner(Runner):
     def __init__(self, core: Core, job: Job) -> None:
         self._core, self._job = core, job
         self._session: int | None = core.session(job)
-        fork.watch(self)
+        fork.register(self)
         self.output_types = job.output_types
         nodes = onnx.load_from_string(job.model).graph.node
         self.elementwise = len(job.outputs) == 1 and all(

@@ -1,4 +1,4 @@
-"""Files written whole, and to nowhere else: a link that someone left in their place is replaced, not followed."""
+"""Atomic file writes, which replace a symbolic link instead of following it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from uuid import uuid4
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to, which takes the place of `path` at the end; whoever looks there never sees half of it."""
-    beside = path.with_name(f".{uuid4().hex}.part")
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file that replaces `path` on success, so that readers never see a partial file."""
+    temporary = path.with_name(f".{uuid4().hex}.part")
     try:
-        with beside.open("xb") as file:  # x: never a file or a link that is there already
+        with temporary.open("xb") as file:  # x: never an existing file or link
             yield file
-        os.replace(beside, path)
+        os.replace(temporary, path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write a file.
+    """Write a file atomically.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -31,5 +31,5 @@ def write_file(path: Path, content: str | bytes) -> None:
     ...     Path(folder, "a.txt").read_text()
     'hello'
     """
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
