@@ -280,7 +280,7 @@ def test_what_cannot_be_rebuilt_is_described_with_the_reason(tmp_path: Path) -> 
     with pytest.raises(CaptureError, match=r"repro: .*README\.md"):
         sardonyx.export(Closure().eval(), (torch.ones(2, 3),), repro=str(tmp_path))
     text = (only(tmp_path) / "README.md").read_text()
-    assert "Closure reads factor of the function around it" in text
+    assert "Closure reads factor of the enclosing function" in text
     assert "torch.float32 (2, 3) on cpu" in text
     assert "return x * factor if x.sum() > 0 else x" in text
     assert not (only(tmp_path) / "repro.py").exists()
