@@ -113,7 +113,7 @@ def traced(model: nn.Module, x: torch.Tensor) -> OnnxTrace:
 
 @pytest.fixture(autouse=True)
 def _needs_blocks() -> None:
-    made = traced(nn.Conv2d(32, 32, 3).eval(), torch.ones(1, 32, 8, 8))._watched
+    made = traced(nn.Conv2d(32, 32, 3).eval(), torch.ones(1, 32, 8, 8))._optimized
     if not any(node.domain == BLOCKED for node in made.graph):
         pytest.skip("ONNX Runtime keeps no values in blocks on this processor")
 
