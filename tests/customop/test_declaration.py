@@ -215,7 +215,7 @@ def test_what_a_declaration_lacks_is_said(given: dict[str, Any], said: str) -> N
 
 
 def test_an_operator_that_is_no_signature_is_refused() -> None:
-    with pytest.raises(sardonyx.DeclarationError, match="declared by function"):
+    with pytest.raises(sardonyx.DeclarationError, match="the signature is a function"):
         sardonyx.custom_op(lambda x: x, python=lambda x: x)
 
 

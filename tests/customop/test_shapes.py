@@ -180,7 +180,7 @@ WRONG: list[tuple[str, Callable[..., Any], str]] = [
     ("(Tensor, Tensor)", lambda x: x, "for 2 results"),
     ("(Tensor, Tensor)", lambda x: (x, x, x), "for 2 results"),
     ("Tensor<T, 2>", lambda x: (1, 2, 3), "returns 3 sizes for output, and the signature says 2"),
-    ("Tensor", lambda x: [1 if x[0] // k % 2 else 2 for k in range(1, 14)], "more than 4096 ways"),
+    ("Tensor", lambda x: [1 if x[0] // k % 2 else 2 for k in range(1, 14)], "more than 4096 paths"),
 ]
 
 
@@ -199,7 +199,7 @@ def test_a_rule_that_gives_something_else_is_refused(results: str, rule: Callabl
         (lambda *x: x, "the shape rule has positional-only parameters"),
         (lambda x, /: x, "the shape rule has positional-only parameters"),
         (print, "the shape rule has positional-only parameters"),
-        (3, "the shape rule is 3, which is not a Python function"),
+        (3, "the shape rule is 3, not a Python function"),
     ],
 )
 def test_a_rule_takes_what_the_signature_has_by_name(rule: Any, message: str) -> None:

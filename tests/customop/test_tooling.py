@@ -236,7 +236,7 @@ def test_loading_a_library_runs_nothing_that_the_processor_may_lack(packed: Path
         str(packed / "operators.so"),
     ]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "Enlisted" in shown
+    assert "EntryRegistrar" in shown
     assert not re.search(r"[xyz]mm\d", shown), shown
 
 

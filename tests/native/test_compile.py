@@ -310,7 +310,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_compiler")
 def test_without_a_compiler_compile_says_what_to_install() -> None:
-    with pytest.raises(MissingDependency, match=r"no C\+\+ compiler '/no/such/compiler'") as caught:
+    with pytest.raises(MissingDependency, match=r"no C\+\+ compiler found: CXX is '/no/such/compiler'") as caught:
         native.compile(_model())
     assert caught.value.hint == "install g++ or clang++, or set CXX"
 

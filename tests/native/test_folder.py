@@ -144,7 +144,7 @@ def test_a_missing_library_is_named(copied: Path) -> None:
     (copied / "kernels.so").unlink()
     with pytest.raises(FolderError, match=r"kernels\.so is missing"):
         native.load(copied)
-    with pytest.raises(FolderError, match=r"kernels\.so is gone"):
+    with pytest.raises(FolderError, match=r"kernels\.so does not exist"):
         loaded.session()
 
 

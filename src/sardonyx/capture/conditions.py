@@ -96,7 +96,10 @@ def assumptions(graph: torch.fx.GraphModule) -> Iterator[tuple[sympy.Expr, str]]
     """
     environment = environment_of(node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder"))
     for guard in environment.guards if environment is not None else ():
-        yield allow_zeros(environment.replace(guard.expr), environment), location_text(guard.sloc)
+        expr = environment.replace(guard.expr)
+        # torch's own code guards how it computes a view, which need not hold for an empty tensor
+        line = location_text(guard.sloc)
+        yield (expr if line.startswith(_LIBRARY_FOLDERS) else allow_zeros(expr, environment)), line
     asserts = graph.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default)
     for node in asserts:
         value = node.args[0].meta.get("val")
@@ -129,6 +132,17 @@ def condition_function(expr: sympy.Expr, places: Mapping[sympy.Symbol, int]) -> 
         return function_of_sizes(python_of(expr, read))
     except ValueError:  # more than integer arithmetic
         return None
+
+
+def condition_if_nonempty(
+    expr: sympy.Expr, places: Mapping[sympy.Symbol, int]
+) -> Callable[[Sequence[int]], bool] | None:
+    """Return the function of a condition that is not checked for empty tensors.
+
+    torch traces dynamic sizes as two or more: a guard on how a view is computed may exclude zero for no reason.
+    """
+    holds, indices = condition_function(expr, places), [places[s] for s in expr.free_symbols if s in places]
+    return None if holds is None else lambda sizes: any(sizes[i] == 0 for i in indices) or holds(sizes)
 
 
 def sizes_or_number(value: Any) -> Sequence[Any]:

@@ -87,10 +87,10 @@ def custom_op(
 
 def _check_sides(signature: Signature, sides: Sequence[object], *, has_gpu_alone: bool) -> None:
     if sum(side is not None for side in sides) != 1:
-        raise DeclarationError(f"{signature.qualified} needs one of cpp, python and onnx: what computes it")
+        raise DeclarationError(f"{signature.qualified} needs exactly one of cpp, python and onnx")
     if has_gpu_alone:
         raise DeclarationError(
-            f"{signature.qualified} has a kernel for the GPU and none for the CPU", hint="give cpp too"
+            f"{signature.qualified} has a kernel for the GPU and none for the CPU", hint="pass cpp too"
         )
 
 

@@ -30,7 +30,7 @@ def declare(operators: Mapping[str, Node | SignatureOnly], *, replace: bool = Fa
     >>> declare({"aten::special_spherical_bessel_j0": nodes.Sin("x")}, replace=True)
     >>> declare({"aten::sin.out": nodes.Sin("self")})
     Traceback (most recent call last):
-    sardonyx.errors.DeclarationError: aten::sin.out writes to out, and a declaration says what an operator returns
+    sardonyx.errors.DeclarationError: aten::sin.out writes to out, but a declaration defines what an operator returns
       next: declare 'aten::sin': its in-place and out= variants follow from it
     >>> table.remove("aten::special_spherical_bessel_j0")
     """
