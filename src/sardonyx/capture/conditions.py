@@ -134,17 +134,6 @@ def condition_function(expr: sympy.Expr, places: Mapping[sympy.Symbol, int]) -> 
         return None
 
 
-def condition_if_nonempty(
-    expr: sympy.Expr, places: Mapping[sympy.Symbol, int]
-) -> Callable[[Sequence[int]], bool] | None:
-    """Return the function of a condition that is not checked for empty tensors.
-
-    torch traces dynamic sizes as two or more: a guard on how a view is computed may exclude zero for no reason.
-    """
-    holds, indices = condition_function(expr, places), [places[s] for s in expr.free_symbols if s in places]
-    return None if holds is None else lambda sizes: any(sizes[i] == 0 for i in indices) or holds(sizes)
-
-
 def sizes_or_number(value: Any) -> Sequence[Any]:
     """Return the shape of a tensor, or a number as a tuple: the values that conditions are about."""
     return value.shape if isinstance(value, torch.Tensor) else (value,)

@@ -16,13 +16,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import py_sym_types
 from torch.utils import _pytree as pytree
 
-from sardonyx.capture.conditions import (
-    Condition,
-    assumptions,
-    condition_function,
-    condition_if_nonempty,
-    sizes_or_number,
-)
+from sardonyx.capture.conditions import Condition, assumptions, condition_function, sizes_or_number
 from sardonyx.capture.dynamic import leaf_specs, names_of_sizes, names_to_dim_hints, parse_example, unify_sizes
 from sardonyx.capture.example import ExampleCall, is_number
 from sardonyx.capture.export import Captured, capture
@@ -128,7 +122,7 @@ class TracedCall:
         assumed = [
             Condition(str(expr.xreplace(names)), holds, where)
             for expr, where in assumptions(self.captured.graph)
-            if (holds := condition_if_nonempty(expr, read)) is not None
+            if (holds := condition_function(expr, read)) is not None
         ]
         return assumed + self._equalities(read, names)
 
