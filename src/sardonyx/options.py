@@ -19,7 +19,7 @@ from sardonyx.errors import OptionError
 Fallback: TypeAlias = Literal["warn", "error", "quiet"]
 Translator: TypeAlias = Literal["sardonyx", "torchlib"]
 Intercept: TypeAlias = bool | Callable[[Any], object]
-Native: TypeAlias = bool | Literal["auto"]
+BoolOrAuto: TypeAlias = bool | Literal["auto"]
 Provider: TypeAlias = str | tuple[str, Mapping[str, Any]]
 
 _ENV_PREFIX = "SARDONYX_"
@@ -121,9 +121,14 @@ class Options:
     optimize: str | bool | Sequence[str] = _option(
         "default", "rewrite rules: 'default', 'none', 'default-Name', 'none+Name', or a list of names", artifact=True
     )
-    native: Native = _option(
+    native: BoolOrAuto = _option(
         "auto",
         "compile groups of operators to native kernels: True, False, or 'auto' for large ones in training",
+        artifact=True,
+    )
+    cuda_graphs: BoolOrAuto = _option(
+        "auto",
+        "record CUDA graphs of shapes that repeat: True, False, or 'auto' for inference only",
         artifact=True,
     )
     freeze: bool = _option(
@@ -279,7 +284,10 @@ _TYPES: Mapping[str, tuple[Callable[[object], bool], str]] = {
     ),
     "Fallback": (_is_one_of(*get_args(Fallback)), _choices(get_args(Fallback))),
     "Translator": (_is_one_of(*get_args(Translator)), _choices(get_args(Translator))),
-    "Native": (lambda value: isinstance(value, bool) or _is_one_of("auto")(value), _choices((True, False, "auto"))),
+    "BoolOrAuto": (
+        lambda value: isinstance(value, bool) or _is_one_of("auto")(value),
+        _choices((True, False, "auto")),
+    ),
     "Intercept": (
         lambda value: isinstance(value, bool) or callable(value),
         "use True, or a function that takes the call",
@@ -401,7 +409,7 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "Fallback": str,
     "Translator": str,
     "Intercept": _parse_bool,
-    "Native": lambda text: _BOOLEANS.get(text.lower(), text),
+    "BoolOrAuto": lambda text: _BOOLEANS.get(text.lower(), text),
     "Mapping[str, Any] | None": _parse_json_object,
     "Sequence[Provider] | None": lambda text: tuple(part.strip() for part in text.split(",")),
 }

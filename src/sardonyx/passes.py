@@ -16,13 +16,11 @@ from sardonyx.optimize.legalize import legalize
 from sardonyx.optimize.selection import select_rules
 from sardonyx.options import Options
 from sardonyx.run.binding import Binding
+from sardonyx.run.builds import TRAINING
 from sardonyx.telemetry import dump
 from sardonyx.telemetry.graph_snapshot import GraphSnapshot
 from sardonyx.telemetry.report import GraphReport, RegionReport
 from sardonyx.translate import functions as onnx_functions
-
-_TRAINING = ("forward", "backward")
-"""Kinds of graphs that get native kernels by default: engines have no kernels for gradients."""
 
 
 @dataclass
@@ -128,8 +126,10 @@ def wants_kernels(context: Context) -> bool:
         if wanted is True:
             raise unsupported_error(context.options.engine, context.device.type)
         return False
+    if wanted is True:
+        return True
     inspected = context.options.dump or context.options.transforms
-    return wanted is True or not (inspected or context.kind not in _TRAINING)
+    return context.kind in TRAINING and not inspected  # engines have no kernels for gradients
 
 
 # Sessions

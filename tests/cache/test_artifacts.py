@@ -79,7 +79,6 @@ def job(tmp_path: Path) -> Job:
         output_shapes=((),),
         fixed=frozenset(),
         device=torch.device("cpu"),
-        stream=None,
         options=Options(cache_dir=str(tmp_path / "cache")),
     )
 

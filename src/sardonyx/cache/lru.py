@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 V = TypeVar("V")
 
 
 class LRU(Generic[V]):
-    """A mapping of at most `size` entries, which evicts the least recently used.
+    """A mapping of at most `size` entries, which evicts the least recently used, and calls `on_evict` with it.
 
     >>> lru = LRU[str](2)
     >>> lru.put(1, "a"); lru.put(2, "b"); _ = lru.get(1); lru.put(3, "c")
@@ -18,8 +18,8 @@ class LRU(Generic[V]):
     (True, 'a')
     """
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self, size: int, on_evict: Callable[[V], object] | None = None) -> None:
+        self._size, self._on_evict = size, on_evict
         self._entries: OrderedDict[Hashable, V] = OrderedDict()
 
     def get(self, key: Hashable) -> V | None:
@@ -33,7 +33,12 @@ class LRU(Generic[V]):
         self._entries[key] = value
         self._entries.move_to_end(key)
         while len(self._entries) > self._size:
-            self._entries.popitem(last=False)
+            self._evict()
+
+    def _evict(self) -> None:
+        _, value = self._entries.popitem(last=False)
+        if self._on_evict is not None:
+            self._on_evict(value)
 
     def items(self) -> list[tuple[Hashable, V]]:
         """Return all entries, most recently used first."""
@@ -41,7 +46,8 @@ class LRU(Generic[V]):
 
     def clear(self) -> None:
         """Remove all entries."""
-        self._entries.clear()
+        while self._entries:
+            self._evict()
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -14,7 +15,7 @@ from torch.fx.node import map_arg
 from torch.utils.checkpoint import CheckpointPolicy
 
 from sardonyx.capture import attention, strides
-from sardonyx.capture.composite_ops import preserve_composite_ops
+from sardonyx.capture.composite_ops import preserve_attention, preserve_composite_ops
 from sardonyx.capture.views import is_view
 from sardonyx.translate import table
 
@@ -61,15 +62,16 @@ def lower(
 
     from torch._dynamo.backends.common import aot_autograd  # takes a second to import, and exports do not need it
 
+    training = _needs_backward(inputs)
     backend = aot_autograd(
         fw_compiler=compiler("forward"),
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
-        decompositions=decompositions(_needs_backward(inputs), preserved),
+        decompositions=decompositions(training, preserved),
         partition_fn=_partition_joint_graph,
     )
     clone_aliases_in_branches(graph)
-    with preserve_composite_ops():
+    with preserve_composite_ops(), nullcontext() if training else preserve_attention():
         return backend(graph, inputs)
 
 

@@ -1,4 +1,4 @@
-"""Preserve composite operators whose decomposition in torch gives wrong results."""
+"""Preserve composite operators whose decomposition in torch gives wrong or slow results."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 
 import torch
 from torch._C import DispatchKey
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 Decomposition: TypeAlias = Callable[..., Any]
 _aten = torch.ops.aten
@@ -47,6 +49,36 @@ _PRESERVED: Mapping[Any, Decomposition | None] = {
     _aten.upsample_bicubic2d.vec: _preserve_vector_overload_for_bytes,
 }
 """What replaces the decomposition: nothing, or a function of operator, decomposition and arguments."""
+
+
+@contextmanager
+def preserve_attention(device_type: str = "cuda") -> Iterator[None]:
+    """While active, torch keeps scaled dot-product attention on this device as one operator.
+
+    On CUDA it becomes one of several kernels, or products and a softmax, depending on strides and settings; engines
+    have one kernel for all.
+    """
+    operator = _aten.scaled_dot_product_attention.default
+    below_autograd = DispatchKey.AutogradCUDA if device_type == "cuda" else DispatchKey.AutogradCPU
+
+    def decompose(query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        mode = _get_current_dispatch_mode()
+        if query.device.type == device_type and not isinstance(mode, FakeTensorMode):
+            return NotImplemented
+        return operator._op_dk(DispatchKey.CompositeImplicitAutograd, query, *args, **kwargs)
+
+    def keep(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*args, **kwargs)
+
+    operator.py_kernels |= {DispatchKey.CompositeImplicitAutograd: decompose, below_autograd: keep}
+    operator._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for key in (DispatchKey.CompositeImplicitAutograd, below_autograd):
+            del operator.py_kernels[key]
+        operator._dispatch_cache.clear()
 
 
 @contextmanager

@@ -20,7 +20,13 @@ from sardonyx.telemetry.repro import write_repro_on_error
 
 log = logging.getLogger(__name__)
 
-_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+_MODES: Mapping[str, Mapping[str, Any]] = {
+    "default": {},
+    "reduce-overhead": {"cuda_graphs": True},
+    "max-autotune": {"cuda_graphs": True},
+    "max-autotune-no-cudagraphs": {"cuda_graphs": False},
+}
+"""The options that torch's modes stand for."""
 
 
 def sardonyx(
@@ -30,10 +36,16 @@ def sardonyx(
     options: Options | Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
-    """Compile a graph for `torch.compile(backend="sardonyx")`; `mode` is accepted, but has no effect yet."""
+    """Compile a graph for `torch.compile(backend="sardonyx")`; a mode stands for options, which override it."""
     if mode is not None and mode not in _MODES:
         raise OptionError(f"mode is {mode!r}", hint="use one of " + ", ".join(map(repr, _MODES)))
-    return _compile(graph, inputs, Options.of(options))
+    return _compile(graph, inputs, _options_of(options, mode))
+
+
+def _options_of(options: Options | Mapping[str, Any] | None, mode: str | None) -> Options:
+    if isinstance(options, Options):
+        return options
+    return Options.of({**_MODES[mode or "default"], **(options or {})})
 
 
 def onnxrt(

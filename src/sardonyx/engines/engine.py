@@ -16,7 +16,7 @@ from onnx_ir.tensor_adapters import TorchTensor
 
 from sardonyx import dtypes, opsets
 from sardonyx.options import Options
-from sardonyx.telemetry.report import Choice
+from sardonyx.telemetry.report import Choice, Recordings
 from sardonyx.translate.translator import WEIGHTS_LOCATION
 
 T = TypeVar("T")
@@ -50,13 +50,13 @@ class Job:
     fixed: frozenset[int]
     """Indices of the inputs that are weights: the same tensors at nearly every call."""
     device: torch.device
-    stream: int | None
-    """The CUDA stream of the session, torch's current one; None on the CPU."""
     options: Options
     libraries: tuple[str, ...] = ()
     """Shared libraries with the model's custom operators, for an engine that `takes_kernels`."""
     refit: Refit | None = None
     """Makes of a file's job one for another engine; used by an engine that chooses among others."""
+    records: bool = True
+    """Whether CUDA graphs may be recorded."""
 
     @classmethod
     def of(
@@ -70,8 +70,9 @@ class Job:
         device: torch.device | None = None,
         libraries: Sequence[str] = (),
         refit: Refit | None = None,
+        records: bool = True,
     ) -> Job:
-        """Return a job for a serialized model with the inputs and outputs of `graph`, on torch's current stream."""
+        """Return a job for a serialized model with the inputs and outputs of `graph`."""
         device = device or torch.device("cpu")
         return cls(
             model=model,
@@ -82,10 +83,10 @@ class Job:
             output_shapes=tuple(map(static_sizes, graph.outputs)),
             fixed=fixed,
             device=device,
-            stream=current_stream(device),
             options=options,
             libraries=tuple(libraries),
             refit=refit,
+            records=records,
         )
 
     def whole(self) -> ir.Model:
@@ -119,13 +120,11 @@ def static_sizes(value: ir.Value) -> tuple[int, ...] | None:
     return tuple(int(dim) for dim in dims)
 
 
-def current_stream(device: torch.device) -> int | None:
-    """Return torch's current stream on the device, for a session to run on; None on the CPU."""
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
-
-
 class Runner(ABC):
     """A loaded model: torch tensors in, torch tensors out."""
+
+    recordings: Recordings | None = None
+    """What is known of its CUDA graphs; None if it records none."""
 
     @abstractmethod
     def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:

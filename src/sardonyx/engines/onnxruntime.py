@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from sardonyx import fork, opsets
-from sardonyx.engines import blocked, ortvalue
+from sardonyx.engines import blocked, cuda_driver, ortvalue
 from sardonyx.engines.contiguous import is_contiguous
+from sardonyx.engines.cuda_graphs import CudaRecorder, GraphRunner
 from sardonyx.engines.engine import Availability, Engine, Job, Runner
 from sardonyx.engines.ortvalue import from_torch
 from sardonyx.errors import EngineError, MissingDependency, MissingKernel, OptionError
@@ -24,9 +25,7 @@ from sardonyx.toolchain.operator_libraries import libraries_of
 
 log = logging.getLogger(__name__)
 
-_CUDA_STREAM_LEGACY = 1
-"""CUDA's explicit handle of the default stream. Torch calls it 0, which ONNX Runtime takes for no stream: it would then
-create one of its own, which does not synchronize with torch's."""
+_CUDA = "CUDAExecutionProvider"
 _CUDA_BEFORE_OPSET_22 = ("aten::max_pool", "aten::native_group_norm", "aten::elu")
 """Operators that become MaxPool, InstanceNormalization or Elu: from opset 22 on the CPU (onnxruntime-gpu 1.31)."""
 
@@ -60,7 +59,7 @@ class OnnxRuntime(Engine):
 
     def kernels(self, device: torch.device) -> Kernels:
         """Return which operators and dtypes its kernels on this device support."""
-        return _kernels("CUDAExecutionProvider" if device.type == "cuda" else "CPUExecutionProvider")
+        return _kernels(_CUDA if device.type == "cuda" else "CPUExecutionProvider")
 
     def opset(self, device: torch.device, operators: Set[str]) -> int:
         """Return 23, which has attention and RMS norm; 21 if the CUDA provider lacks the newer form of an operator."""
@@ -75,9 +74,13 @@ class OnnxRuntime(Engine):
         """True on the CPU."""
         return device.type == "cpu"
 
-    def load(self, job: Job, artifact: Path | None) -> OnnxRuntimeRunner:
-        """Create a session."""
-        return OnnxRuntimeRunner(job)
+    def load(self, job: Job, artifact: Path | None) -> Runner:
+        """Create a session; on CUDA one that records graphs, unless it has custom operators, which may do anything."""
+        runner = OnnxRuntimeRunner(job)
+        records = job.records and job.options.cuda_graphs and not (job.libraries or libraries_of(job.model))
+        if runner.stream is None or not records:
+            return runner
+        return GraphRunner(runner, CudaRecorder(runner.stream), runner.stream.device, job.fixed)
 
 
 @cache
@@ -120,6 +123,7 @@ class OnnxRuntimeRunner(Runner):
             )
         c = ortvalue.binding()
         self._job: Job | None = job
+        self.stream = None if job.device.type == "cpu" else cuda_driver.private_stream(self, job.device)
         self._weights = {name: from_torch(t) for name, t in job.weights.items()}
         self._open(job)
         self._vector = c.OrtValueVector
@@ -132,6 +136,7 @@ class OnnxRuntimeRunner(Runner):
         if job.device.type == "cuda":
             self._run_options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         self._allocate = _allocator(job)
+        self.allocates_in_torch = self._allocate is not None
         self._fixed: dict[int, tuple[Any, int, Any]] = dict.fromkeys(job.fixed, (None, 0, None))
         self._lock = fork.Lock()
         fork.register(self)
@@ -142,7 +147,7 @@ class OnnxRuntimeRunner(Runner):
         for library in (*job.libraries, *libraries_of(job.model)):
             options.register_custom_ops_library(str(library))
         _share_weights(ort, options, self._weights)
-        providers = _providers(ort, job)
+        providers = _providers(ort, job, self.stream)
         try:
             self._session = ort.InferenceSession(
                 job.model, options, providers=providers, disabled_optimizers=_inexact_rewrites(job)
@@ -167,17 +172,18 @@ class OnnxRuntimeRunner(Runner):
         """Run once. Calls share no state, so threads need no lock."""
         fetches = self._vector()
         allocated = self._allocate(fetches) if self._allocate else None
-        self._run_into(inputs, fetches)
+        self._run_in_order(self._values(inputs), fetches)
         return allocated or [read(fetches, index) for index, read in enumerate(self._readers)]
 
     def into(self, inputs: Sequence[torch.Tensor | int], outputs: Sequence[torch.Tensor]) -> None:
         """Run once, writing directly into the memory of these tensors if they are contiguous."""
         if not all(map(is_contiguous, outputs)):
             return super().into(inputs, outputs)
-        fetches = self._vector()
-        for output in outputs:
-            fetches.push_back(from_torch(output))
-        return self._run_into(inputs, fetches)
+        return self._run_in_order(self._values(inputs), self._vector_of(outputs))
+
+    def launch(self, inputs: Sequence[torch.Tensor | int], outputs: Sequence[torch.Tensor]) -> None:
+        """Give the work of a call to the session's stream; inputs and outputs are contiguous."""
+        self._run_into(self._values(inputs), self._vector_of(outputs))
 
     def feeds(self, values: Sequence[Any]) -> Any:
         """Return a vector of ONNX Runtime values, for `fetch`."""
@@ -189,16 +195,34 @@ class OnnxRuntimeRunner(Runner):
     def fetch(self, feeds: Any) -> Any:
         """Run once with a vector of ONNX Runtime values; return a vector of the outputs."""
         fetches = self._vector()
-        try:
-            self._quietly(self._run, self._run_options, self._inputs, feeds, self._outputs, fetches, self._devices)
-        except Exception as error:
-            raise _run_error(error) from error
+        self._run_into(feeds, fetches)
         return fetches
 
-    def _run_into(self, inputs: Sequence[torch.Tensor | int], fetches: Any) -> None:
-        feeds = self._vector()
+    def _vector_of(self, tensors: Sequence[torch.Tensor]) -> Any:
+        vector = self._vector()
+        for tensor in tensors:
+            vector.push_back(from_torch(tensor))
+        return vector
+
+    def _values(self, inputs: Sequence[torch.Tensor | int]) -> Any:
+        vector = self._vector()
         for index, x in enumerate(inputs):
-            feeds.push_back(self._fixed_value(index, x) if index in self._fixed else from_torch(x))
+            vector.push_back(self._fixed_value(index, x) if index in self._fixed else from_torch(x))
+        return vector
+
+    def _run_in_order(self, feeds: Any, fetches: Any) -> None:
+        """Run after the work of torch's current stream, and before what it is given next."""
+        stream = self.stream
+        if stream is None:
+            return self._run_into(feeds, fetches)
+        current = torch.cuda.current_stream(stream.device)
+        stream.wait_stream(current)
+        try:
+            return self._run_into(feeds, fetches)
+        finally:
+            current.wait_stream(stream)
+
+    def _run_into(self, feeds: Any, fetches: Any) -> None:
         try:
             self._quietly(self._run, self._run_options, self._inputs, feeds, self._outputs, fetches, self._devices)
         except Exception as error:
@@ -300,23 +324,28 @@ def _apply(options: Any, values: Mapping[str, Any]) -> None:
             raise OptionError(f"onnxruntime.SessionOptions has no attribute {name!r}")
 
 
-def _providers(ort: Any, job: Job) -> list[Any]:
+def _providers(ort: Any, job: Job, stream: torch.cuda.Stream | None) -> list[Any]:
+    if stream is None:
+        return [checked_provider(provider) for provider in job.options.providers or ["CPUExecutionProvider"]]
+    settings = {
+        "device_id": str(job.device.index or 0),
+        "user_compute_stream": str(stream.cuda_stream),
+        "use_tf32": str(int(torch.backends.cuda.matmul.allow_tf32)),
+    }
     if job.options.providers is not None:
-        return [checked_provider(provider) for provider in job.options.providers]
-    if job.device.type == "cpu":
-        return ["CPUExecutionProvider"]
-    if "CUDAExecutionProvider" not in ort.get_available_providers():
+        return [_with_settings(checked_provider(provider), settings) for provider in job.options.providers]
+    if _CUDA not in ort.get_available_providers():
         raise MissingDependency(
             f"tensors are on {job.device}, but this onnxruntime has no CUDA provider",
             hint='pip uninstall onnxruntime; pip install "sardonyx[gpu]"',
         )
-    stream = job.stream or _CUDA_STREAM_LEGACY
-    settings = {
-        "device_id": str(job.device.index or 0),
-        "user_compute_stream": str(stream),
-        "use_tf32": str(int(torch.backends.cuda.matmul.allow_tf32)),
-    }
-    return [("CUDAExecutionProvider", settings), "CPUExecutionProvider"]
+    return [(_CUDA, settings), "CPUExecutionProvider"]
+
+
+def _with_settings(provider: Any, settings: Mapping[str, str]) -> Any:
+    """Return a provider with these settings, which the user's override, if it is that of CUDA."""
+    name, given = (provider, {}) if isinstance(provider, str) else provider
+    return (name, {**settings, **given}) if name == _CUDA else provider
 
 
 def checked_provider(provider: Any) -> Any:

@@ -77,7 +77,6 @@ def _load(spec: NodeSpec, threads: int) -> Runner:
         output_shapes=(None,) * len(spec.outputs),
         fixed=frozenset(),
         device=torch.device("cpu"),
-        stream=None,
         options=Options.of({}, session_options=_QUIET | {"intra_op_num_threads": threads}),
     )
     try:

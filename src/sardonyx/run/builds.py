@@ -16,6 +16,9 @@ from sardonyx.run.binding import Binding
 from sardonyx.telemetry.report import GraphReport, RegionReport
 from sardonyx.translate.translator import Translation
 
+TRAINING = ("forward", "backward")
+"""Kinds of graphs of a training step."""
+
 
 @dataclass(frozen=True, eq=False)
 class Recipe:

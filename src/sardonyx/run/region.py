@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,11 +16,11 @@ from torch.utils import _pytree as pytree
 from sardonyx import fork
 from sardonyx.cache.lru import LRU
 from sardonyx.capture.regions import Region, Result
-from sardonyx.engines.engine import Engine, EngineChoice, Job, Runner, current_stream
+from sardonyx.engines.engine import Engine, EngineChoice, Job, Runner
 from sardonyx.errors import MissingKernel
 from sardonyx.options import Options
 from sardonyx.run.binding import Binding
-from sardonyx.run.builds import Assumptions, BuildFunction, Built, Recipe
+from sardonyx.run.builds import TRAINING, Assumptions, BuildFunction, Built, Recipe
 from sardonyx.run.sessions import OpenSession, open_session
 from sardonyx.run.snapshot import EDITS_BEFORE_THAW, NumberSnapshot
 from sardonyx.telemetry import dump, repro
@@ -38,7 +38,6 @@ class _Session:
     runner: Runner
     binding: Binding
     numbers: NumberSnapshot
-    stream: int | None
 
     def run(self, args: Sequence[Any]) -> Sequence[Any]:
         """Return the region's results for the arguments of a call."""
@@ -52,13 +51,9 @@ class _Session:
             torch.manual_seed(0)
             return self.run(args)
 
-    def fits(self, args: Sequence[Any], stream: Callable[[], int | None]) -> bool:
-        """Whether the weights, numbers and stream that the session was built for are those of the call."""
-        return (
-            self.shared.snapshot.matches(args)
-            and not (self.numbers.values and self.numbers.changed(args))
-            and (self.stream is None or self.stream == stream())
-        )
+    def fits(self, args: Sequence[Any]) -> bool:
+        """Whether the weights and numbers that the session was built for are those of the call."""
+        return self.shared.snapshot.matches(args) and not (self.numbers.values and self.numbers.changed(args))
 
 
 @dataclass(frozen=True)
@@ -109,7 +104,7 @@ class CompiledRegion(torch.nn.Module):
     def _run(self, args: list[Any]) -> Sequence[Any]:
         try:
             session = self._current
-            if session is None or not session.fits(args, self._stream):
+            if session is None or not session.fits(args):
                 session = self._select_session(args)
             return session.run(args)
         except MissingKernel as error:
@@ -146,10 +141,6 @@ class CompiledRegion(torch.nn.Module):
         results = self.run_boxed(list(args))
         return results[0] if self._region.single else results
 
-    def _stream(self) -> int | None:
-        """Return torch's current stream on an accelerator; sessions are made for one stream."""
-        return current_stream(self._region.device)
-
     def _select_session(self, args: Sequence[Any]) -> _Session:
         if self._missing is not None:
             raise self._missing.with_traceback(None)
@@ -159,7 +150,7 @@ class CompiledRegion(torch.nn.Module):
                 self._current = self._chosen._select_session(args)
                 return self._current
             for key, session in self._sessions.items():
-                if session.fits(args, self._stream):
+                if session.fits(args):
                     self._sessions.get(key)
                     self._current = session
                     return session
@@ -216,9 +207,11 @@ class CompiledRegion(torch.nn.Module):
                 self._options,
                 device=self._region.device,
                 libraries=built.libraries,
+                records=self._options.cuda_graphs is True or self._kind not in TRAINING,
             )
         self._report.sessions += 1
-        session = _Session(opened, observed(job, opened.runner), built.binding, numbers, job.stream)
+        self._report.recordings = opened.runner.recordings
+        session = _Session(opened, observed(job, opened.runner), built.binding, numbers)
         page = page_of(self._options)
         if page is not None and self._report.sessions == 1:
             self._measure_for_report(page, job, session, args)

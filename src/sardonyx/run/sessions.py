@@ -40,6 +40,7 @@ def open_session(
     device: torch.device | None = None,
     libraries: Sequence[str] = (),
     refit: Refit | None = None,
+    records: bool = True,
 ) -> tuple[Job, OpenSession]:
     """Return the job and a session for the current weights among these arguments."""
     job = Job.of(
@@ -51,6 +52,7 @@ def open_session(
         device=device,
         libraries=libraries,
         refit=refit,
+        records=records,
     )
     return job, _shared_session(engine, job, Snapshot(sorted(binding.weights.values()), args))
 
@@ -58,7 +60,7 @@ def open_session(
 def _shared_session(engine: Engine, job: Job, snapshot: Snapshot) -> OpenSession:
     """Return the live session for the same model, options and weights, or a new one."""
     digest = hashlib.sha256(job.model).digest()
-    key = (engine.name, digest, job.options.artifact_key(), str(job.device), job.stream, snapshot.identity())
+    key = (engine.name, digest, job.options.artifact_key(), str(job.device), job.records, snapshot.identity())
     session = _live.get(key)
     if session is None or not snapshot.same_contents(session.snapshot):
         session = _live[key] = OpenSession(artifacts.load(engine, job), snapshot)

@@ -53,6 +53,26 @@ class Choice:
 
 
 @dataclass
+class Recordings:
+    """CUDA graphs of a session: how many were recorded, and how many calls replayed one."""
+
+    recorded: int = 0
+    replays: int = 0
+    refused: str = ""
+    """Why shapes were last not recorded."""
+
+    def refuse(self, reason: str) -> None:
+        """Note why a shape is not recorded; calls run without a graph."""
+        if reason != self.refused:
+            log.info("no CUDA graph: %s", reason)
+        self.refused = reason
+
+    def __str__(self) -> str:
+        refused = f"; not recorded: {self.refused}" if self.refused else ""
+        return f"CUDA graphs: {self.recorded} recorded, {self.replays} calls replayed{refused}"
+
+
+@dataclass
 class RegionReport:
     """The report of one ONNX model."""
 
@@ -63,6 +83,8 @@ class RegionReport:
     sessions: int = 0
     choice: Choice | None = None
     """The choice of `auto`, if that is the engine."""
+    recordings: Recordings | None = None
+    """Of the last session's CUDA graphs, on a GPU."""
     snapshots: dict[str, GraphSnapshot] = field(default_factory=dict)
     """With the option `report`: the graph by stage: "translated", "rewritten" by rules, and as it "runs"."""
     times: dict[str, float] = field(default_factory=dict)
@@ -186,6 +208,8 @@ def _graph_lines(index: int, graph: GraphReport) -> list[str]:
         lines.append("  " + _counts(region.operators))
         if region.choice is not None:
             lines.append(f"  {region.choice}")
+        if region.recordings is not None:
+            lines.append(f"  {region.recordings}")
     lines += [f"  by our own table: {operator}: {reason}" for operator, reason in graph.own.items()]
     return lines + [f"  in torch: {fallback}" for fallback in graph.fallbacks]
 

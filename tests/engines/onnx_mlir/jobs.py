@@ -43,7 +43,6 @@ def job_of(text: str, weights: Mapping[str, torch.Tensor] | None = None, **optio
         output_shapes=(None,) * len(model.graph.output),
         fixed=frozenset(),
         device=torch.device("cpu"),
-        stream=None,
         options=Options(engine="onnx-mlir", **options),
     )
 

@@ -228,7 +228,7 @@ class CoreEngine(OnnxRuntime):
     def __init__(self, core: Core) -> None:
         self._core = core
 
-    def load(self, job: Job, artifact: Path | None) -> CoreRunner | OnnxRuntimeRunner:  # type: ignore[override]
+    def load(self, job: Job, artifact: Path | None) -> CoreRunner | OnnxRuntimeRunner:
         """Create a session in the core, or an onnxruntime session for weights or other providers."""
         plain = not job.weights and job.options.providers is None
         return CoreRunner(self._core, job) if plain else OnnxRuntimeRunner(job)

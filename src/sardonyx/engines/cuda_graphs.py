@@ -1,0 +1,263 @@
+"""CUDA graphs: a session's kernels recorded once per shape, and launched together from then on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from sardonyx import fork
+from sardonyx.cache.lru import LRU
+from sardonyx.engines import cuda_driver
+from sardonyx.engines.contiguous import is_contiguous
+from sardonyx.engines.cuda_driver import CaptureError
+from sardonyx.engines.engine import Runner
+from sardonyx.errors import EngineError
+from sardonyx.telemetry.report import Recordings
+
+MAX_SHAPES = 32
+"""Shapes remembered per session, each with at most one graph; the least recently used is freed first."""
+_CALLS_BEFORE = 2
+"""Plain calls before a shape is recorded: in the first two, ONNX Runtime allocates its memory and chooses kernels."""
+_ATTEMPTS = 2
+_REPLACEMENTS = 8
+"""How often the graph of a shape is recorded again because a weight was replaced."""
+
+
+class StreamRunner(Protocol):
+    """A runner whose work goes to a stream of its own."""
+
+    allocates_in_torch: bool
+    """Whether torch allocates the results, rather than the session."""
+
+    def __call__(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        """Run once, ordered with torch's current stream."""
+
+    def launch(self, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> None:
+        """Give the work of a call to the runner's stream, whatever else is in it."""
+
+    def close(self) -> None:
+        """Free its resources."""
+
+
+class Launchable(Protocol):
+    """A recorded graph."""
+
+    def launch(self, stream: Any) -> None:
+        """Run once."""
+
+    def close(self) -> None:
+        """Free it."""
+
+
+class Recorder(Protocol):
+    """What records: CUDA, or an imitation of it in tests."""
+
+    def record(self, run: Callable[[], object]) -> Launchable:
+        """Return the work that `run` gives to the session's stream; raises `CaptureError`."""
+
+    def current_stream(self) -> Any:
+        """Return torch's current stream."""
+
+    def is_capturing(self) -> bool:
+        """Whether the caller is recording a graph."""
+
+    def wait(self, stream: Any, other: Any) -> None:
+        """Let a stream wait for the work given to another one so far."""
+
+    def synchronize(self, stream: Any) -> None:
+        """Wait until the work of a stream is done."""
+
+
+class CudaRecorder:
+    """Records the work of a CUDA stream."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+
+    def record(self, run: Callable[[], object]) -> cuda_driver.Graph:
+        """Record the session's stream."""
+        return cuda_driver.capture(self._stream, run)
+
+    def current_stream(self) -> torch.cuda.Stream:
+        """Return torch's current stream on the session's device."""
+        return torch.cuda.current_stream(self._stream.device)
+
+    def is_capturing(self) -> bool:
+        """Whether torch's current stream is being captured."""
+        return torch.cuda.is_current_stream_capturing()
+
+    def wait(self, stream: torch.cuda.Stream, other: torch.cuda.Stream) -> None:
+        """Order two streams by an event."""
+        stream.wait_stream(other)
+
+    def synchronize(self, stream: torch.cuda.Stream) -> None:
+        """Wait for a stream."""
+        stream.synchronize()
+
+
+@dataclass
+class _Recording:
+    """A graph, with the memory that it reads and writes."""
+
+    graph: Launchable
+    direct: dict[int, int]
+    """Inputs that it reads where the caller has them, by address."""
+    buffers: dict[int, torch.Tensor]
+    """Copies of the other inputs, at addresses that do not change."""
+    outputs: list[torch.Tensor]
+
+    def moved(self, inputs: Sequence[Any]) -> list[int]:
+        """Return the inputs that are no longer where the graph reads them."""
+        return [
+            i for i, address in self.direct.items() if inputs[i].data_ptr() != address or not is_contiguous(inputs[i])
+        ]
+
+    def replay(self, inputs: Sequence[Any], stream: Any) -> list[torch.Tensor]:
+        """Run with these inputs; the results are copies, which the next replay does not overwrite."""
+        for i, buffer in self.buffers.items():
+            buffer.copy_(inputs[i].detach())
+        self.graph.launch(stream)
+        return [torch.empty_like(output).copy_(output) for output in self.outputs]
+
+
+@dataclass
+class _Shape:
+    """What is known of the calls with some shapes."""
+
+    calls: int = 0
+    failures: int = 0
+    replacements: int = 0
+    recording: _Recording | None = None
+    addresses: list[int | None] = field(default_factory=list)
+    """Where the inputs are at every call; None for those that moved."""
+
+    def note_call(self, inputs: Sequence[Any], fixed: Set[int]) -> None:
+        """Note where the inputs of a call are."""
+        addresses = [x.data_ptr() if isinstance(x, torch.Tensor) and is_contiguous(x) else None for x in inputs]
+        if self.calls:
+            old = self.addresses
+            addresses = [new if i in fixed or new == old[i] else None for i, new in enumerate(addresses)]
+        self.calls += 1
+        self.addresses = addresses
+
+
+class GraphRunner(Runner):
+    """Calls a session, and replays CUDA graphs of it for shapes that repeat.
+
+    The addresses of its memory are part of a graph. Inputs that stay where they are, as weights do, are read in place,
+    so edits are seen; a weight that moves is recorded again; any other input that moves is copied into a buffer.
+
+    Graphs write to memory that the session considers free. Calls are therefore ordered, by a lock and from stream to
+    stream, and results do not stay in the session's memory once there is a graph.
+    """
+
+    def __init__(self, runner: StreamRunner, recorder: Recorder, device: torch.device, fixed: Set[int]) -> None:
+        self._runner, self._recorder, self._device, self._fixed = runner, recorder, device, fixed
+        self._shapes = LRU[_Shape](MAX_SHAPES, self._free)
+        self._last_stream: Any = None
+        self._graphs_exist = False
+        self._lock = fork.Lock()
+        self.recordings: Recordings = Recordings()
+
+    def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:
+        """Run once."""
+        key = self._key(inputs)
+        with self._lock:
+            if self._recorder.is_capturing():
+                return self._run_in_graph_of_caller(key, inputs)
+            stream = self._recorder.current_stream()
+            self._order(stream)
+            if key is None:
+                return self._run(inputs)
+            shape = self._shapes.get(key)
+            if shape is None:
+                shape = _Shape()
+                self._shapes.put(key, shape)
+            if shape.recording is not None and self._is_current(shape, inputs):
+                self.recordings.replays += 1
+                return shape.recording.replay(inputs, stream)
+            outputs = self._run(inputs)
+            shape.note_call(inputs, self._fixed)
+            if shape.calls >= _CALLS_BEFORE and shape.failures < _ATTEMPTS:
+                self._record(shape, inputs, outputs)
+            return outputs
+
+    def close(self) -> None:
+        """Free the graphs and the session."""
+        with self._lock:
+            self._shapes.clear()
+            self._runner.close()
+
+    def _key(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+        """Return the shapes and integers of a call; None if it has inputs whose values a graph would contain."""
+        key: list[Any] = []
+        for i, x in enumerate(inputs):
+            if not isinstance(x, torch.Tensor):
+                key.append(x)
+            elif x.device != self._device or not x.numel():
+                self.recordings.refuse("an input is on another device" if x.numel() else "an input is empty")
+                return None
+            elif i not in self._fixed:
+                key.append(x.shape)
+        return tuple(key)
+
+    def _order(self, stream: Any) -> None:
+        """Let the stream wait for the one that used the session's memory last."""
+        if self._last_stream is not None and stream != self._last_stream:
+            self._recorder.wait(stream, self._last_stream)
+        self._last_stream = stream
+
+    def _run(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        outputs = self._runner(inputs)
+        return [x.clone() for x in outputs] if self._graphs_exist and not self._runner.allocates_in_torch else outputs
+
+    def _run_in_graph_of_caller(self, key: tuple[Any, ...] | None, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        """Let the caller record the session's kernels, if it is known that they use no memory of the host."""
+        shape = self._shapes.get(key) if key is not None else None
+        if shape is None or shape.recording is None:
+            raise EngineError(
+                "a CUDA graph is being recorded, and it is not known whether it can be replayed: "
+                + (self.recordings.refused or "these shapes were not called before"),
+                hint=f"call the model {_CALLS_BEFORE} times with these shapes before you record it",
+            )
+        return self._run(inputs)
+
+    def _is_current(self, shape: _Shape, inputs: Sequence[Any]) -> bool:
+        """Whether the recording of a shape reads these inputs; else it is freed."""
+        assert shape.recording is not None
+        moved = shape.recording.moved(inputs)
+        if not moved:
+            return True
+        self._free(shape)
+        shape.replacements += not self._fixed.isdisjoint(moved)
+        if shape.replacements > _REPLACEMENTS:
+            shape.failures = _ATTEMPTS
+            self.recordings.refuse("weights keep being replaced")
+        return False
+
+    def _record(self, shape: _Shape, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> None:
+        """Record the calls of a shape, after one of them; nothing is executed."""
+        direct = {i: address for i, address in enumerate(shape.addresses) if address is not None}
+        moving = {i: x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and i not in direct}
+        with torch.inference_mode(False):  # calls in and outside of inference mode write to them
+            buffers = {i: torch.empty(x.shape, dtype=x.dtype, device=x.device) for i, x in moving.items()}
+            results = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in outputs]
+        feeds = [buffers.get(i, x) for i, x in enumerate(inputs)]
+        try:
+            graph = self._recorder.record(lambda: self._runner.launch(feeds, results))
+        except CaptureError as error:
+            shape.failures += 1
+            self.recordings.refuse(str(error))
+            return
+        self._graphs_exist = True
+        self.recordings.recorded += 1
+        shape.recording = _Recording(graph, direct, buffers, results)
+
+    def _free(self, shape: _Shape) -> None:
+        if shape.recording is not None:
+            self._recorder.synchronize(self._last_stream)
+            shape.recording.graph.close()
+            shape.recording = None
