@@ -489,4 +489,31 @@ CASES = {
         { y = ConvTranspose<pads=[2, 0, 2, 0], dilations=[2, 2]>(x, w) }""",
         """g (@T[@A,16,33,32] x, @T[16,32,2,2] w) => (@T[@A,32,66,64] y) { y = ConvTranspose<strides=[2, 2]>(x, w) }""",
     ),
+    "BiasApart": Case(
+        "g (float[@A,@B] x, float[@B,@C] w, float[@C] b) => (float[@A,@C] y) { y = Gemm(x, w, b) }",
+        "g (float[2,3] x, float[3,4] w, float[2,4] b) => (float[2,4] y) { y = Gemm(x, w, b) }",
+    ),
+    "BiasGelu": Case(
+        f"g ({X}, @T[@C] b) => ({Y}) {{ a = Add(x, b) y = Gelu(a) }}",
+        f"g ({X}, @T[@B,1] b) => ({Y}) {{ a = Add(x, b) y = Gelu(a) }}",
+    ),
+    "SkipLayerNorm": Case(
+        f"""g ({X}, @T[@A,@B,@C] z, @T[@C] r, @T[@C] w, @T[@C] b) => ({Y}, @T[@A,@B,@C] s)
+        {{ a = Add(x, r) s = Add(z, a) y = LayerNormalization<axis=-1>(s, w, b) }}""",
+        f"""g ({X}, @T[@B,@C] z, @T[@C] w, @T[@C] b) => ({Y})
+        {{ s = Add(x, z) y = LayerNormalization<axis=-1>(s, w, b) }}""",
+    ),
+    "SkipRmsNorm": Case(
+        f"""g ({X}, @T[@A,@B,@C] z, @T[@C] w) => ({Y}, @T[@A,@B,@C] t)
+        {{ s = Add(x, z) y = RMSNormalization<axis=-1>(s, w) t = Neg(s) }}""",
+        f"""g ({X}, @T[1,@B,@C] z, @T[@C] w) => ({Y}) {{ s = Add(x, z) y = RMSNormalization<axis=-1>(s, w) }}""",
+    ),
+    "CausalMask": Case(
+        """g (float[@A,2,3,4] q, float[@A,2,3,4] k, float[@A,2,3,4] v) => (float[@A,2,3,4] y)
+        <int64[3] r = {0, 1, 2}, int64[3,1] c = {0, 1, 2}>
+        { m = LessOrEqual(r, c) y = Attention(q, k, v, m) }""",
+        """g (float[2,2,3,4] q, float[2,2,3,4] k, float[2,2,3,4] v) => (float[2,2,3,4] y)
+        <int64[3] r = {0, 1, 2}, int64[3,1] c = {0, 1, 2}>
+        { m = Less(r, c) y = Attention(q, k, v, m) }""",
+    ),
 }

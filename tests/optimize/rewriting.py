@@ -13,10 +13,14 @@ import torch
 
 from sardonyx.engines.onnxruntime import OnnxRuntime
 from sardonyx.optimize.legalize import legalize
-from sardonyx.optimize.optimizer import optimize
+from sardonyx.optimize.optimizer import all_rules, optimize
+from sardonyx.optimize.rules.cuda import CUDA
 
 HEADER = '<ir_version: 10, opset_import: ["": 23, "com.microsoft": 1]>\n'
 DOMAINS = OnnxRuntime().domains | OnnxRuntime().local_domains(torch.device("cpu"), {"Conv"})
+CUDA_DOMAINS = OnnxRuntime().domains | OnnxRuntime().local_domains(torch.device("cuda"), set())
+CUDA_RULES = frozenset(rule.name for rule in all_rules() if rule.needs == CUDA)
+"""Rules for kernels on CUDA; the CPU has kernels of the same operators in float32."""
 TOLERANCE = {"float16": 2e-2, "float32": 1e-5, "float64": 1e-9}
 
 
@@ -32,14 +36,14 @@ def model_of(text: str) -> ir.Model:
 
 
 def rewritten(
-    text: str, *, seed: int = 0, special: tuple[float, ...] = (), names: Any = None
+    text: str, *, seed: int = 0, special: tuple[float, ...] = (), names: Any = None, cuda: bool = False
 ) -> tuple[Counter[str], list[str]]:
     """Which rules applied and which operators remain; the results are checked to be the same.
 
     Some of the numbers that the model is run on are the `special` ones.
     """
     before, after = model_of(text), model_of(text)
-    hits = optimize(after, domains=DOMAINS, names=names)
+    hits = optimize(after, domains=CUDA_DOMAINS if cuda else DOMAINS, names=names)
     feeds = numbers_for(before, seed, special)
     for expected, result in zip(run(before, feeds), run(after, feeds), strict=True):
         assert result.dtype == expected.dtype

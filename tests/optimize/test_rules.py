@@ -12,7 +12,7 @@ import pytest
 
 from sardonyx.optimize.optimizer import all_rules
 from tests.optimize.cases import CASES, drawn, filled
-from tests.optimize.rewriting import model_of, numbers_for, rewritten, run
+from tests.optimize.rewriting import CUDA_RULES, model_of, numbers_for, rewritten, run
 
 SPECIAL = ((), (), (math.nan,), (math.inf, -math.inf), (0.0, -0.0))
 DRAWS = 8
@@ -27,13 +27,13 @@ def test_every_rule_has_its_cases_and_states_its_algebra() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_a_rule_applies_and_keeps_the_values(name: str) -> None:
     for dtype in CASES[name].types:
-        hits, _ = rewritten(filled(CASES[name].applies, dtype))
+        hits, _ = rewritten(filled(CASES[name].applies, dtype), cuda=name in CUDA_RULES)
         assert hits[name], (dtype, hits)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_rule_refuses_what_it_would_get_wrong(name: str) -> None:
-    hits, _ = rewritten(filled(CASES[name].refuses, CASES[name].types[0]))
+    hits, _ = rewritten(filled(CASES[name].refuses, CASES[name].types[0]), cuda=name in CUDA_RULES)
     assert not hits[name]
 
 
@@ -42,14 +42,16 @@ def test_a_rule_keeps_the_values_whatever_the_sizes_dtypes_and_numbers(name: str
     hits: Counter[str] = Counter()
     for seed in range(DRAWS):
         text = drawn(CASES[name].applies, CASES[name].types, seed)
-        hits += rewritten(text, seed=seed, special=SPECIAL[seed % len(SPECIAL)])[0]
+        special = SPECIAL[seed % len(SPECIAL)]
+        hits += rewritten(text, seed=seed, special=special, cuda=name in CUDA_RULES)[0]
     assert hits[name]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_rule_keeps_the_values_alone(name: str) -> None:
     for seed in range(2):
-        rewritten(drawn(CASES[name].applies, CASES[name].types, seed), names={name, "FoldConstant"})
+        text = drawn(CASES[name].applies, CASES[name].types, seed)
+        rewritten(text, names={name, "FoldConstant"}, cuda=name in CUDA_RULES)
 
 
 CRASHES_WHEN_EMPTY = ("AttentionInRows", "AttentionRepeatsHeads", "DropOpenMask")
@@ -61,7 +63,7 @@ def test_a_rule_keeps_the_values_of_empty_tensors(name: str) -> None:
     for seed in range(8):
         text = drawn(CASES[name].applies, CASES[name].types, seed, choice=(0, 1, 2, 3))
         if runs(text):
-            rewritten(text, seed=seed)
+            rewritten(text, seed=seed, cuda=name in CUDA_RULES)
 
 
 def runs(text: str) -> bool:

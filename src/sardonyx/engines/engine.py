@@ -157,8 +157,8 @@ class Engine(ABC):
     def local_domains(self, device: torch.device, operators: Set[str]) -> frozenset[str]:
         """Return domains for a model of these ONNX operators that runs on this machine only and is not saved.
 
-        What follows a slash is the layout that operators of the domain need: `com.microsoft.nchwc/16` has channels in
-        blocks of sixteen.
+        What follows a slash says which kernels: `com.microsoft.nchwc/16` has channels in blocks of sixteen,
+        `com.microsoft/cuda` are kernels that are faster on CUDA.
         """
         return frozenset()
 

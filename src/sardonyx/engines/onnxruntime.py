@@ -22,6 +22,7 @@ from sardonyx.native.session import onnxruntime
 from sardonyx.optimize.legalize import Kernels
 from sardonyx.threads import ThreadPauser
 from sardonyx.toolchain.operator_libraries import libraries_of
+from sardonyx.translate.builder import MICROSOFT
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class OnnxRuntime(Engine):
     """Runs models in ONNX Runtime, on the CPU or an accelerator."""
 
     name = "onnxruntime"
-    domains = frozenset({"com.microsoft"})
+    domains = frozenset({MICROSOFT})
     custom_operators = True
     takes_session_options = True
 
@@ -51,7 +52,9 @@ class OnnxRuntime(Engine):
             return Availability(self.name, None, error.what)
 
     def local_domains(self, device: torch.device, operators: Set[str]) -> frozenset[str]:
-        """Return the domain of NCHWc convolutions, if this processor has them."""
+        """Return the domain of NCHWc convolutions, if this processor has them; on CUDA that of its fused kernels."""
+        if device.type == "cuda":
+            return frozenset({f"{MICROSOFT}/cuda"})
         if device.type != "cpu" or operators.isdisjoint(blocked.OPERATORS):
             return frozenset()
         domain = blocked.domain(onnxruntime())

@@ -13,6 +13,7 @@ from sardonyx.optimize.subgraphs import bodies_of, is_random
 from sardonyx.translate.builder import Builder
 
 _LARGEST = 1024
+_LARGEST_EVALUATED = 2**25
 _NEVER = {"Identity", "Constant", "QuantizeLinear", "DequantizeLinear"}
 
 
@@ -36,6 +37,23 @@ def fold_constant(node: ir.Node, g: Builder) -> ir.Value | None:
         return None  # the engine raises the division by zero
     result = _evaluate(node, arrays, g.opset)
     return None if result is None or result.size > _LARGEST else g.constant(result, node.outputs[0].dtype)
+
+
+def evaluate_constants(value: ir.Value, opset: int) -> Any:
+    """Return the array of a value that is computed from constants, however large; None if it is not."""
+    array = array_of(value)
+    node = value.producer()
+    if array is not None or node is None:
+        return array
+    if node.domain or len(node.outputs) != 1 or not node.inputs or is_random(node) or bodies_of(node):
+        return None
+    dims = value.meta.get("dims")
+    if dims is None or not all(isinstance(dim, int) for dim in dims) or np.prod(dims) > _LARGEST_EVALUATED:
+        return None
+    arrays = [None if x is None else evaluate_constants(x, opset) for x in node.inputs]
+    if any(a is None for a, x in zip(arrays, node.inputs, strict=True) if x is not None):
+        return None
+    return _evaluate(node, arrays, opset)
 
 
 def _has_zero_integer(array: Any) -> bool:

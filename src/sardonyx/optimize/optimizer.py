@@ -6,7 +6,7 @@ import importlib
 import logging
 import pkgutil
 from collections import Counter, deque
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import islice
 
@@ -50,11 +50,14 @@ def optimize(model: ir.Model, *, domains: Iterable[str] = (), names: Container[s
     rules = [rule for rule in all_rules() if rule.needs in known and (names is None or rule.name in names)]
     fold, cse = (names is None or name in names for name in PASSES)
     rewriter = _Rewriter(model, fold=fold, cse=cse)
-    early, late = ([rule for rule in rules if rule.late == turn] for turn in (False, True))
-    while True:
+    early = [rule for rule in rules if not rule.late and not rule.last]
+    late, last = [rule for rule in rules if rule.late], [rule for rule in rules if rule.last]
+    rewriter.run_to_fixpoint(early)
+    while rewriter.run(late):
         rewriter.run_to_fixpoint(early)
-        if not rewriter.run(late):
-            return rewriter.finish()
+    if last:
+        rewriter.run_to_fixpoint(last)
+    return rewriter.finish()
 
 
 class _Rewriter:
@@ -105,7 +108,7 @@ class _Rewriter:
         if not is_read(node):
             return remove_dead(node)
         if self._fold and (constant := fold_constant(node, self._g)) is not None:
-            return self._replace("FoldConstant", node, (constant,))
+            return self._replace("FoldConstant", node, {node.outputs[0]: constant})
         for rule in self._rules.get(node.op_type, ()):
             values = rule.apply(node, self._g)
             if values is not None:
@@ -121,7 +124,7 @@ class _Rewriter:
             self._g.nodes.clear()
             self._g.sizes.forget([])
 
-    def _replace(self, name: str, node: ir.Node, values: tuple[ir.Value, ...]) -> list[ir.Node]:
+    def _replace(self, name: str, node: ir.Node, values: Mapping[ir.Value, ir.Value]) -> list[ir.Node]:
         nodes = list(self._g.nodes)
         self._g.nodes.clear()
         self._g.sizes.forget([])
@@ -131,8 +134,8 @@ class _Rewriter:
             added.meta["fx"] = added.meta["fx"] or node.meta.get("fx")
         assert isinstance(node.graph, ir.Graph)
         node.graph.insert_before(node, nodes)
-        touched = [*nodes, *(use.node for output in node.outputs for use in output.uses())]
-        for old, new in zip(node.outputs, values, strict=True):
+        touched = [*nodes, *(use.node for old in values for use in old.uses())]
+        for old, new in values.items():
             _replace_value(node.graph, old, new)
         self.hits[name] += 1
         return [*touched, *remove_dead(node)]

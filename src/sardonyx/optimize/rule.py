@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -16,7 +16,8 @@ from sardonyx.translate.builder import Builder
 
 log = logging.getLogger(__name__)
 
-Replacement: TypeAlias = "ir.Value | tuple[ir.Value, ...]"
+Replacement: TypeAlias = "ir.Value | tuple[ir.Value, ...] | Mapping[ir.Value, ir.Value]"
+"""For a node: its new result, all its new results, or new values for any values of the graph."""
 Rewrite: TypeAlias = Callable[["Match"], Replacement]
 
 
@@ -60,7 +61,8 @@ class Match:
 class Rule:
     """A named rewrite. `needs` is the operator domain that the engine must support.
 
-    A `late` rule runs when no other rule applies any more, because it would hide patterns of others.
+    A `late` rule runs when no other rule applies any more, because it would hide patterns of others. A `last` rule runs
+    when all are done, because others would undo it.
     """
 
     name: str
@@ -70,16 +72,19 @@ class Rule:
     doc: str
     needs: str = ""
     late: bool = False
+    last: bool = False
 
-    def apply(self, node: ir.Node, g: Builder) -> tuple[ir.Value, ...] | None:
-        """Return the replacements of the node's outputs, or None; the reason is logged."""
+    def apply(self, node: ir.Node, g: Builder) -> Mapping[ir.Value, ir.Value] | None:
+        """Return the replacements of values, or None; the reason is logged."""
         for bound in self.matches(node):
             try:
                 replacement = self.rewrite(Match(node, bound, g))
+                if isinstance(replacement, Mapping):
+                    return replacement
                 values = replacement if isinstance(replacement, tuple) else (replacement,)
                 if len(values) != len(node.outputs):
                     raise Refused("it has more outputs")
-                return values
+                return dict(zip(node.outputs, values, strict=True))
             except (Refused, Unsupported) as refusal:
                 log.debug("%s refused at %s: %s", self.name, node.outputs[0].name, refusal)
         return None
@@ -98,7 +103,7 @@ RULES: list[Rule] = []
 """All rules, in the order in which they are tried at a node."""
 
 
-def rule(*patterns: Pattern, needs: str = "", late: bool = False) -> Callable[[Rewrite], Rewrite]:
+def rule(*patterns: Pattern, needs: str = "", late: bool = False, last: bool = False) -> Callable[[Rewrite], Rewrite]:
     """Register a function as the rewrite of one or more patterns; the rule has its name in CamelCase."""
 
     def register(rewrite: Rewrite) -> Rewrite:
@@ -108,19 +113,21 @@ def rule(*patterns: Pattern, needs: str = "", late: bool = False) -> Callable[[R
             def matches(node: ir.Node, pattern: Pattern = pattern) -> Iterator[Bindings]:
                 return pattern.matches(node, {})
 
-            RULES.append(Rule(name, pattern.op_type, matches, rewrite, rewrite.__doc__ or "", needs, late))
+            RULES.append(Rule(name, pattern.op_type, matches, rewrite, rewrite.__doc__ or "", needs, late, last))
         return rewrite
 
     return register
 
 
-def rule_at(*op_types: str, needs: str = "", late: bool = False) -> Callable[[Rewrite], Rewrite]:
+def rule_at(*op_types: str, needs: str = "", late: bool = False, last: bool = False) -> Callable[[Rewrite], Rewrite]:
     """Register a rewrite that inspects every node of these operators itself, where no pattern suffices."""
 
     def register(rewrite: Rewrite) -> Rewrite:
         name = rule_name(rewrite.__name__)
         doc = rewrite.__doc__ or ""
-        RULES.extend(Rule(name, op_type, lambda node: iter([{}]), rewrite, doc, needs, late) for op_type in op_types)
+        RULES.extend(
+            Rule(name, op_type, lambda node: iter([{}]), rewrite, doc, needs, late, last) for op_type in op_types
+        )
         return rewrite
 
     return register
