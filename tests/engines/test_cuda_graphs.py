@@ -99,11 +99,11 @@ class Setup:
     def __init__(self) -> None:
         self.session = Session()
         self.recorder = Recorder(self.session)
-        self.runner = GraphRunner(self.session, self.recorder, CPU, frozenset({1}))
+        self.runner = GraphRunner(self.session, self.recorder, CPU, 3, frozenset({1}))
         self.weight = torch.full((3,), 2.0)
 
     def __call__(self, x: torch.Tensor, *rest: Any) -> torch.Tensor:
-        return self.runner([x, self.weight, *rest])[0]
+        return self.runner([x, self.weight, *(rest or (0,))])[0]
 
     @property
     def alive(self) -> int:
@@ -236,7 +236,7 @@ def test_nothing_is_executed_while_recording(setup: Setup) -> None:
 
 
 def test_an_input_on_another_device_is_not_recorded(setup: Setup) -> None:
-    setup.runner = GraphRunner(setup.session, setup.recorder, torch.device("cuda", 0), frozenset({1}))
+    setup.runner = GraphRunner(setup.session, setup.recorder, torch.device("cuda", 0), 3, frozenset({1}))
     for _ in range(4):
         setup(torch.ones(2, 3))
     assert not setup.recorder.graphs

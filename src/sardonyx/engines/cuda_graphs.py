@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +23,8 @@ MAX_SHAPES = 32
 _CALLS_BEFORE = 2
 """Plain calls before a shape is recorded: in the first two, ONNX Runtime allocates its memory and chooses kernels."""
 _ATTEMPTS = 2
+_ELSEWHERE = "an input is on another device"
+_address = torch.Tensor.data_ptr
 _REPLACEMENTS = 8
 """How often the graph of a shape is recorded again because a weight was replaced."""
 
@@ -104,15 +107,30 @@ class _Recording:
 
     graph: Launchable
     direct: dict[int, int]
-    """Inputs that it reads where the caller has them, by address."""
+    """Inputs that it reads where the caller has them, and their addresses."""
+    weights: dict[int, torch.Tensor]
+    """Those of them that are weights."""
     buffers: dict[int, torch.Tensor]
     """Copies of the other inputs, at addresses that do not change."""
     outputs: list[torch.Tensor]
 
+    def __post_init__(self) -> None:
+        self._weights = list(self.weights.values())
+        self._read = [*self.weights, *(i for i in self.direct if i not in self.weights)]
+        self._addresses = [self.direct[i] for i in self._read]
+
     def moved(self, inputs: Sequence[Any]) -> list[int]:
         """Return the inputs that are no longer where the graph reads them."""
+        given = list(map(inputs.__getitem__, self._read))
+        count = len(self._weights)
+        if (
+            list(map(_address, given)) == self._addresses
+            and all(map(is_, given, self._weights))
+            and all(map(is_contiguous, given[count:]))
+        ):
+            return []
         return [
-            i for i, address in self.direct.items() if inputs[i].data_ptr() != address or not is_contiguous(inputs[i])
+            i for i, x in zip(self._read, given, strict=True) if _address(x) != self.direct[i] or not is_contiguous(x)
         ]
 
     def replay(self, inputs: Sequence[Any], stream: Any) -> list[torch.Tensor]:
@@ -136,7 +154,7 @@ class _Shape:
 
     def note_call(self, inputs: Sequence[Any], fixed: Set[int]) -> None:
         """Note where the inputs of a call are."""
-        addresses = [x.data_ptr() if isinstance(x, torch.Tensor) and is_contiguous(x) else None for x in inputs]
+        addresses = [_address(x) if isinstance(x, torch.Tensor) and is_contiguous(x) else None for x in inputs]
         if self.calls:
             old = self.addresses
             addresses = [new if i in fixed or new == old[i] else None for i, new in enumerate(addresses)]
@@ -154,8 +172,11 @@ class GraphRunner(Runner):
     stream, and results do not stay in the session's memory once there is a graph.
     """
 
-    def __init__(self, runner: StreamRunner, recorder: Recorder, device: torch.device, fixed: Set[int]) -> None:
+    def __init__(
+        self, runner: StreamRunner, recorder: Recorder, device: torch.device, inputs: int, fixed: Set[int]
+    ) -> None:
         self._runner, self._recorder, self._device, self._fixed = runner, recorder, device, fixed
+        self._varying = [i for i in range(inputs) if i not in fixed]
         self._shapes = LRU[_Shape](MAX_SHAPES, self._free)
         self._last_stream: Any = None
         self._graphs_exist = False
@@ -194,14 +215,15 @@ class GraphRunner(Runner):
     def _key(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         """Return the shapes and integers of a call; None if it has inputs whose values a graph would contain."""
         key: list[Any] = []
-        for i, x in enumerate(inputs):
+        for i in self._varying:
+            x = inputs[i]
             if not isinstance(x, torch.Tensor):
                 key.append(x)
-            elif x.device != self._device or not x.numel():
-                self.recordings.refuse("an input is on another device" if x.numel() else "an input is empty")
-                return None
-            elif i not in self._fixed:
+            elif x.device == self._device and x.numel():
                 key.append(x.shape)
+            else:
+                self.recordings.refuse("an input is empty" if x.device == self._device else _ELSEWHERE)
+                return None
         return tuple(key)
 
     def _order(self, stream: Any) -> None:
@@ -240,7 +262,12 @@ class GraphRunner(Runner):
 
     def _record(self, shape: _Shape, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> None:
         """Record the calls of a shape, after one of them; nothing is executed."""
+        if any(inputs[i].device != self._device for i in self._fixed):
+            shape.failures = _ATTEMPTS
+            self.recordings.refuse(_ELSEWHERE)
+            return
         direct = {i: address for i, address in enumerate(shape.addresses) if address is not None}
+        weights = {i: inputs[i] for i in self._fixed if i in direct}
         moving = {i: x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and i not in direct}
         with torch.inference_mode(False):  # calls in and outside of inference mode write to them
             buffers = {i: torch.empty(x.shape, dtype=x.dtype, device=x.device) for i, x in moving.items()}
@@ -254,7 +281,7 @@ class GraphRunner(Runner):
             return
         self._graphs_exist = True
         self.recordings.recorded += 1
-        shape.recording = _Recording(graph, direct, buffers, results)
+        shape.recording = _Recording(graph, direct, weights, buffers, results)
 
     def _free(self, shape: _Shape) -> None:
         if shape.recording is not None:

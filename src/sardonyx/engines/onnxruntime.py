@@ -83,7 +83,7 @@ class OnnxRuntime(Engine):
         records = job.records and job.options.cuda_graphs and not (job.libraries or libraries_of(job.model))
         if runner.stream is None or not records:
             return runner
-        return GraphRunner(runner, CudaRecorder(runner.stream), runner.stream.device, job.fixed)
+        return GraphRunner(runner, CudaRecorder(runner.stream), runner.stream.device, len(job.inputs), job.fixed)
 
 
 @cache
@@ -149,6 +149,8 @@ class OnnxRuntimeRunner(Runner):
         options = session_options(ort, job.options.session_options)
         for library in (*job.libraries, *libraries_of(job.model)):
             options.register_custom_ops_library(str(library))
+        if self.stream is not None:  # cuDNN's searches report each failure there
+            ort.set_default_logger_severity(options.log_severity_level)
         _share_weights(ort, options, self._weights)
         providers = _providers(ort, job, self.stream)
         try:

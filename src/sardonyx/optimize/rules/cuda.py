@@ -69,7 +69,7 @@ def _check_norm(m: Match) -> None:
     m.require(m.sum.dtype in _FLOATS and m.scale.dtype == m.sum.dtype, "no kernel for the dtypes")
     m.require(m.dims(m.x) == m.dims(m.skip) == dims and len(dims) in (2, 3), "it broadcasts, or has another rank")
     m.require(m.attribute(m.result, "axis", -1) in (-1, len(dims) - 1), "not the last axis")
-    m.require(0 not in dims, "it is empty")
+    m.require(0 not in dims and len(m.node.outputs) == 1, "it is empty, or the statistics are used")
 
 
 def _without_bias(m: Match) -> tuple[ir.Value, ir.Value, ir.Value | None]:
@@ -94,6 +94,8 @@ def _skip_norm(m: Match, op_type: str, inputs: list[ir.Value | None]) -> Mapping
     count = 4 if returned else 1
     y, *rest = m.g.several(op_type, count, inputs, domain=MICROSOFT, epsilon=epsilon)
     m.g.shaped(y, dims)
+    for statistic in rest[:-1]:
+        statistic.type = ir.TensorType(ir.DataType.FLOAT)
     return {m.result: y, m.sum: m.g.shaped(rest[-1], dims)} if returned else {m.result: y}
 
 
