@@ -516,4 +516,15 @@ CASES = {
         <int64[3] r = {0, 1, 2}, int64[3,1] c = {0, 1, 2}>
         { m = Less(r, c) y = Attention(q, k, v, m) }""",
     ),
+    "PatchesAsProduct": Case(
+        """g (@T[@A,@B,@(4*C),@(6*D)] x, @T[@E,@B,2,3] w, @T[@E] b) => (@T[@A,@E,@(2*C),@(2*D)] y)
+        { y = Conv<strides=[2, 3]>(x, w, b) }""",
+        "g (float[2,3,8,6] x, float[5,3,2,3] w) => (float[2,5,4,2] y) { y = Conv<strides=[2, 2]>(x, w) }",
+    ),
+    "SequenceConvolutionAsProduct": Case(
+        """g (float16[@A,@B,@(2*C+4)] x, float16[@E,@B,3] w, float16[@E] b) => (float16[@A,@E,@(C+1)] y)
+        { y = Conv<strides=[2], dilations=[2], pads=[1, 1]>(x, w, b) }""",
+        "g (float16[2,4,9] x, float16[6,2,3] w) => (float16[2,6,7] y) { y = Conv<group=2>(x, w) }",
+        ("float16",),
+    ),
 }

@@ -54,8 +54,11 @@ def test_a_rule_keeps_the_values_alone(name: str) -> None:
         rewritten(text, names={name, "FoldConstant"}, cuda=name in CUDA_RULES)
 
 
-CRASHES_WHEN_EMPTY = ("AttentionInRows", "AttentionRepeatsHeads", "DropOpenMask")
-"""ONNX Runtime divides by zero for the models themselves."""
+CRASHES_WHEN_EMPTY = (
+    *("AttentionInRows", "AttentionRepeatsHeads", "DropOpenMask", "CausalMask"),
+    "SequenceConvolutionAsProduct",
+)
+"""ONNX Runtime divides by zero for the models themselves, or never ends."""
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in CRASHES_WHEN_EMPTY])

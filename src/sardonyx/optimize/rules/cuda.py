@@ -116,3 +116,73 @@ def causal_mask(m: Match) -> ir.Value:
     m.require(bool((visible == np.tri(keys, dtype=bool)).all()), "another mask")
     attributes["is_causal"] = 1
     return m.g.shaped(m.g.node("Attention", [q, k, v], **attributes), m.dims(m.result))
+
+
+@rule_at("Conv", needs=CUDA, late=True)
+def patches_as_product(m: Match) -> ir.Value:
+    """Conv whose windows do not overlap = Gemm of the windows, each a row: cuDNN has no fast kernel for large ones."""
+    x, weight, bias = _convolution(m)
+    (batch, channels, *sizes), (out, _, *kernel) = m.dims(x), m.dims(weight)
+    m.require(len(sizes) == 2 and min(kernel) > 1, "not windows of an image")
+    m.require(list(m.attribute(m.result, "strides", [1, 1])) == kernel, "the windows overlap or leave gaps")
+    m.require(not any(m.attribute(m.result, "pads", ())), "it is padded")
+    m.require(all(size % width == 0 for size, width in zip(sizes, kernel, strict=True)), "windows do not cover it")
+    height, width = (size // step for size, step in zip(sizes, kernel, strict=True))
+    split = m.g.reshape(x, [batch, channels, height, kernel[0], width, kernel[1]])
+    depth = channels * kernel[0] * kernel[1]
+    rows = m.g.reshape(m.g.transpose(split, [0, 2, 4, 1, 3, 5]), [batch * height * width, depth])
+    product = _product(m, rows, m.g.reshape(weight, [out, depth]), bias)
+    by_channel = m.g.transpose(m.g.reshape(product, [batch, height * width, out]), [0, 2, 1])
+    return m.g.reshape(by_channel, [batch, out, height, width])
+
+
+@rule_at("Conv", needs=CUDA, late=True)
+def sequence_convolution_as_product(m: Match) -> ir.Value:
+    """Conv over one axis in half precision = Gemm of the windows: cuDNN uses no tensor cores for it."""
+    x, weight, bias = _convolution(m)
+    (batch, channels, *sizes), (out, _, *kernel) = m.dims(x), m.dims(weight)
+    m.require(len(sizes) == 1 and x.dtype == ir.DataType.FLOAT16, "not over one axis, or not in half precision")
+    m.require(kernel[0] <= _MOST_TAPS, "a long kernel")
+    (step,), (gap,) = (m.attribute(m.result, name, [1]) for name in ("strides", "dilations"))
+    before, after = m.attribute(m.result, "pads", [0, 0])
+    length = m.dims(m.result)[-1]
+    steps = m.g.transpose(x, [0, 2, 1])
+    if before or after:
+        padded = m.g.Pad(steps, m.g.ints([0, before, 0, 0, after, 0]))
+        steps = m.g.shaped(padded, [batch, sizes[0] + before + after, channels])
+    taps = [_every(m, steps, tap * gap, length, step) for tap in range(kernel[0])]
+    windows = taps[0] if len(taps) == 1 else m.g.node("Concat", taps, axis=-1)
+    rows = m.g.reshape(
+        m.g.shaped(windows, [batch, length, kernel[0] * channels]), [batch * length, kernel[0] * channels]
+    )
+    by_tap = m.g.reshape(m.g.transpose(weight, [0, 2, 1]), [out, kernel[0] * channels])
+    product = _product(m, rows, by_tap, bias)
+    return m.g.transpose(m.g.reshape(product, [batch, length, out]), [0, 2, 1])
+
+
+_MOST_TAPS = 8
+"""The windows take as many times the memory of the input."""
+
+
+def _convolution(m: Match) -> tuple[ir.Value, ir.Value, ir.Value | None]:
+    """Return the input, the weight and the bias of a Conv of known sizes, without groups or automatic padding."""
+    x, weight, *rest = m.node.inputs
+    assert x is not None
+    assert weight is not None
+    m.require(not m.node.domain and x.dtype in (*_FLOATS, ir.DataType.BFLOAT16), "no kernel for the dtype")
+    m.require(m.attribute(m.result, "group", 1) == 1 and "auto_pad" not in m.node.attributes, "grouped or auto_pad")
+    sizes = (*m.dims(x), *m.dims(weight), *m.dims(m.result))
+    m.require(all(isinstance(size, int) and size > 0 for size in sizes), "empty, or of symbolic size")
+    return x, weight, rest[0] if rest else None
+
+
+def _every(m: Match, x: ir.Value, start: int, count: int, step: int) -> ir.Value:
+    """Return `count` rows from `start` on, one in `step`."""
+    dims = list(m.dims(x))
+    dims[1] = count
+    return m.g.shaped(m.g.slice(x, 1, start, start + (count - 1) * step + 1, step), dims)
+
+
+def _product(m: Match, rows: ir.Value, weight: ir.Value, bias: ir.Value | None) -> ir.Value:
+    dims = [m.dims(rows)[0], m.dims(weight)[0]]
+    return m.g.shaped(m.g.node("Gemm", [rows, weight, *([bias] if bias is not None else [])], transB=1), dims)
