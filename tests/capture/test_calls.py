@@ -475,3 +475,15 @@ def test_a_size_that_takes_another_branch_is_an_error(function: Any, sizes: tupl
         assert_same(program(torch.ones(batch, 6)), function(torch.ones(batch, 6)))
     with pytest.raises(ValueError, match=r"the model was exported for calls with .*batch"):
         program(torch.ones(sizes))
+
+
+def test_a_size_that_torch_splits_otherwise_is_an_error() -> None:
+    def second_half(x: torch.Tensor) -> torch.Tensor:
+        return torch.ceil(x).tensor_split(2)[1]
+
+    program = sardonyx.export(second_half, (torch.ones(5, 6),), examples=[(torch.ones(7, 6),)])
+    for rows in (1, 3, 9):
+        assert_same(program(torch.ones(rows, 6)), second_half(torch.ones(rows, 6)))
+    for rows in (0, 2, 8):
+        with pytest.raises(ValueError, match=r"the model was exported for calls with .*Mod"):
+            program(torch.ones(rows, 6))

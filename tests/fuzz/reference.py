@@ -41,6 +41,8 @@ _SUM_PRODUCTS = frozenset(
 """Operators whose zeros have the sign that the order of their sums gives."""
 _NORMS = frozenset({"native_layer_norm", "native_group_norm"})
 """Operators that subtract a mean, so that what is left of equal elements is the rounding of the mean."""
+_LOGARITHMS = frozenset({"_log_softmax", "log_sigmoid_forward"})
+"""Operators whose zeros are logarithms of numbers just below one."""
 
 
 class RoundingNoise(TorchDispatchMode):
@@ -67,6 +69,8 @@ class RoundingNoise(TorchDispatchMode):
         disturbed = tree_map(self._disturbed, result)
         if func.overloadpacket.__name__ in _NORMS:
             return (self._off_by_mean(disturbed[0], args[0], result[2]), *disturbed[1:])
+        if func.overloadpacket.__name__ in _LOGARITHMS:
+            return tree_map(self._just_below_zero, disturbed)
         if func.overloadpacket.__name__ in _SUM_PRODUCTS:
             return torch.where(disturbed == 0, disturbed * self._signs(disturbed), disturbed)
         return disturbed
@@ -87,6 +91,10 @@ class RoundingNoise(TorchDispatchMode):
     def _noise_by_value(self, x: Tensor) -> Tensor:
         values, places = x.double().unique(return_inverse=True)
         return self._noise(values.shape)[places]
+
+    def _just_below_zero(self, x: Tensor) -> Tensor:
+        below = (x == 0) & (self._noise(x.shape) > 0)
+        return x.masked_fill(below, -(torch.finfo(x.dtype).eps ** 2))
 
     def _signs(self, x: Tensor) -> Tensor:
         return (torch.randint(0, 2, x.shape, generator=self._generator) * 2 - 1).to(x.dtype)

@@ -46,7 +46,9 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--samples", type=int, help="at most so many of the database's samples (default: all)")
     parser.add_argument("--dtypes", default="float32", help="comma-separated (default: float32)")
     parser.add_argument(
-        "--device", choices=["ort"], help="on the device, strictly and with fallback (default: compiled)"
+        "--device",
+        choices=["ort", "cuda"],
+        help="on the device ort, strictly and with fallback; or compiled on CUDA (default: compiled on the CPU)",
     )
     parser.add_argument("--strict", action="store_true", help="on the device: strictly alone")
     parser.add_argument("--executor", help="of the device (default: its own choice)")
@@ -59,7 +61,7 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="keep what the results file has")
     parser.add_argument("--page", type=Path, help="write the table of results as Markdown")
     parsed = parser.parse_args(given)
-    if (parsed.strict or parsed.executor) and not parsed.device:
+    if (parsed.strict or parsed.executor) and parsed.device != "ort":
         parser.error("--strict and --executor are about --device ort")
     return parsed
 
@@ -192,8 +194,10 @@ def _database_samples(way: str, count: int | None) -> int | None:
 
 
 def _ways(given: argparse.Namespace) -> tuple[str, ...]:
-    from .ways import COMPILED, EXPORTED, FALLBACK, STRICT
+    from .ways import COMPILED, CUDA, EXPORTED, FALLBACK, STRICT
 
+    if given.device == "cuda":
+        return (CUDA,)
     if not given.device:
         return (COMPILED, EXPORTED) if given.export else (COMPILED,)
     return (STRICT,) if given.strict else (STRICT, FALLBACK)

@@ -1,7 +1,9 @@
-"""The ways of a sample: `torch.compile`, `sardonyx.export`, or the device `ort`, strictly or with fallback."""
+"""The ways of a sample: `torch.compile` on the CPU or on CUDA, `sardonyx.export`, or the device `ort`, strictly or with
+fallback."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -12,7 +14,7 @@ import sardonyx
 
 from .database import Arguments, over_tensors
 
-COMPILED, EXPORTED, STRICT, FALLBACK = "", "export", "device, strict", "device, with fallback"
+COMPILED, EXPORTED, CUDA, STRICT, FALLBACK = "", "export", "cuda", "device, strict", "device, with fallback"
 """Their names. Strictly, everything on the device runs in ONNX Runtime: copies and casts too."""
 
 INDICES_STAY = frozenset({"tensor_split"})
@@ -56,7 +58,11 @@ def exported(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *tensors: sardonyx.export(module, tensors)(*tensors)
 
 
-CAPTURED: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {COMPILED: compiled, EXPORTED: exported}
+CAPTURED: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    COMPILED: compiled,
+    EXPORTED: exported,
+    CUDA: compiled,
+}
 """The ways that make a graph of a whole function: several samples go into one, since most of the time is capture."""
 
 
@@ -89,6 +95,19 @@ def on_device(op: Any, arguments: Arguments) -> Callable[..., Any]:
     return run
 
 
-def _there(leaf: Any) -> Any:
+def _there(leaf: Any, device: str = "ort") -> Any:
     """An argument that names a device names ours."""
-    return torch.device("ort") if isinstance(leaf, (str, torch.device)) and str(leaf) == "cpu" else leaf
+    return torch.device(device) if isinstance(leaf, (str, torch.device)) and str(leaf) == "cpu" else leaf
+
+
+def on_cuda(op: Any, sample: Any) -> Any:
+    """The sample with its tensors on CUDA."""
+    moved = copy.copy(sample)
+
+    def there(leaf: Any) -> Any:
+        return leaf.cuda() if isinstance(leaf, torch.Tensor) else _there(leaf, "cuda")
+
+    moved.input = tree_map(there, sample.input)
+    if op.name not in INDICES_STAY:
+        moved.args, moved.kwargs = tree_map(there, sample.args), tree_map(there, sample.kwargs)
+    return moved

@@ -71,6 +71,7 @@ def _serve(pipe: Connection) -> None:
 
     from .check import check_samples
     from .database import operators, samples, warm_up
+    from .ways import CUDA, on_cuda
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends us
     torch.set_num_threads(1)
@@ -79,7 +80,8 @@ def _serve(pipe: Connection) -> None:
     while True:
         name, dtype, way, executor, count, first, alone = pipe.recv()
         op = operators()[name]
-        numbered = list(enumerate(samples(op, getattr(torch, dtype), count)))
+        found = samples(op, getattr(torch, dtype), count)
+        numbered = list(enumerate(on_cuda(op, sample) for sample in found) if way == CUDA else enumerate(found))
         pipe.send(len(numbered))
         numbered = numbered[first:]
         at_once = 1 if alone else SAMPLES_TOGETHER

@@ -13,6 +13,7 @@ from unittest import mock
 
 import sympy
 import torch
+from torch.utils._sympy.functions import Mod, PythonMod
 
 from sardonyx.errors import CaptureError
 from sardonyx.sizes import Dim, allow_zeros, dims_of, expression_of, python_of, size_at
@@ -49,6 +50,10 @@ def record_specializations() -> Iterator[dict[sympy.Symbol, str]]:
 
 
 _LIBRARY_FOLDERS = tuple(str(Path(module).parent) for module in (torch.__file__, __file__))
+
+
+_NATIVE_CALL = f"{torch._ops.__file__}:"
+"""Where a guard of torch's C++ code seems to come from, as `tensor_split` decides which parts are longer."""
 
 
 def innermost_user_line(frames: Sequence[traceback.FrameSummary]) -> str | None:
@@ -96,10 +101,11 @@ def assumptions(graph: torch.fx.GraphModule) -> Iterator[tuple[sympy.Expr, str]]
     """
     environment = environment_of(node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder"))
     for guard in environment.guards if environment is not None else ():
-        expr = environment.replace(guard.expr)
-        # torch's own code guards how it computes a view, which need not hold for an empty tensor
+        expr = allow_zeros(environment.replace(guard.expr), environment)
         line = location_text(guard.sloc)
-        yield (expr if line.startswith(_LIBRARY_FOLDERS) else allow_zeros(expr, environment)), line
+        # torch's Python code guards how it computes a view, which need not hold for an empty tensor
+        if not line.startswith(_LIBRARY_FOLDERS) or (line.startswith(_NATIVE_CALL) and expr.has(Mod, PythonMod)):
+            yield expr, line
     asserts = graph.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default)
     for node in asserts:
         value = node.args[0].meta.get("val")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from sardonyx import fork, opsets
-from sardonyx.engines import blocked, cuda_driver, ortvalue
+from sardonyx.engines import blocked, cuda_driver, cuda_kernels, ortvalue
 from sardonyx.engines.contiguous import is_contiguous
 from sardonyx.engines.cuda_graphs import CudaRecorder, GraphRunner
 from sardonyx.engines.engine import Availability, Engine, Job, Runner
@@ -88,29 +88,21 @@ class OnnxRuntime(Engine):
 
 @cache
 def _kernels(provider: str) -> Kernels:
-    """Return the kernels of one provider. Listing those of all would load every provider's library, and can crash.
-
-    A provider that does not list them, such as CUDA, is assumed to support every dtype: nodes without a kernel run on
-    the CPU. Kernels known to be inexact are excluded in any case.
-    """
+    """Return the kernels of one provider. Listing those of all would load every provider's library, and can crash."""
     onnxruntime()
-    try:
-        kernels = ortvalue.binding().get_registered_ep_kernel_defs(provider)
-    except Exception as error:
-        log.info("%s does not list its kernels: %s", provider, error)
-        kernels = []
+    if provider == _CUDA:
+        table = cuda_kernels.table()
+        return Kernels(table, joins_casts=True, inexact_int64=_REDUCE_IN_DOUBLE, is_complete=True)
     registered: dict[tuple[str, str], list[tuple[range, Mapping[str, Sequence[str]]]]] = {}
-    for kernel in kernels:
+    for kernel in ortvalue.binding().get_registered_ep_kernel_defs(provider):
         versions = range(kernel.version_range[0], kernel.version_range[1] + 1)
         registered.setdefault((kernel.domain, kernel.op_name), []).append((versions, kernel.type_constraints))
-    on_cpu = provider == "CPUExecutionProvider"
-    inexact = _COMPARE_32_BITS | _REDUCE_IN_DOUBLE if on_cpu else _REDUCE_IN_DOUBLE
     return Kernels(
         registered,
-        where_loses_zero_sign=on_cpu,
-        max_pool_loses_infinity=on_cpu,
+        where_loses_zero_sign=True,
+        max_pool_loses_infinity=True,
         joins_casts=True,
-        inexact_int64=inexact,
+        inexact_int64=_COMPARE_32_BITS | _REDUCE_IN_DOUBLE,
     )
 
 

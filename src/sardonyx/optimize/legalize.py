@@ -51,6 +51,8 @@ class Kernels:
     """Whether it fuses two casts although the first is lossy."""
     inexact_int64: frozenset[str] = frozenset()
     """Operators whose int64 kernels do not compute in 64 bits."""
+    is_complete: bool = False
+    """Whether an operator that is not in the table, and has no function body, cannot run."""
 
     def __hash__(self) -> int:
         return id(self)
@@ -166,8 +168,10 @@ def _can_run(node: ir.Node, opset: int, types: Mapping[str, ir.DataType], kernel
     """Whether the engine has a kernel for these dtypes, or one for each node of the operator's function body."""
     if not kernels.accepts(node.op_type, opset, _type_names(types)):
         return False
-    body = function_body(node, opset, formal, types) if kernels.expands(node.op_type, opset) else ()
-    return all(_can_run_in_body(inner, opset, kernels) for inner in body)
+    if not kernels.expands(node.op_type, opset):
+        return True
+    body = function_body(node, opset, formal, types)
+    return bool(body or not kernels.is_complete) and all(_can_run_in_body(inner, opset, kernels) for inner in body)
 
 
 def _can_run_in_body(node: ir.Node, opset: int, kernels: Kernels) -> bool:
