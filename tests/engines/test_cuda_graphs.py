@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -36,6 +37,7 @@ class Session:
     """x · w + 1 of two inputs, in a stream of its own; counts what it executes."""
 
     allocates_in_torch = True
+    placement: ClassVar[dict[str, Counter[str]]] = {}
 
     def __init__(self) -> None:
         self.executed = 0

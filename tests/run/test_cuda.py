@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from sardonyx.doors.dynamo import sardonyx as backend
+from sardonyx.telemetry.report import collecting
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -47,7 +49,7 @@ def test_work_queued_before_and_after_on_the_default_stream_is_ordered() -> None
         close(result, net(torch.full_like(x, seed / 20)))
 
 
-def test_a_side_stream_gets_a_session_of_its_own() -> None:
+def test_a_side_stream_is_ordered_too() -> None:
     net, big = model(), torch.randn(4096, 4096, device="cuda")
     run = compiled(net)
     run(torch.randn(8, 256, device="cuda"))
@@ -113,7 +115,7 @@ def convolutions() -> nn.Module:
 def test_training_steps_are_eagers(build: Any, shape: tuple[int, ...]) -> None:
     eager = build()
     ours = copy.deepcopy(eager)
-    run = compiled(ours)
+    run = compiled(ours, fallback="quiet")  # the provider has no MaxUnpool
     for net, parameters in ((eager, eager.parameters()), (run, ours.parameters())):
         optimizer = torch.optim.SGD(parameters, 0.1)
         for seed in range(3):
@@ -156,4 +158,114 @@ BIG = 1_700_000_000_123_456_789
 @pytest.mark.parametrize("name", EXACT)
 def test_integers_of_64_bits_are_exact(name: str) -> None:
     x = torch.arange(64, device="cuda").view(4, 16) * 3 % 67 + BIG  # no two are equal
-    torch.testing.assert_close(compiled(EXACT[name])(x), EXACT[name](x), rtol=0, atol=0)
+    torch.testing.assert_close(compiled(EXACT[name], fallback="quiet")(x), EXACT[name](x), rtol=0, atol=0)
+
+
+def recordings(report: Any) -> Any:
+    return report.graphs[0].regions[0].recordings
+
+
+def test_a_shape_that_repeats_is_recorded_and_replayed() -> None:
+    net = model()
+    with collecting() as report:
+        run = compiled(net)
+        for _ in range(6):
+            x = torch.randn(8, 256, device="cuda")
+            close(run(x), net(x))
+    assert (recordings(report).recorded, recordings(report).replays) == (1, 4)
+
+
+def test_results_of_replays_are_not_overwritten() -> None:
+    net = model()
+    run = compiled(net)
+    inputs = [torch.randn(8, 256, device="cuda") for _ in range(8)]
+    results = [run(x) for x in inputs]
+    for x, result in zip(inputs, results, strict=True):
+        close(result, net(x))
+
+
+def test_edited_and_replaced_weights_are_seen_by_replays() -> None:
+    net, x = model(), torch.randn(8, 256, device="cuda")
+    run = compiled(net)
+    for _ in range(4):
+        run(x)
+    net[0].weight.data.mul_(2.0)
+    close(run(x), net(x))
+    net[0].weight = nn.Parameter(torch.randn_like(net[0].weight) / 16)
+    for _ in range(4):
+        close(run(x), net(x))
+
+
+def test_replays_on_several_streams_are_ordered() -> None:
+    net, big = model(), torch.randn(4096, 4096, device="cuda")
+    run = compiled(net)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    for count in range(12):
+        stream = streams[count % 2]
+        with torch.cuda.stream(stream):
+            x = torch.full((8, 256), float("nan"), device="cuda")
+            for _ in range(4):
+                big @ big
+            x.copy_(torch.full_like(x, count / 12))
+            result = run(x) * 1.0
+        stream.synchronize()
+        close(result, net(torch.full_like(x, count / 12)))
+
+
+def test_threads_share_recordings() -> None:
+    net = model()
+    run = compiled(net)
+    run(torch.randn(8, 256, device="cuda"))
+
+    def work(seed: int) -> bool:
+        generator = torch.Generator("cuda").manual_seed(seed)
+        for _ in range(20):
+            x = torch.randn(8, 256, device="cuda", generator=generator)
+            with torch.no_grad():
+                if not torch.allclose(run(x), net(x), rtol=2e-3, atol=2e-3):
+                    return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(4)))
+
+
+def test_the_callers_own_cuda_graph() -> None:
+    net, x = model(), torch.randn(8, 256, device="cuda")
+    run = compiled(net)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side), torch.no_grad():
+        for _ in range(4):
+            run(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph, stream=side):
+        result = run(x)
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    torch.cuda.synchronize()
+    close(result, net(x))
+
+
+def test_what_cannot_be_recorded_runs_without_a_graph() -> None:
+    def chosen(x: torch.Tensor) -> torch.Tensor:
+        return x[x > 0].sum() + torch.nonzero(x).sum()
+
+    with collecting() as report:
+        run = torch.compile(chosen, backend=backend, options={"fallback": "quiet"})
+        for _ in range(5):
+            x = torch.randn(64, device="cuda")
+            torch.testing.assert_close(run(x), chosen(x), rtol=1e-4, atol=1e-4)
+    notes = [r.recordings for graph in report.graphs for r in graph.regions if r.recordings is not None]
+    assert all(not note.replays or not note.refused for note in notes)
+
+
+@pytest.mark.parametrize(("mode", "recorded"), [("reduce-overhead", 1), ("max-autotune-no-cudagraphs", 0)])
+def test_modes_of_torch(mode: str, recorded: int) -> None:
+    net, x = model(), torch.randn(8, 256, device="cuda")
+    with collecting() as report:
+        run = torch.compile(net, backend=backend, mode=mode)
+        for _ in range(4):
+            close(run(x), net(x))
+    notes = [region.recordings for graph in report.graphs for region in graph.regions]
+    assert sum(note.recorded for note in notes if note is not None) == recorded

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,6 +48,14 @@ class _Memcpy(ctypes.Structure):
 @cache
 def _driver() -> Any:
     return ctypes.CDLL("libcuda.so.1")
+
+
+@cache
+def _runtimes() -> list[Any]:
+    """Return the CUDA runtimes that are loaded: torch's, and ONNX Runtime's if that is another one."""
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    paths = {line.split()[-1] for line in maps.splitlines() if "/libcudart" in line}
+    return [ctypes.CDLL(path) for path in sorted(paths)]
 
 
 def _check(code: int, what: str) -> None:
@@ -119,12 +128,25 @@ def _captured(stream: torch.cuda.Stream, run: Callable[[], object]) -> Iterator[
         run()
     except Exception as error:
         driver.cuStreamEndCapture(handle, byref(graph))
-        raise CaptureError(str(error)) from error
-    _check(driver.cuStreamEndCapture(handle, byref(graph)), "cuStreamEndCapture")
+        _forget_errors()
+        raise CaptureError(_first_line(error)) from error
+    code = driver.cuStreamEndCapture(handle, byref(graph))
+    _forget_errors()
+    _check(code, "cuStreamEndCapture")
     try:
         yield graph
     finally:
         driver.cuGraphDestroy(graph)
+
+
+def _forget_errors() -> None:
+    """Clear the runtime's last error, which the next kernel launch of anyone would report as its own."""
+    for runtime in _runtimes():
+        runtime.cudaGetLastError()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:200]
 
 
 def _nodes(graph: c_void_p) -> list[c_void_p]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from operator import is_
 from typing import Any, Protocol
@@ -34,6 +35,7 @@ class StreamRunner(Protocol):
 
     allocates_in_torch: bool
     """Whether torch allocates the results, rather than the session."""
+    placement: Mapping[str, Counter[str]]
 
     def __call__(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """Run once, ordered with torch's current stream."""
@@ -182,6 +184,7 @@ class GraphRunner(Runner):
         self._graphs_exist = False
         self._lock = fork.Lock()
         self.recordings: Recordings = Recordings()
+        self.placement = runner.placement
 
     def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:
         """Run once."""

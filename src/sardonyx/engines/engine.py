@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
 import onnx
@@ -125,6 +127,8 @@ class Runner(ABC):
 
     recordings: Recordings | None = None
     """What is known of its CUDA graphs; None if it records none."""
+    placement: Mapping[str, Counter[str]] = MappingProxyType({})
+    """Operators by execution provider, on a GPU."""
 
     @abstractmethod
     def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:

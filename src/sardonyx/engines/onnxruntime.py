@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from functools import cache
 from pathlib import Path
@@ -141,8 +142,9 @@ class OnnxRuntimeRunner(Runner):
         options = session_options(ort, job.options.session_options)
         for library in (*job.libraries, *libraries_of(job.model)):
             options.register_custom_ops_library(str(library))
-        if self.stream is not None:  # cuDNN's searches report each failure there
-            ort.set_default_logger_severity(options.log_severity_level)
+        if self.stream is not None:
+            ort.set_default_logger_severity(options.log_severity_level)  # cuDNN's searches report failures there
+            options.add_session_config_entry(*_RECORD_PLACEMENT)
         _share_weights(ort, options, self._weights)
         providers = _providers(ort, job, self.stream)
         try:
@@ -151,6 +153,8 @@ class OnnxRuntimeRunner(Runner):
             )
         except Exception as error:
             raise _session_error(error) from error
+        if self.stream is not None:
+            self.placement = _placement(self._session)
         self._run = self._session._sess.run_with_ortvaluevector
 
     def forked(self) -> None:
@@ -279,6 +283,18 @@ _STOP_SPINNING = ("session.force_spinning_stop", "1")
 other sessions: six sessions in a row took 27 ms on two cores instead of 4, with torch between them 78 instead of 11.
 A global pool is as fast between sessions (4 ms), but cannot stop spinning, took 28 ms with torch between them, and
 makes ONNX Runtime refuse every session of the process that does not use it."""
+
+
+_RECORD_PLACEMENT = ("session.record_ep_graph_assignment_info", "1")
+
+
+def _placement(session: Any) -> dict[str, Counter[str]]:
+    """Return the operators by execution provider; nothing with an onnxruntime that does not say (before 1.24)."""
+    read = getattr(session._sess, "get_provider_graph_assignment_info", None)
+    placement: dict[str, Counter[str]] = {}
+    for part in read() if read is not None else ():
+        placement.setdefault(part.ep_name, Counter()).update(node.op_type for node in part.get_nodes())
+    return placement
 
 
 def _inexact_rewrites(job: Job) -> list[str]:

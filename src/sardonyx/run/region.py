@@ -210,7 +210,7 @@ class CompiledRegion(torch.nn.Module):
                 records=self._options.cuda_graphs is True or self._kind not in TRAINING,
             )
         self._report.sessions += 1
-        self._report.recordings = opened.runner.recordings
+        self._report.recordings, self._report.placement = opened.runner.recordings, opened.runner.placement
         session = _Session(opened, observed(job, opened.runner), built.binding, numbers)
         page = page_of(self._options)
         if page is not None and self._report.sessions == 1:

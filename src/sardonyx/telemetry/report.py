@@ -85,6 +85,8 @@ class RegionReport:
     """The choice of `auto`, if that is the engine."""
     recordings: Recordings | None = None
     """Of the last session's CUDA graphs, on a GPU."""
+    placement: Mapping[str, Counter[str]] = field(default_factory=dict)
+    """On a GPU, the operators by execution provider."""
     snapshots: dict[str, GraphSnapshot] = field(default_factory=dict)
     """With the option `report`: the graph by stage: "translated", "rewritten" by rules, and as it "runs"."""
     times: dict[str, float] = field(default_factory=dict)
@@ -208,10 +210,17 @@ def _graph_lines(index: int, graph: GraphReport) -> list[str]:
         lines.append("  " + _counts(region.operators))
         if region.choice is not None:
             lines.append(f"  {region.choice}")
+        for provider, operators in region.placement.items():
+            lines.append(f"  {provider}: {operators.total()} nodes" + _unless_expected(provider, operators))
         if region.recordings is not None:
             lines.append(f"  {region.recordings}")
     lines += [f"  by our own table: {operator}: {reason}" for operator, reason in graph.own.items()]
     return lines + [f"  in torch: {fallback}" for fallback in graph.fallbacks]
+
+
+def _unless_expected(provider: str, operators: Counter[str]) -> str:
+    """Return which operators run on the CPU beside a GPU."""
+    return f": {_counts(operators)}" if provider == "CPUExecutionProvider" else ""
 
 
 def _counts(counter: Counter[str]) -> str:
