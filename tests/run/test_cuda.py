@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 
 def compiled(model: Any, **options: Any) -> Any:
+    torch._dynamo.reset()  # it would reuse the code of an equal model
     return torch.compile(model, backend=backend, options={"fallback": "error", **options})
 
 
@@ -215,7 +216,8 @@ def test_replays_on_several_streams_are_ordered() -> None:
 def test_threads_share_recordings() -> None:
     net = model()
     run = compiled(net)
-    run(torch.randn(8, 256, device="cuda"))
+    with torch.no_grad():
+        run(torch.randn(8, 256, device="cuda"))  # dynamo does not compile in several threads at once
 
     def work(seed: int) -> bool:
         generator = torch.Generator("cuda").manual_seed(seed)
@@ -264,8 +266,19 @@ def test_what_cannot_be_recorded_runs_without_a_graph() -> None:
 def test_modes_of_torch(mode: str, recorded: int) -> None:
     net, x = model(), torch.randn(8, 256, device="cuda")
     with collecting() as report:
+        torch._dynamo.reset()
         run = torch.compile(net, backend=backend, mode=mode)
         for _ in range(4):
             close(run(x), net(x))
     notes = [region.recordings for graph in report.graphs for region in graph.regions]
     assert sum(note.recorded for note in notes if note is not None) == recorded
+
+
+def test_results_on_the_cpu_are_on_the_cpu() -> None:
+    def mixed(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x * 2, x.sum().cpu(), torch.arange(3) + 1
+
+    x = torch.randn(4, device="cuda")
+    for got, expected in zip(compiled(mixed, fallback="quiet")(x), mixed(x), strict=True):
+        assert got.device == expected.device
+        torch.testing.assert_close(got, expected)

@@ -22,6 +22,7 @@ class Result:
     `order` is the memory order of the axes: the ONNX output has its axes in this order, and the result is a permuted
     view. `strides` are those of a result that is not a permutation of dense memory; they may depend on sizes.
     `complex`: the output's last axis is real and imaginary part. `number`: the result is the output's single integer.
+    `device`: that of the result, if the region runs on another one.
     """
 
     output: int | None = None
@@ -31,6 +32,7 @@ class Result:
     complex: bool = False
     number: bool = False
     constant: Any = None
+    device: torch.device | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ def region_of(graph: torch.fx.GraphModule, weights: frozenset[int]) -> Region | 
     """Return the whole graph as a region; None if it returns what ONNX cannot, such as a symbolic number."""
     placeholders = {node: i for i, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
     returned: Any = graph.graph.output_node().args[0]
+    device = device_of(graph)
     single = not isinstance(returned, (tuple, list))
     outputs: dict[torch.fx.Node, int] = {}
     results = []
@@ -63,13 +66,15 @@ def region_of(graph: torch.fx.GraphModule, weights: frozenset[int]) -> Region | 
         elif isinstance(node, torch.fx.Node) and isinstance(node.meta.get("val"), torch.Tensor):
             val = node.meta["val"]
             slot = outputs.setdefault(node, len(outputs))
-            results.append(Result(slot, None, layout_of(val), strides_to_restore(val), val.dtype.is_complex))
+            elsewhere = None if val.device == device else val.device
+            layout = layout_of(val), strides_to_restore(val), val.dtype.is_complex
+            results.append(Result(slot, None, *layout, device=elsewhere))
         elif isinstance(node, torch.fx.Node) and _is_loop_integer(node):
             results.append(Result(outputs.setdefault(node, len(outputs)), number=True))
         else:
             return None
     orders = tuple(None if _is_loop_integer(node) else layout_of(node.meta["val"]) for node in outputs)
-    return Region(graph, weights, device_of(graph), tuple(outputs), orders, tuple(results), single)
+    return Region(graph, weights, device, tuple(outputs), orders, tuple(results), single)
 
 
 def device_of(graph: torch.fx.GraphModule) -> torch.device:

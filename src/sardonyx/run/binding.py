@@ -98,6 +98,8 @@ def restore_result(
         return value.item()
     if result.complex:
         value = torch.view_as_complex(value)
+    if result.device is not None:
+        value = value.to(result.device)
     if result.order is not None:
         value = value.permute([result.order.index(axis) for axis in range(value.dim())])
     return value if strides is None else with_strides(value, strides(args))
