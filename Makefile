@@ -23,6 +23,8 @@
 # make train-sweep   a training step of every module and of whole architectures, against double precision
 # make ops-full   every sample of the database and those at the edges, in all dtypes: two hours, and it goes on where it
 #                 was interrupted
+# make cuda-checks  tests, architectures and operators on a GPU, in float32, float16 and bfloat16; CUDA_PYTHON is a Python
+#                 with sardonyx[gpu] and the packages of the extras demo and dev
 # make fuzz       random programs through every door for an hour, against eager; SEED=n begins with another batch
 PYTHON ?= python3
 VENV   := .venv
@@ -35,12 +37,13 @@ MINUTES ?= 20
 FUZZ_MINUTES ?= 60
 SEED ?= 0
 WHEEL_TEST ?=
+CUDA_PYTHON ?= python3
 TORCH       ?= $(shell sed -n 's/^torch==//p' constraints.txt)
 ONNXRUNTIME ?= $(shell sed -n 's/^onnxruntime==//p' constraints.txt)
 PINS   := $(VENV)/constraints.txt
 ORTS   := build/onnxruntime-1.18 build/onnxruntime-1.24 build/onnxruntime-1.31
 
-.PHONY: setup demo test lint format bench bench-customop bench-eager bench-engines bench-export bench-native bench-train native-checks native-versions customop-versions eager-ops eager-ops-quick eager-stress fuzz ops ops-full train-sweep plots docs wheel wheel-test clean
+.PHONY: setup demo test lint format bench bench-customop bench-eager bench-engines bench-export bench-native bench-train native-checks native-versions customop-versions eager-ops eager-ops-quick eager-stress cuda-checks fuzz ops ops-full train-sweep plots docs wheel wheel-test clean
 
 setup: $(READY)
 
@@ -145,6 +148,11 @@ eager-ops-quick: setup
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --minutes $(FUZZ_MINUTES) --first $(SEED) --results build/fuzz.json
 	cp build/fuzz.json docs/fuzz.json
+
+cuda-checks:
+	$(CUDA_PYTHON) -m pytest tests/run/test_cuda.py
+	$(CUDA_PYTHON) -m tests.models.cuda --results build/cuda-models.json
+	$(CUDA_PYTHON) -m tests.ops.sweep --device cuda --quick --dtypes float32,float16,bfloat16 --results build/cuda-operators.json
 
 train-sweep: setup
 	$(BIN)/python -m tests.train.sweep --results docs/training-sweep.json --page docs/training-sweep.md

@@ -40,7 +40,7 @@ def _drawn(function: Callable[[], Any], calls: int, seed: int) -> list[torch.Ten
 
 def _row(result: torch.Tensor) -> torch.Tensor:
     result = torch.view_as_real(result) if result.is_complex() else result
-    return result.detach().double().flatten().nan_to_num(_LARGEST, _LARGEST / 10, -_LARGEST / 10)
+    return result.detach().cpu().double().flatten().nan_to_num(_LARGEST, _LARGEST / 10, -_LARGEST / 10)
 
 
 def _aspects(rows: torch.Tensor) -> Sequence[torch.Tensor]:

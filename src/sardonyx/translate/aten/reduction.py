@@ -341,15 +341,16 @@ _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.flo
 def sort_key(g: Builder, x: Value, side: int = 1) -> Value:
     """Return a key with NaN beyond infinity (below, if `side` is −1), as torch sorts; ONNX does not define its order.
 
-    A wider dtype has a number between the largest and infinity, which represents infinity. Not for doubles.
+    A wider dtype has numbers beyond the largest, which represent infinity and NaN: ONNX Runtime's TopK on CUDA pads
+    with the largest number, and loses infinities. Not for doubles.
     """
     dtype = g.dtype(x)
     if not dtype.is_floating_point:
         return x
-    wide = g.cast(x, _WIDER[dtype])
-    beyond = g.scalar(side * torch.finfo(_WIDER[dtype]).max, _WIDER[dtype])
-    finite = g.node("Min" if side > 0 else "Max", [wide, beyond])
-    return g.Where(g.IsNaN(wide), g.scalar(side * float("inf"), _WIDER[dtype]), finite)
+    wide, most = g.cast(x, _WIDER[dtype]), torch.finfo(_WIDER[dtype]).max
+    infinity, nan = 0.997 * most, 0.998 * most  # bfloat16 ends at 0.9961 of float32's largest
+    finite = g.Clip(wide, g.scalar(-infinity, _WIDER[dtype]), g.scalar(infinity, _WIDER[dtype]))
+    return g.Where(g.IsNaN(wide), g.scalar(side * nan, _WIDER[dtype]), finite)
 
 
 @aten("sort", "sort.stable")
