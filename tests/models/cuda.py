@@ -8,30 +8,77 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import multiprocessing
+import signal
 import sys
 import traceback
 from collections import Counter
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from tests.ops.workers import READY, sweep
+
 DTYPES = ("float32", "float16", "bfloat16")
+SECONDS = 300.0
 TOLERANCE = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 4e-2}
 
 
-def check(task: tuple[str, str]) -> dict[str, Any]:
+@dataclass
+class Outcome:
+    """What became of one architecture in one dtype."""
+
+    architecture: str
+    dtype: str
+    found: dict[str, Any] = field(default_factory=dict)
+    crashed: list[str] = field(default_factory=list)
+
+    def add(self, other: Outcome) -> None:
+        """Take in what a process found."""
+        self.found |= other.found
+
+    def as_json(self) -> dict[str, Any]:
+        """As the file has it."""
+        found = self.found or {"verdict": "crash", "error": self.crashed}
+        return {"architecture": self.architecture, "dtype": self.dtype, **found}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One architecture in one dtype."""
+
+    architecture: str
+    dtype: str
+
+    @property
+    def words(self) -> tuple[Any, ...]:
+        return self.architecture, self.dtype
+
+    def outcome(self) -> Outcome:
+        return Outcome(self.architecture, self.dtype)
+
+
+def _serve(pipe: Connection) -> None:
+    """The life of a process, see `tests.ops.workers`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pipe.send(READY)
+    while True:
+        name, dtype, _first, _alone = pipe.recv()
+        pipe.send(1)
+        pipe.send(_check(name, dtype))
+
+
+def _check(name: str, dtype: str) -> Outcome:
     """Run one architecture in one dtype; never raises."""
-    name, dtype = task
     try:
-        return {"architecture": name, "dtype": dtype, **_compared(name, getattr(torch, dtype))}
+        return Outcome(name, dtype, _compared(name, getattr(torch, dtype)))
     except Exception as error:
-        where = traceback.format_exc(limit=-3)
-        text = f"{type(error).__name__}: {error}"
-        return {"architecture": name, "dtype": dtype, "verdict": "refused", "error": text[:600], "where": where[-900:]}
+        text, where = f"{type(error).__name__}: {error}"[:600], traceback.format_exc(limit=-3)[-900:]
+        return Outcome(name, dtype, {"verdict": "refused", "error": text, "where": where})
 
 
 @torch.no_grad()
@@ -91,13 +138,13 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--results", type=Path, default=Path("build/cuda-models.json"))
     given = parser.parse_args()
-    tasks = [(name, dtype) for dtype in given.dtypes.split(",") for name in ARCHITECTURES]
+    tasks = [Task(name, dtype) for dtype in given.dtypes.split(",") for name in ARCHITECTURES]
     outcomes = []
-    with multiprocessing.get_context("spawn").Pool(given.processes, maxtasksperchild=20) as pool:
-        for outcome in pool.imap_unordered(check, tasks):
-            outcomes.append(outcome)
-            if outcome["verdict"] != "right":
-                print(outcome, flush=True)
+    for settled in sweep(tasks, SECONDS, given.processes, _serve):
+        if isinstance(settled, Outcome):
+            outcomes.append(settled.as_json())
+            if outcomes[-1]["verdict"] != "right":
+                print(outcomes[-1], flush=True)
     made = {"date": datetime.now(UTC).date().isoformat(), "versions": versions(), "gpu": torch.cuda.get_device_name()}
     given.results.parent.mkdir(parents=True, exist_ok=True)
     given.results.write_text(json.dumps({**made, "outcomes": outcomes}, indent=1) + "\n")

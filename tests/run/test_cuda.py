@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -166,6 +167,7 @@ def recordings(report: Any) -> Any:
     return report.graphs[0].regions[0].recordings
 
 
+@torch.no_grad()
 def test_a_shape_that_repeats_is_recorded_and_replayed() -> None:
     net = model()
     with collecting() as report:
@@ -262,6 +264,7 @@ def test_what_cannot_be_recorded_runs_without_a_graph() -> None:
     assert all(not note.replays or not note.refused for note in notes)
 
 
+@torch.no_grad()
 @pytest.mark.parametrize(("mode", "recorded"), [("reduce-overhead", 1), ("max-autotune-no-cudagraphs", 0)])
 def test_modes_of_torch(mode: str, recorded: int) -> None:
     net, x = model(), torch.randn(8, 256, device="cuda")
@@ -282,3 +285,17 @@ def test_results_on_the_cpu_are_on_the_cpu() -> None:
     for got, expected in zip(compiled(mixed, fallback="quiet")(x), mixed(x), strict=True):
         assert got.device == expected.device
         torch.testing.assert_close(got, expected)
+
+
+def test_a_model_that_is_freed_while_it_runs() -> None:
+    big = torch.randn(4096, 4096, device="cuda")
+    for _ in range(5):
+        net = model()
+        run = compiled(net)
+        for _ in range(20):
+            big @ big
+        result = run(torch.randn(8, 256, device="cuda"))
+        del run, net
+        torch._dynamo.reset()
+        gc.collect()
+        assert result.isfinite().all()

@@ -6,6 +6,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -239,8 +240,16 @@ class OnnxRuntimeRunner(Runner):
             self._fixed[index] = (x, x.data_ptr(), value)
         return value
 
+    def __del__(self) -> None:
+        """Wait for the session's work: ONNX Runtime aborts if a callback of the stream frees the last of its memory."""
+        stream: torch.cuda.Stream | None = getattr(self, "stream", None)
+        if stream is not None:
+            with suppress(Exception):  # at exit, CUDA may be gone
+                stream.synchronize()
+
     def close(self) -> None:
         """Free the session and the references to weights."""
+        self.__del__()
         self._session = self._run = self._job = None
         self._weights = {}
 
