@@ -230,6 +230,19 @@ def test_a_failed_recording_is_tried_once_more_and_reported(setup: Setup) -> Non
     assert str(setup.runner.recordings).endswith("not recorded: it copies between host and device")
 
 
+def test_a_graph_that_cannot_be_launched_is_freed(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(self: Graph, stream: Any) -> None:
+        raise CaptureError("cuGraphLaunch: CUDA_ERROR_OUT_OF_MEMORY (2)")
+
+    monkeypatch.setattr(Graph, "launch", no_memory)
+    for _ in range(8):
+        x = torch.randn(2, 3)
+        torch.testing.assert_close(setup(x), value(x))
+    assert setup.alive == 0
+    assert len(setup.recorder.graphs) == 2
+    assert "OUT_OF_MEMORY" in str(setup.runner.recordings)
+
+
 def test_nothing_is_executed_while_recording(setup: Setup) -> None:
     for _ in range(2):
         setup(torch.ones(2, 3))

@@ -24,10 +24,11 @@ MAX_SHAPES = 32
 _CALLS_BEFORE = 2
 """Plain calls before a shape is recorded: in the first two, ONNX Runtime allocates its memory and chooses kernels."""
 _ATTEMPTS = 2
-_ELSEWHERE = "an input is on another device"
-_address = torch.Tensor.data_ptr
+"""How often recording a shape may fail."""
 _REPLACEMENTS = 8
 """How often the graph of a shape is recorded again because a weight was replaced."""
+_ELSEWHERE = "an input is on another device"
+_address = torch.Tensor.data_ptr
 
 
 class StreamRunner(Protocol):
@@ -200,9 +201,9 @@ class GraphRunner(Runner):
             if shape is None:
                 shape = _Shape()
                 self._shapes.put(key, shape)
-            if shape.recording is not None and self._is_current(shape, inputs):
-                self.recordings.replays += 1
-                return shape.recording.replay(inputs, stream)
+            replayed = self._replay(shape, inputs, stream)
+            if replayed is not None:
+                return replayed
             outputs = self._run(inputs)
             shape.note_call(inputs, self._fixed)
             if shape.calls >= _CALLS_BEFORE and shape.failures < _ATTEMPTS:
@@ -249,6 +250,20 @@ class GraphRunner(Runner):
                 hint=f"call the model {_CALLS_BEFORE} times with these shapes before you record it",
             )
         return self._run(inputs)
+
+    def _replay(self, shape: _Shape, inputs: Sequence[Any], stream: Any) -> list[torch.Tensor] | None:
+        """Replay the recording of a shape; None if there is none, or it cannot be launched and is freed."""
+        if shape.recording is None or not self._is_current(shape, inputs):
+            return None
+        try:
+            outputs = shape.recording.replay(inputs, stream)
+        except CaptureError as error:  # such as no memory for the graph
+            self._free(shape)
+            shape.failures += 1
+            self.recordings.refuse(str(error))
+            return None
+        self.recordings.replays += 1
+        return outputs
 
     def _is_current(self, shape: _Shape, inputs: Sequence[Any]) -> bool:
         """Whether the recording of a shape reads these inputs; else it is freed."""
