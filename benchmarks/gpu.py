@@ -1,6 +1,7 @@
 """How sardonyx does in float16 on one CUDA GPU: `python -m benchmarks.gpu --json PATH`.
 
-Measures time on the wall and on the host, error, copies between host and device, and where each node runs.
+Engines take turns. Measures time on the wall and on the host, error, copies between host and device, and where each
+node runs.
 `--device cpu` tries the program itself, in float32, on a machine without a GPU.
 """
 
@@ -15,7 +16,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -29,20 +30,26 @@ from benchmarks.machine import describe
 from benchmarks.tables import Table, milliseconds, say
 from sardonyx.doors.dynamo import sardonyx as backend
 from sardonyx.telemetry.verify import difference
+from sardonyx.timing import in_turns
 
 Args: TypeAlias = tuple[torch.Tensor, ...]
 Entry: TypeAlias = dict[str, Any]
 """What one engine did with one model; `failed` holds the reason where it did not."""
 
 _CALLS = 30
+_ROUNDS = 60
 _WARM_CALLS = 5  # CUDA graphs are recorded in the second and third
+_LLAMA = {"layers": 4, "hidden": 2048, "heads": 32, "kv_heads": 8, "intermediate": 8192, "vocab": 32000}
 
 MODELS: Mapping[str, Callable[[], models.Case]] = {
     "bert-base 8×128": partial(models.bert, batch=8),
-    "llama 4×2048 1×512": partial(
-        models.llama, 512, hidden=2048, heads=16, kv_heads=16, intermediate=5504, vocab=32000
-    ),
+    "bert-base 1×128": models.bert,
+    "llama 4×2048, 512 tokens": partial(models.llama, 512, **_LLAMA),
+    "llama 4×2048, 1 token after 1024": partial(models.llama_step, 1024, **_LLAMA),
     "resnet50 16": partial(models.resnet50, batch=16),
+    "resnet50 1": models.resnet50,
+    "vit-base 8": partial(models.vit, batch=8),
+    "whisper-base encoder": models.whisper_encoder,
 }
 
 
@@ -50,10 +57,21 @@ def _sardonyx(model: nn.Module, **options: Any) -> Any:
     return torch.compile(model, backend=backend, options={"fallback": "error", **options})
 
 
+def _channels_last(model: nn.Module) -> nn.Module:
+    """A copy with convolutions in the layout that inductor is fastest with; others are as they were."""
+    moved: nn.Module = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's
+    return moved
+
+
+def _inductor(model: nn.Module, mode: str | None = None) -> Any:
+    return torch.compile(_channels_last(model), mode=mode)
+
+
 ENGINES: Mapping[str, Callable[[nn.Module], Any]] = {
     "eager": lambda model: model,
-    "inductor": torch.compile,
-    "inductor reduce-overhead": partial(torch.compile, mode="reduce-overhead"),
+    "inductor": _inductor,
+    "inductor reduce-overhead": partial(_inductor, mode="reduce-overhead"),
+    "inductor max-autotune": partial(_inductor, mode="max-autotune"),
     "sardonyx": _sardonyx,
 }
 
@@ -64,17 +82,14 @@ def _synchronize() -> None:
 
 
 def timed(call: Callable[[], object], calls: int = _CALLS) -> Entry:
-    """Median seconds until the device is done, and until the host has its hands free."""
-    walls, hosts = [], []
+    """Median seconds until the host has its hands free."""
+    hosts = []
     for _ in range(calls):
         _synchronize()
         started = time.perf_counter()
         call()
-        returned = time.perf_counter()
-        _synchronize()
-        walls.append(time.perf_counter() - started)
-        hosts.append(returned - started)
-    return {"wall_seconds": median(walls), "host_seconds": median(hosts), "wall_all": walls}
+        hosts.append(time.perf_counter() - started)
+    return {"host_seconds": median(hosts)}
 
 
 def copies(call: Callable[[], object]) -> dict[str, int]:
@@ -134,9 +149,8 @@ def attempt(work: Callable[[], Entry]) -> Entry:
         return {"failed": f"{type(error).__name__}: {error}"}
 
 
-def measure(model: nn.Module, args: Args, engine: str, eager: torch.Tensor, exact: torch.Tensor) -> Entry:
-    """Compile, compare, measure."""
-    torch._dynamo.reset()
+def prepare(model: nn.Module, args: Args, engine: str, eager: torch.Tensor, exact: torch.Tensor) -> Entry:
+    """Compile and compare; the call is in the entry."""
     started = time.perf_counter()
     compiled = ENGINES[engine](model)
     compiled(*args)
@@ -144,15 +158,29 @@ def measure(model: nn.Module, args: Args, engine: str, eager: torch.Tensor, exac
     first = time.perf_counter() - started
     for _ in range(_WARM_CALLS):
         compiled(*args)
-    result = compiled(*args).clone()  # a CUDA graph writes its next result over this one
+    result = compiled(*args).clone()  # inductor's CUDA graphs write their next result over this one
     return {
+        "call": lambda: compiled(*args),
         "first_call_seconds": first,
         "error_vs_eager": difference(result, eager),
         "error_vs_float32": difference(result.float(), exact),
         "result_device": str(result.device),
-        **timed(lambda: compiled(*args)),
-        "profile": attempt(lambda: _copies(lambda: compiled(*args))),
     }
+
+
+def take_turns(entries: Sequence[Entry]) -> None:
+    """Add to each entry the seconds of its call until the device is done, by the median of many turns."""
+
+    def awaited(call: Callable[[], object]) -> Callable[[], object]:
+        def run() -> None:
+            call()
+            _synchronize()
+
+        return run
+
+    _synchronize()
+    for entry, walls in zip(entries, in_turns([awaited(e["call"]) for e in entries], rounds=_ROUNDS), strict=True):
+        entry |= {"wall_seconds": median(walls), "wall_all": walls}
 
 
 def _copies(call: Callable[[], object]) -> Entry:
@@ -174,14 +202,18 @@ def _on(device: str, case: models.Case) -> models.Case:
     return model.to(device, dtype), moved
 
 
-def _study(name: str, device: str, table: Table) -> Entry:
+def _study(name: str, device: str, engines: Sequence[str], table: Table) -> Entry:
     """Every engine on one model, told as it goes."""
     model, args = _on(device, models.make(MODELS[name]))
     exact, eager = _exact(model, args), model(*args).clone()
-    studied: Entry = {"engines": {}}
-    for engine in ENGINES:
-        entry = attempt(partial(measure, model, args, engine, eager, exact))
-        studied["engines"][engine] = entry
+    torch._dynamo.reset()
+    found = {engine: attempt(partial(prepare, model, args, engine, eager, exact)) for engine in engines}
+    studied: Entry = {"engines": found}
+    take_turns([entry for entry in found.values() if "call" in entry])
+    for engine, entry in found.items():
+        call = entry.pop("call", None)
+        if call is not None:
+            entry |= {**timed(call), "profile": attempt(partial(_copies, call))}
         table.add(name, engine, *_cells(entry))
         say(f"{name}: {engine}: {_line(entry)}")
     studied["providers"] = attempt(lambda: dict(providers(model, args)))
@@ -229,7 +261,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--models", default="", help="only models whose name contains one of these, with commas between"
     )
+    parser.add_argument("--engines", default=",".join(ENGINES), help="names, with commas between")
     given = parser.parse_args()
+    given.engines = given.engines.split(",")
+    unknown = [name for name in given.engines if name not in ENGINES]
+    if unknown:
+        parser.error(f"unknown engine {unknown[0]!r}; there are {', '.join(ENGINES)}")
     if given.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch finds no CUDA GPU; --device cpu tries the program without one")
     return given
@@ -251,7 +288,7 @@ def main() -> None:
     table = Table("float16 on the GPU" if given.device == "cuda" else "a try on the CPU", columns, text_columns=2)
     for name in (n for n in MODELS if any(part in n for part in given.models.split(","))):
         with torch.no_grad():
-            studied = attempt(partial(_study, name, given.device, table))
+            studied = attempt(partial(_study, name, given.device, given.engines, table))
         if "failed" in studied:
             table.add(name, "", *_cells(studied))
         content["models"][name] = studied

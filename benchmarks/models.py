@@ -97,6 +97,32 @@ def llama(
     return _plain(hf.LlamaForCausalLM(config), "logits", _tokens(vocab, 1, tokens))
 
 
+class CachedDecoding(nn.Module):
+    """One step of a causal language model over a cache of keys and values, given as two tensors for each layer."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, token: torch.Tensor, *past: torch.Tensor) -> torch.Tensor:
+        """The logits of the next token; what the step adds to the cache is dropped."""
+        cache = transformers().DynamicCache()
+        for layer, (keys, values) in enumerate(zip(past[::2], past[1::2], strict=True)):
+            cache.update(keys, values, layer)
+        logits: torch.Tensor = self.model(token, past_key_values=cache, use_cache=True).logits
+        return logits
+
+
+def llama_step(cached: int, **shape: int) -> Case:
+    """A Llama that decodes one token after `cached` others."""
+    plain: Any = llama(1, **shape)[0]
+    config = plain.model.config
+    config.use_cache = True
+    heads, width = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
+    past = [torch.randn(1, heads, cached, width) for _ in range(2 * config.num_hidden_layers)]
+    return CachedDecoding(plain.model).eval(), (_tokens(config.vocab_size, 1, 1), *past)
+
+
 def resnet50(batch: int = 1) -> Case:
     """ResNet-50 at 224 × 224."""
     hf = transformers()
