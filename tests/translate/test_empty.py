@@ -60,6 +60,18 @@ def test_views() -> None:
     check(views, ("b", "s", 3))
 
 
+def test_what_becomes_empty_inside() -> None:
+    def narrowed(x: Tensor) -> Any:
+        y = x[..., 1:]
+        return F.scaled_dot_product_attention(y, y, y), y @ y.mT
+
+    program = sardonyx.export(narrowed, (torch.randn(2, 3, 5, 6),), dynamic_shapes=({3: "w"},))
+    for width in (6, 2, 1):
+        x = torch.randn(2, 3, 5, width)
+        for got, expected in zip(program(x), narrowed(x), strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_rows_that_are_rolled_repeated_and_flipped() -> None:
     def moved(x: Tensor) -> Any:
         rolled = (x.roll(1), x.roll(1, 0), x.roll((1, 2), (0, 1)))

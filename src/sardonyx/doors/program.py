@@ -6,20 +6,22 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
+import sympy
 import torch
 from onnx_ir.tensor_adapters import TorchTensor
 from torch.utils import _pytree as pytree
 
 from sardonyx import fork
-from sardonyx.capture.conditions import Condition, sizes_or_number
+from sardonyx.capture.conditions import Condition, function_of_sizes, sizes_or_number
 from sardonyx.capture.export import Captured
 from sardonyx.capture.regions import Result
 from sardonyx.doors.call_arguments import Argument, structure_difference
@@ -27,9 +29,11 @@ from sardonyx.engines import Job, Runner, artifacts
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.errors import SardonyxError
 from sardonyx.model_files import LARGEST_PROTOBUF, weight_bytes
+from sardonyx.optimize.empty import computed_sizes
 from sardonyx.options import Options
 from sardonyx.pipeline import fit_to_engine, refit
 from sardonyx.run.binding import Binding, restore_result
+from sardonyx.sizes import python_of, size_at
 from sardonyx.telemetry.report import Report, observed
 from sardonyx.translate.translator import external_weight
 
@@ -170,12 +174,27 @@ class Program:
         return path
 
     def _runner(self, inputs: Sequence[torch.Tensor]) -> Runner:
-        """Return the session for a call; calls with an empty input get another one, with guarded kernels."""
-        empty = not all(x.numel() for x in inputs)
+        """Return the session for a call; calls with an empty operand get another one, with guarded kernels."""
+        empty = not all(x.numel() for x in inputs) or self._computes_empty(inputs)
         with self._lock:
             if empty not in self._runners:
                 self._runners[empty] = self._load(empty)
             return self._runners[empty]
+
+    def _computes_empty(self, inputs: Sequence[torch.Tensor]) -> bool:
+        """Whether a kernel that has to be guarded gets an empty operand, as of `x[1:]` for one row."""
+        if not self._computed_sizes:
+            return False
+        sizes = [size for x in inputs for size in x.shape]
+        return not all(compute(sizes) for compute in self._computed_sizes)
+
+    @cached_property
+    def _computed_sizes(self) -> list[Callable[[Sequence[int]], int]]:
+        """Functions of the inputs' sizes for those that may be zero."""
+        dims = [dim for x in self.model.graph.inputs for dim in x.meta.get("dims") or x.shape or ()]
+        read = {dim: size_at(place) for place, dim in enumerate(dims) if isinstance(dim, sympy.Symbol)}
+        computed = [dim for dim in computed_sizes(self.model) if dim.free_symbols <= set(read)]
+        return [function_of_sizes(python_of(dim, read)) for dim in computed]
 
     def _load(self, empty: bool = False) -> Runner:
         """Load a session over the weights in torch's memory."""

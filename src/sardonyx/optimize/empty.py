@@ -33,6 +33,12 @@ def guard_empty(model: ir.Model) -> int:
     return len(guarded)
 
 
+def computed_sizes(model: ir.Model) -> list[sympy.Expr]:
+    """Return the sizes, computed from those of inputs, that may be zero although no input is empty."""
+    sizes = dict.fromkeys(dim for node in nodes_of(model.graph) for dim in _guarded_sizes(node))
+    return [dim for dim in sizes if not isinstance(dim, (int, sympy.Symbol))]
+
+
 def _guarded_sizes(node: ir.Node) -> list[Dim]:
     """Return the sizes of which none may be zero if the kernel runs."""
     sizes = _GUARDED.get((node.domain, node.op_type))
