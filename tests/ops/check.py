@@ -35,7 +35,7 @@ REMAINDERS = frozenset({"fmod", "remainder", "__rmod__"})
 """Operators whose vectorized kernels in torch give NaN where the quotient overflows: the truth is that of its scalar
 kernels, which call C's fmod and are exact."""
 
-POLES_AT_INTEGERS = frozenset({"polygamma"})
+POLES_AT_INTEGERS = frozenset({"polygamma", "special.polygamma"})
 """Operators that are infinite at the integers up to zero, where torch gives what the rounding of pi leaves."""
 
 FACTOR_IF_COMPLETED = frozenset({"linalg.cholesky_ex"})
