@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import onnx_ir as ir
 import pytest
@@ -14,6 +15,7 @@ from sardonyx.engines.onnxruntime import _kernels, _session_error
 from sardonyx.engines.registry import find
 from sardonyx.errors import MissingKernel
 from sardonyx.optimize.legalize import Kernels, legalize, unsupported_reason
+from sardonyx.telemetry.report import collecting
 
 OPSET = 23
 
@@ -138,3 +140,36 @@ def test_a_node_that_no_provider_takes_is_a_missing_kernel() -> None:
     text = "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Exception during initialization: transformer_memcpy.cc:297 "
     error = _session_error(RuntimeError(text + "!node_provider_type.empty() was false. Node 'Abs_1' has no kernel"))
     assert isinstance(error, MissingKernel)
+
+
+SMALL = torch.tensor([-80.0, -30.0, -18.0, -14.0, -1.0, 0.0, 5.0, 30.0])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.sigmoid,
+        lambda x: torch.sigmoid(x).log(),
+        lambda x: 1 / torch.sigmoid(x).reshape(2, 4),
+        lambda x: torch.sigmoid(x) > 1e-20,
+    ],
+    ids=["result", "logarithm", "quotient", "comparison"],
+)
+def test_a_sigmoid_of_a_large_negative_number_is_not_zero(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """ONNX Runtime's kernel returns 0 below -18."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return function(x)
+
+    compiled = torch.compile(Model(), backend="sardonyx", options={"fallback": "error"})
+    program = sardonyx.export(Model(), (SMALL,))
+    for result in (compiled(SMALL), program(SMALL)):
+        torch.testing.assert_close(result, function(SMALL), rtol=1e-6, atol=0)
+
+
+def test_a_gate_keeps_the_engines_sigmoid() -> None:
+    with collecting() as report:
+        gate = torch.compile(lambda x, y: torch.sigmoid(x).t() * y.t(), backend="sardonyx")
+        gate(torch.randn(2, 3), torch.ones(2, 3))
+    assert report.operators["Sigmoid"] == 1

@@ -103,6 +103,7 @@ def _kernels(provider: str) -> Kernels:
         registered,
         where_loses_zero_sign=True,
         max_pool_loses_infinity=True,
+        sigmoid_loses_small=True,
         joins_casts=True,
         inexact_int64=_COMPARE_32_BITS | _REDUCE_IN_DOUBLE,
     )

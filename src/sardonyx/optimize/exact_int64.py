@@ -14,7 +14,7 @@ from typing import TypeAlias
 import onnx_ir as ir
 import torch
 
-from sardonyx.optimize.subgraphs import graphs_of, unused_tag
+from sardonyx.optimize.subgraphs import graphs_of, replace_node, unused_tag
 from sardonyx.translate.builder import Builder
 
 _Compose: TypeAlias = Callable[[Builder, ir.Node], "ir.Value | None"]
@@ -28,7 +28,7 @@ def compose_exact(model: ir.Model, operators: Collection[str]) -> None:
             if not node.domain and node.op_type in operators and _is_affected(node):
                 value = _COMPOSITIONS[node.op_type](g, node)
                 if value is not None:
-                    _replace(graph, node, g, value)
+                    replace_node(graph, node, g, value)
     for constant in g.initializers.values():
         model.graph.register_initializer(constant)
 
@@ -47,16 +47,6 @@ def _sizes(x: ir.Value) -> tuple[object, ...] | None:
 def _is_single_element(x: ir.Value) -> bool:
     sizes = _sizes(x)
     return sizes is not None and all(size == 1 for size in sizes)
-
-
-def _replace(graph: ir.Graph, node: ir.Node, g: Builder, value: ir.Value) -> None:
-    nodes = list(g.nodes)
-    g.nodes.clear()
-    for added in nodes:
-        added.meta["fx"] = node.meta.get("fx")
-    if "dims" in node.outputs[0].meta:
-        value.meta["dims"] = node.outputs[0].meta["dims"]
-    ir.convenience.replace_nodes_and_values(graph, node, [node], nodes, node.outputs, [value])
 
 
 def _larger(g: Builder, x: ir.Value, y: ir.Value) -> ir.Value:

@@ -16,6 +16,7 @@ from sardonyx.optimize.exact_int64 import compose_exact
 from sardonyx.optimize.function_body import function_body
 from sardonyx.optimize.pool_infinities import keep_infinities
 from sardonyx.optimize.signed_zeros import keep_zero_signs
+from sardonyx.optimize.small_sigmoids import compose_sigmoids
 from sardonyx.optimize.subgraphs import bodies_of, graphs_of
 from sardonyx.translate.schemas import Signature, signature
 
@@ -47,6 +48,8 @@ class Kernels:
     """Whether its Where returns 0 for a −0 from its first choice."""
     max_pool_loses_infinity: bool = False
     """Whether its MaxPool returns the lowest finite number for a window of −∞."""
+    sigmoid_loses_small: bool = False
+    """Whether its Sigmoid of float32 has no relative error bound: it returns 0 for large negative numbers."""
     joins_casts: bool = False
     """Whether it fuses two casts although the first is lossy."""
     inexact_int64: frozenset[str] = frozenset()
@@ -85,6 +88,8 @@ def legalize(model: ir.Model, kernels: Kernels) -> Counter[str]:
     compose_exact(model, kernels.inexact_int64)
     if kernels.max_pool_loses_infinity:
         keep_infinities(model)
+    if kernels.sigmoid_loses_small:
+        compose_sigmoids(model)
     if kernels.joins_casts:
         for graph in graphs_of(model.graph):
             separate_casts(graph)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from sardonyx.translate.builder import Builder
+
 _RANDOM = ("Random", "Dropout", "Bernoulli", "Multinomial")
 
 
@@ -41,6 +43,17 @@ def unused_tag(graph: ir.Graph) -> str:
     while any(re.search(rf"_{tag}\d", name) for name in names):
         tag += "r"
     return tag
+
+
+def replace_node(graph: ir.Graph, node: ir.Node, g: Builder, value: ir.Value) -> None:
+    """Replace a node by the nodes of a builder, which compute `value` instead of its output, and empty the builder."""
+    nodes = list(g.nodes)
+    g.nodes.clear()
+    for added in nodes:
+        added.meta["fx"] = node.meta.get("fx")
+    if "dims" in node.outputs[0].meta:
+        value.meta["dims"] = node.outputs[0].meta["dims"]
+    ir.convenience.replace_nodes_and_values(graph, node, [node], nodes, node.outputs, [value])
 
 
 def is_random(node: ir.Node) -> bool:
