@@ -43,6 +43,9 @@ _NORMS = frozenset({"native_layer_norm", "native_group_norm"})
 """Operators that subtract a mean, so that what is left of equal elements is the rounding of the mean."""
 _LOGARITHMS = frozenset({"_log_softmax", "log_sigmoid_forward"})
 """Operators whose zeros are logarithms of numbers just below one."""
+_PRODUCTS = frozenset({"prod", "cumprod"})
+"""Operators whose intermediate products torch rounds to half precision, where they can overflow."""
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 class RoundingNoise(TorchDispatchMode):
@@ -59,7 +62,7 @@ class RoundingNoise(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
+        result = self._called(func, args, kwargs or {})
         if func.is_view or func.overloadpacket.__name__ in _EXACT:
             return result
         if func._schema.is_mutable:
@@ -74,6 +77,13 @@ class RoundingNoise(TorchDispatchMode):
         if func.overloadpacket.__name__ in _SUM_PRODUCTS:
             return torch.where(disturbed == 0, disturbed * self._signs(disturbed), disturbed)
         return disturbed
+
+    def _called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call an operator; with every other seed, products of halves multiply in float32."""
+        result = func(*args, **kwargs)
+        if self._keeps_equal and func.overloadpacket.__name__ in _PRODUCTS and result.dtype in _HALVES:
+            return func(args[0].float(), *args[1:], **{**kwargs, "dtype": torch.float32}).to(result.dtype)
+        return result
 
     def _off_by_mean(self, normalized: Tensor, x: Tensor, factors: Tensor) -> Tensor:
         """With noise as large as that of the mean, times the reciprocal deviation; what is no larger may be zero."""
