@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import onnx_ir as ir
 import torch
 
 from sardonyx.engines.engine import Engine, static_sizes
-from sardonyx.native import native, unsupported_error
+from sardonyx.native import cuda_matrix_products, native, unsupported_error
 from sardonyx.optimize import empty, optimize
 from sardonyx.optimize.legalize import legalize
 from sardonyx.optimize.selection import select_rules
@@ -113,8 +114,13 @@ def compile_natively(model: ir.Model, context: Context) -> ir.Model:
     library = native(model, context.options)
     for node in model.graph:  # a kernel has the origin of its result
         node.meta.setdefault("fx", origins.get(node.outputs[0].name))
-    context.libraries = () if library is None else (str(library),)
+    _add_library(context, library)
     return model
+
+
+def _add_library(context: Context, library: Path | None) -> None:
+    if library is not None:
+        context.libraries += (str(library),)
 
 
 def wants_kernels(context: Context) -> bool:
@@ -128,8 +134,12 @@ def wants_kernels(context: Context) -> bool:
         return False
     if wanted is True:
         return True
-    inspected = context.options.dump or context.options.transforms
-    return context.kind in TRAINING and not inspected  # engines have no kernels for gradients
+    return context.kind in TRAINING and not _is_inspected(context)  # engines have no kernels for gradients
+
+
+def _is_inspected(context: Context) -> bool:
+    """Whether the user sees the model, which has to be one that other programs can read."""
+    return bool(context.options.dump or context.options.transforms)
 
 
 # Sessions
@@ -182,6 +192,20 @@ def leave_reshapes_to_torch(model: ir.Model, context: Context) -> ir.Model:
     assert context.binding is not None
     context.binding = replace(context.binding, reshaped=shapes)
     return model
+
+
+def replace_cuda_products(model: ir.Model, context: Context) -> ir.Model:
+    """Let our own operator compute matrix products on CUDA, with their bias, and side by side."""
+    _add_library(context, cuda_matrix_products(model, context.options))
+    return model
+
+
+def wants_cuda_products(context: Context) -> bool:
+    """Whether a session runs on CUDA, in an engine that loads libraries, and native code is not excluded."""
+    wanted = context.options.native
+    if context.device.type != "cuda" or not context.engine.custom_operators or not wanted:
+        return False
+    return wanted is True or not _is_inspected(context)
 
 
 # Files

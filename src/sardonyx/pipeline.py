@@ -91,6 +91,7 @@ SESSION_PASSES = (
     Pass("guard_empty", passes.guard_empty),
     Pass("drop_unused", passes.drop_unused_inputs),
     Pass("reshapes", passes.leave_reshapes_to_torch),
+    Pass("products", passes.replace_cuda_products, passes.wants_cuda_products),
     Pass("native", passes.compile_natively, passes.wants_kernels),
 )
 """Passes of a session: its model is specific to the engine, the device and the processor."""

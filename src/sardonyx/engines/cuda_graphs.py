@@ -119,22 +119,20 @@ class _Recording:
 
     def __post_init__(self) -> None:
         self._weights = list(self.weights.values())
-        self._read = [*self.weights, *(i for i in self.direct if i not in self.weights)]
-        self._addresses = [self.direct[i] for i in self._read]
+        self._weight_addresses = [self.direct[i] for i in self.weights]
+        self._storages = [x.untyped_storage() for x in self._weights]  # a replay may still read a replaced weight
+        self._inputs = {i: address for i, address in self.direct.items() if i not in self.weights}
 
-    def moved(self, inputs: Sequence[Any]) -> list[int]:
-        """Return the inputs that are no longer where the graph reads them."""
-        given = list(map(inputs.__getitem__, self._read))
-        count = len(self._weights)
-        if (
-            list(map(_address, given)) == self._addresses
-            and all(map(is_, given, self._weights))
-            and all(map(is_contiguous, given[count:]))
-        ):
-            return []
-        return [
-            i for i, x in zip(self._read, given, strict=True) if _address(x) != self.direct[i] or not is_contiguous(x)
-        ]
+    def moved_inputs(self, inputs: Sequence[Any]) -> bool:
+        """Whether an input other than the weights is no longer where the graph reads it."""
+        return any(_address(inputs[i]) != at or not is_contiguous(inputs[i]) for i, at in self._inputs.items())
+
+    def replaced_weights(self, inputs: Sequence[Any]) -> bool:
+        """Whether a weight is no longer where the graph reads it."""
+        given = list(map(inputs.__getitem__, self.weights))
+        if list(map(_address, given)) != self._weight_addresses:
+            return True
+        return not all(map(is_, given, self._weights)) and not all(map(is_contiguous, given))
 
     def replay(self, inputs: Sequence[Any], stream: Any) -> list[torch.Tensor]:
         """Run with these inputs; the results are copies, which the next replay does not overwrite."""
@@ -252,31 +250,37 @@ class GraphRunner(Runner):
         return self._run(inputs)
 
     def _replay(self, shape: _Shape, inputs: Sequence[Any], stream: Any) -> list[torch.Tensor] | None:
-        """Replay the recording of a shape; None if there is none, or it cannot be launched and is freed."""
-        if shape.recording is None or not self._is_current(shape, inputs):
+        """Replay the recording of a shape; None if there is none that reads these inputs.
+
+        The many weights are checked while the device works, and results of old weights are dropped: a graph has no
+        effect but its results.
+        """
+        recording = shape.recording
+        if recording is None:
+            return None
+        if recording.moved_inputs(inputs):
+            self._free(shape)
             return None
         try:
-            outputs = shape.recording.replay(inputs, stream)
+            outputs = recording.replay(inputs, stream)
         except CaptureError as error:  # such as no memory for the graph
             self._free(shape)
             shape.failures += 1
             self.recordings.refuse(str(error))
             return None
+        if recording.replaced_weights(inputs):
+            self._note_replacement(shape)
+            return None
         self.recordings.replays += 1
         return outputs
 
-    def _is_current(self, shape: _Shape, inputs: Sequence[Any]) -> bool:
-        """Whether the recording of a shape reads these inputs; else it is freed."""
-        assert shape.recording is not None
-        moved = shape.recording.moved(inputs)
-        if not moved:
-            return True
+    def _note_replacement(self, shape: _Shape) -> None:
+        """Free the recording of a shape, one of whose weights was replaced."""
         self._free(shape)
-        shape.replacements += not self._fixed.isdisjoint(moved)
+        shape.replacements += 1
         if shape.replacements > _REPLACEMENTS:
             shape.failures = _ATTEMPTS
             self.recordings.refuse("weights keep being replaced")
-        return False
 
     def _record(self, shape: _Shape, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> None:
         """Record the calls of a shape, after one of them; nothing is executed."""

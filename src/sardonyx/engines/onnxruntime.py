@@ -80,9 +80,9 @@ class OnnxRuntime(Engine):
         return device.type == "cpu"
 
     def load(self, job: Job, artifact: Path | None) -> Runner:
-        """Create a session; on CUDA one that records graphs, unless it has custom operators, which may do anything."""
+        """Create a session; on CUDA one that records graphs, unless it has a user's custom operators."""
         runner = OnnxRuntimeRunner(job)
-        records = job.records and job.options.cuda_graphs and not (job.libraries or libraries_of(job.model))
+        records = job.records and job.options.cuda_graphs and not libraries_of(job.model)
         if runner.stream is None or not records:
             return runner
         return GraphRunner(runner, CudaRecorder(runner.stream), runner.stream.device, len(job.inputs), job.fixed)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import onnx_ir as ir
 
 from sardonyx.errors import OptionError, SardonyxError
+from sardonyx.native import cuda_products
 from sardonyx.native.compile_model import Generated, compile, convert_graph, generate
 from sardonyx.native.model import FolderError, NativeModel, load
 from sardonyx.native.partition import KernelPlan, plan_kernels
@@ -24,6 +27,7 @@ __all__ = [
     "NativeReport",
     "compile",
     "convert_graph",
+    "cuda_matrix_products",
     "generate",
     "load",
     "native",
@@ -51,20 +55,33 @@ def native(model: ir.Model, options: Options) -> Path | None:
     With `native="auto"` only large groups are replaced, and any failure to generate, build or load kernels leaves the
     model unchanged.
     """
-    automatic = options.native == "auto"
-    try:
-        result = _build(model, options, min_elements=_MIN_ELEMENTS if automatic else 0)
-    except Exception as error:
-        if not automatic:
-            raise
-        _warn_once(str(error) if isinstance(error, SardonyxError) else f"{type(error).__name__}: {error}")
-        return None
+    min_elements = _MIN_ELEMENTS if options.native == "auto" else 0
+    result = _attempt(lambda: _build(model, options, min_elements=min_elements), options)
     if result is None:
         return None
     plan, library = result
     log.info("%d native kernels", len(plan.parts))
     plan.splice()
     return library
+
+
+def cuda_matrix_products(model: ir.Model, options: Options) -> Path | None:
+    """Replace matrix products of a model on CUDA, in place; return their library, or None as `native` does."""
+    return _attempt(lambda: cuda_products.use_cuda_products(model, options), options)
+
+
+_T = TypeVar("_T")
+
+
+def _attempt(build: Callable[[], _T | None], options: Options) -> _T | None:
+    """Return what `build` returns; None with a warning if it fails and kernels were not requested."""
+    try:
+        return build()
+    except Exception as error:
+        if options.native != "auto":
+            raise
+        _warn_once(str(error) if isinstance(error, SardonyxError) else f"{type(error).__name__}: {error}")
+        return None
 
 
 def _build(model: ir.Model, options: Options, *, min_elements: int) -> tuple[KernelPlan, Path] | None:
