@@ -516,6 +516,20 @@ CASES = {
         <int64[3] r = {0, 1, 2}, int64[3,1] c = {0, 1, 2}>
         { m = Less(r, c) y = Attention(q, k, v, m) }""",
     ),
+    "ScaleInAttention": Case(
+        """g (float[@A,3,@(8*B)] q, float[@A,3,2,@(4*B)] k, float[@A,3,2,@(4*B)] v) => (float[@A,2,3,@(4*B)] y)
+        <float c = {0.3}, int64[4] s = {0, 0, 2, -1}>
+        { a = Mul(q, c) b = Reshape(a, s) d = Transpose<perm=[0,2,1,3]>(b) e = Transpose<perm=[0,2,1,3]>(k)
+          f = Transpose<perm=[0,2,1,3]>(v) y = Attention<scale=2.0>(d, e, f) }""",
+        """g (float[2,2,3,4] q, float[2,2,3,4] k, float[2,2,3,4] v) => (float[2,2,3,4] y) <float c = {-0.3}>
+        { a = Mul(q, c) y = Attention(a, k, v) }""",
+    ),
+    "MultiHeadAttention": Case(
+        """g (float[@A,3,@(8*B)] q, float[@A,5,@(8*B)] k, float[@A,5,@(8*B)] v) => (float[@A,3,@(8*B)] y)
+        { y = Attention<q_num_heads=2, kv_num_heads=2, scale=0.3>(q, k, v) }""",
+        """g (float[2,3,8] q, float[2,3,8] k, float[2,3,8] v) => (float[2,3,8] y)
+        { y = Attention<q_num_heads=2, kv_num_heads=2, is_causal=1>(q, k, v) }""",
+    ),
     "PatchesAsProduct": Case(
         """g (@T[@A,@B,@(4*C),@(6*D)] x, @T[@E,@B,2,3] w, @T[@E] b) => (@T[@A,@E,@(2*C),@(2*D)] y)
         { y = Conv<strides=[2, 3]>(x, w, b) }""",

@@ -7,14 +7,15 @@ the flash kernel (38 µs instead of 13 for 512 tokens).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
 
 from sardonyx.optimize.fold import evaluate_constants
-from sardonyx.optimize.pattern import P, is_private
-from sardonyx.optimize.rule import Match, rule, rule_at
+from sardonyx.optimize.pattern import P, is_private, scalar_of
+from sardonyx.optimize.rule import Match, Refused, rule, rule_at
 from sardonyx.sizes import Dims
 from sardonyx.translate.builder import MICROSOFT
 
@@ -116,6 +117,61 @@ def causal_mask(m: Match) -> ir.Value:
     m.require(bool((visible == np.tri(keys, dtype=bool)).all()), "another mask")
     attributes["is_causal"] = 1
     return m.g.shaped(m.g.node("Attention", [q, k, v], **attributes), m.dims(m.result))
+
+
+@rule_at("Attention", needs=CUDA)
+def scale_in_attention(m: Match) -> Mapping[ir.Value, ir.Value]:
+    """Attention(c·q, k, v) = Attention(q, k, v; scale=c·scale), through Reshapes and Transposes of the queries."""
+    m.require(not m.node.domain, "an operator of another domain")
+    product = _scaled_queries(m)
+    queries, factor = product.inputs
+    number = scalar_of(factor) if factor is not None else None
+    m.require(number is not None and number > 0, "not multiplied by a positive constant")
+    assert queries is not None
+    assert number is not None
+    m.require(m.dims(queries) == m.dims(product.outputs[0]), "the product broadcasts")
+    attributes = {name: a.value for name, a in m.node.attributes.items()}
+    scale = attributes.get("scale") or 1 / math.sqrt(_head_size(m))
+    attributes["scale"] = scale * number
+    y = m.g.shaped(m.g.node("Attention", list(m.node.inputs), **attributes), m.dims(m.result))
+    return {m.result: y, product.outputs[0]: queries}
+
+
+def _scaled_queries(m: Match) -> ir.Node:
+    """Return the Mul that computes the queries, which nothing else reads."""
+    value = m.node.inputs[0]
+    while value is not None and is_private(value):
+        node = value.producer()
+        if node is None or node.op_type not in ("Reshape", "Transpose", "Mul"):
+            break
+        if node.op_type == "Mul":
+            return node
+        value = node.inputs[0]
+    raise Refused("the queries are not scaled")
+
+
+def _head_size(m: Match) -> int:
+    queries = m.node.inputs[0]
+    assert queries is not None
+    width, heads = m.dims(queries)[-1], m.attribute(m.result, "q_num_heads", 1)
+    m.require(isinstance(width, int), "the size of heads is symbolic")
+    assert isinstance(width, int)
+    return int(width // heads)
+
+
+@rule_at("Attention", needs=CUDA, last=True)
+def multi_head_attention(m: Match) -> ir.Value:
+    """Attention over rows without a mask = MultiHeadAttention, for which ONNX Runtime uses cuDNN's kernels too."""
+    m.require(not m.node.domain and len(m.node.inputs) == 3 and len(m.dims(m.result)) == 3, "masked, or not in rows")
+    m.require(m.result.dtype in _FLOATS, "no kernel for the dtype")
+    flags = {name: a.value for name, a in m.node.attributes.items()}
+    heads, scale = flags.pop("q_num_heads", 0), flags.pop("scale", None)
+    m.require(heads == flags.pop("kv_num_heads", 0) and heads > 0, "grouped heads")
+    m.require(not any(flags.values()), "it is causal or has other attributes")
+    q, k, v = m.node.inputs
+    m.require(all(x is not None and m.dims(x)[-1] == m.dims(m.result)[-1] for x in (q, k, v)), "heads of other sizes")
+    y = m.g.node("MultiHeadAttention", [q, k, v], domain=MICROSOFT, num_heads=heads, scale=scale)
+    return m.g.shaped(y, m.dims(m.result))
 
 
 @rule_at("Conv", needs=CUDA, late=True)
