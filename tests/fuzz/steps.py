@@ -59,7 +59,7 @@ torch.count_nonzero({x},{dim}) torch.nansum({f},{dim}) torch.nanmean({f},{dim}) 
 torch.cumsum({x},{dim}) torch.cumprod({x},{dim}) torch.cummax({x},{dim}).values torch.cummin({x},{dim}).values
 torch.logcumsumexp({f},{dim}) torch.diff({n},dim={dim}) torch.softmax({f},{dim}) torch.log_softmax({f},{dim})
 torch.sort({x},{dim}).values torch.sort({x},{dim},descending=True,stable=True).values
-torch.argsort({x},{dim},stable=True) torch.topk({n},1,{dim}).values torch.median({n},{dim}).values
+torch.argsort({x},{dim},stable=True) torch.topk({n},1,{dim}).values torch.median({n}.contiguous(),{dim}).values
 torch.kthvalue({n},1,{dim}).values torch.msort({n}) torch.searchsorted(torch.sort({n}.flatten()).values,{w})
 torch.bucketize({n},torch.tensor([-1,0,2])) torch.isin({n},torch.tensor([0,1,2]))
 torch.histc({f}.nan_to_num().clamp(-9,9),4,-2,2) torch.trace({m}) torch.quantile({f}.nan_to_num(),0.5)
