@@ -23,7 +23,7 @@ from sardonyx.native.select import (
     not_lowerable_error,
     select,
 )
-from sardonyx.native.targets import TARGETS, Target
+from sardonyx.native.targets import TARGETS, Target, guarded
 from sardonyx.toolchain.headers import read_header
 
 log = logging.getLogger(__name__)
@@ -239,6 +239,7 @@ def _replace(part: KernelGroup, domain: str, replaced: dict[ir.Value, ir.Value])
 
 
 _OPERATOR = """
+namespace {{
 static const int {name}_inputs[] = {{{inputs}}}, {name}_outputs[] = {{{outputs}}};
 struct {name}_Operator : ort::CustomOp {{
   {name}_Operator() {{
@@ -272,6 +273,7 @@ struct {name}_Operator : ort::CustomOp {{
     destroy = [](void* kernel) {{ delete static_cast<{name}::Held*>(kernel); }};
   }}
 }} static {name}_operator;
+}}  // namespace
 """
 
 _REGISTER = """
@@ -296,23 +298,20 @@ extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps
 
 def library_source(kernels: Sequence[Kernel], domain: str, target: Target) -> str:
     """Return the C++ source of a library with these kernels as operators of a domain."""
-    parts = [read_header(package, name) for package, name in target.headers]
+    parts = [guarded(condition, read_header(package, name)) for condition, package, name in target.headers]
     names = [f"Kernel{i}" for i in range(len(kernels))]
-    parts.append("namespace {")
     for name, kernel in zip(names, kernels, strict=True):
         parts.append(kernel.code(name))
         types = [", ".join(str(int(b.dtype)) for b in side) or "0" for side in (kernel.inputs, kernel.outputs)]
-        parts.append(
-            _OPERATOR.format(
-                name=name,
-                provider=target.provider,
-                inputs=types[0],
-                outputs=types[1],
-                input_count=len(kernel.inputs),
-                output_count=len(kernel.outputs),
-            )
+        operator = _OPERATOR.format(
+            name=name,
+            provider=target.provider,
+            inputs=types[0],
+            outputs=types[1],
+            input_count=len(kernel.inputs),
+            output_count=len(kernel.outputs),
         )
-    parts.append("}  // namespace")
+        parts.append(guarded(target.host_code, operator))
     operators = ", ".join(f"&{name}_operator" for name in names)
-    parts.append(_REGISTER.format(domain=domain, operators=operators))
+    parts.append(guarded(target.host_code, _REGISTER.format(domain=domain, operators=operators)))
     return "\n".join(parts)
