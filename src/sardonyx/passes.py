@@ -110,7 +110,7 @@ def _domains(model: ir.Model, context: Context) -> frozenset[str]:
 def compile_natively(model: ir.Model, context: Context) -> ir.Model:
     """Replace groups of nodes by native kernels in a library."""
     origins = {value.name: node.meta.get("fx") for node in model.graph for value in node.outputs}
-    library = native(model, context.options)
+    library = native(model, context.options, context.device.type)
     for node in model.graph:  # a kernel has the origin of its result
         node.meta.setdefault("fx", origins.get(node.outputs[0].name))
     context.libraries = () if library is None else (str(library),)
@@ -128,8 +128,10 @@ def wants_kernels(context: Context) -> bool:
         return False
     if wanted is True:
         return True
-    inspected = context.options.dump or context.options.transforms
-    return context.kind in TRAINING and not inspected  # engines have no kernels for gradients
+    if context.options.dump or context.options.transforms:
+        return False
+    # on the CPU engines have no kernels for gradients; on a GPU each node that is not fused is a pass over memory
+    return (context.kind in TRAINING) == (context.device.type == "cpu")
 
 
 # Sessions

@@ -178,6 +178,14 @@ def test_a_library_is_built_without_nvcc_or_headers_of_cuda(tmp_path: Path) -> N
 
 
 @needs_nvrtc
+@pytest.mark.parametrize("kind", [HALF, FLOAT])
+def test_fast_instructions_are_for_narrow_results_only(kind: int) -> None:
+    image = nvrtc.find().compile(native.generate(_chain(kind), target="cuda").source, "sm_90")
+    assert (b"div.full.f32" in image.ptx) == (kind == HALF)
+    assert (b"ld.global.nc.v4" in image.ptx) or (b"ld.global.v4" in image.ptx)
+
+
+@needs_nvrtc
 def test_a_mistake_in_device_code_is_shown() -> None:
     with pytest.raises(CompilerError, match=r"(?s)NVRTC.*failed for sm_80.*mistake"):
         nvrtc.find().compile("__global__ void kernel() { mistake; }", "sm_80")

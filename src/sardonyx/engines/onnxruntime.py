@@ -76,13 +76,16 @@ class OnnxRuntime(Engine):
         return device.type == "cpu"
 
     def takes_kernels(self, device: torch.device) -> bool:
-        """True on the CPU."""
-        return device.type == "cpu"
+        """True on the CPU and on CUDA."""
+        return device.type in ("cpu", "cuda")
 
     def load(self, job: Job, artifact: Path | None) -> Runner:
-        """Create a session; on CUDA one that records graphs, unless it has custom operators, which may do anything."""
+        """Create a session; on CUDA one that records graphs, unless it has users' operators, which may do anything.
+
+        Native kernels, the job's libraries, launch kernels and use the session's memory as ONNX Runtime's own do.
+        """
         runner = OnnxRuntimeRunner(job)
-        records = job.records and job.options.cuda_graphs and not (job.libraries or libraries_of(job.model))
+        records = job.records and job.options.cuda_graphs and not libraries_of(job.model)
         if runner.stream is None or not records:
             return runner
         return GraphRunner(runner, CudaRecorder(runner.stream), runner.stream.device, len(job.inputs), job.fixed)

@@ -21,6 +21,7 @@ from sardonyx.native.select import (
     is_by_name,
     moves_last_axis,
     not_lowerable_error,
+    reduces_to_few,
     select,
 )
 from sardonyx.native.targets import TARGETS, Target, guarded
@@ -154,9 +155,7 @@ def plan_kernels(
 
 def _select_groups(graph: ir.Graph, choice: Choice, target: Target) -> Selection:
     """Return the groups of a graph; with "auto" without transposes that make a kernel access memory with strides."""
-    excluded = (
-        {} if target.kernel.HAS_PRODUCTS else {node: _NO_GPU_PRODUCTS for node in graph if node.op_type in PRODUCTS}
-    )
+    excluded = _excluded(graph, choice, target)
     while True:
         selection = select(graph, choice, excluded)
         groups = [group for group in selection.groups if choice == "auto" and any(map(moves_last_axis, group))]
@@ -167,7 +166,20 @@ def _select_groups(graph: ir.Graph, choice: Choice, target: Target) -> Selection
         excluded |= dict.fromkeys(strided, MOVES_LAST_AXIS)
 
 
+def _excluded(graph: ir.Graph, choice: Choice, target: Target) -> dict[ir.Node, str]:
+    """Return the nodes that no kernel of a target computes, and with "auto" those that ONNX Runtime computes better."""
+    if target.kernel.HAS_PRODUCTS:
+        return {}
+    excluded = {node: _NO_GPU_PRODUCTS for node in graph if node.op_type in PRODUCTS}
+    if choice == "auto":
+        excluded |= {node: _FUSED for node in graph if node.op_type in target.left}
+        excluded |= {node: _FEW_RESULTS for node in graph if reduces_to_few(node)}
+    return excluded
+
+
 _NO_GPU_PRODUCTS = "matrix products run in onnxruntime on a GPU"
+_FUSED = "one kernel of onnxruntime"
+_FEW_RESULTS = "a long reduction to few numbers"
 
 
 def _branches(graph: ir.Graph) -> list[ir.Graph]:

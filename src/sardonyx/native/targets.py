@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,10 @@ class Target:
     """Returns the compiler's version; an error if there is none."""
     build: Callable[[str, Options, Processor], Path]
     """Builds the library of a source."""
+    min_elements: int
+    """Elements that a kernel must write to be built with native="auto"."""
+    left: Collection[str] = frozenset()
+    """Operators that the provider computes as well or better: a selection by "auto" leaves them."""
     host_code: str = ""
     """The preprocessor condition of code that runs on the CPU, in sources with code for both."""
 
@@ -52,6 +56,13 @@ def _headers(*names: str, condition: str = "", package: str = "sardonyx.native")
 
 
 _TOOLCHAIN = "sardonyx.toolchain"
+_CUDA_PROVIDER_FUSES = frozenset(
+    {
+        *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "EmbedLayerNormalization"),
+        *("BiasGelu", "FastGelu"),
+    }
+)
+"""Operators that are several others in one kernel of ONNX Runtime."""
 
 TARGETS: Mapping[str, Target] = {
     target.name: target
@@ -68,6 +79,7 @@ TARGETS: Mapping[str, Target] = {
             processor,
             lambda: compiler.find().version,
             lambda source, options, built_for: compiler.build_library(source, options, flags=built_for.flags),
+            min_elements=2**14,
         ),
         Target(
             "cuda",
@@ -83,10 +95,17 @@ TARGETS: Mapping[str, Target] = {
             gpu,
             lambda: f"{nvrtc.find().version}, {compiler.find().version}",
             lambda source, options, gpu: compiler.build_cuda_library(source, options, architecture=gpu.name),
-            HOST_CODE,
+            min_elements=2**10,  # a launch costs as much as a pass over a megabyte
+            left=_CUDA_PROVIDER_FUSES | {"AveragePool", "MaxPool", "Range"},  # Range has its operands on the CPU
+            host_code=HOST_CODE,
         ),
     )
 }
+
+
+def target_for(device: str) -> Target:
+    """Return the target of kernels for tensors on a device, by its type in torch."""
+    return TARGETS["cuda" if device == "cuda" else "cpu"]
 
 
 def target_of(name: str) -> Target:
