@@ -39,6 +39,17 @@ class MissingDependency(SardonyxError, ImportError):
     """An optional package is needed and not installed."""
 
 
+class CompilerError(SardonyxError, RuntimeError):
+    """A compiler failed; the error carries its output."""
+
+    def __init__(self, message: str, log: str, *, hint: str | None = None) -> None:
+        self.log = log
+        super().__init__(f"{message}:\n{log[:_MAX_LOG]}", hint=hint)
+
+
+_MAX_LOG = 4000
+
+
 class EngineError(SardonyxError, RuntimeError):
     """An engine refused a model, or failed while running it."""
 

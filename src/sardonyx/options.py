@@ -123,7 +123,7 @@ class Options:
     )
     native: BoolOrAuto = _option(
         "auto",
-        "compile groups of operators to native kernels: True, False, or 'auto' for large ones in training",
+        "compile groups of operators to native kernels: True, False, or 'auto' in training, and in inference on CUDA",
         artifact=True,
     )
     cuda_graphs: BoolOrAuto = _option(

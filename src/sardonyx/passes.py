@@ -111,7 +111,7 @@ def _domains(model: ir.Model, context: Context) -> frozenset[str]:
 def compile_natively(model: ir.Model, context: Context) -> ir.Model:
     """Replace groups of nodes by native kernels in a library."""
     origins = {value.name: node.meta.get("fx") for node in model.graph for value in node.outputs}
-    library = native(model, context.options)
+    library = native(model, context.options, context.device.type)
     for node in model.graph:  # a kernel has the origin of its result
         node.meta.setdefault("fx", origins.get(node.outputs[0].name))
     _add_library(context, library)
@@ -134,7 +134,8 @@ def wants_kernels(context: Context) -> bool:
         return False
     if wanted is True:
         return True
-    return context.kind in TRAINING and not _is_inspected(context)  # engines have no kernels for gradients
+    # on the CPU engines have no kernels for gradients; on a GPU each node that is not fused is a pass over memory
+    return (context.kind in TRAINING) == (context.device.type == "cpu") and not _is_inspected(context)
 
 
 def _is_inspected(context: Context) -> bool:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import sardonyx
+from sardonyx.errors import CompilerError
 from sardonyx.toolchain import compiler
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: test_cuda.py builds for it")
@@ -33,7 +34,7 @@ def test_source_that_does_not_compile_is_refused_at_its_line() -> None:
           undeclared<<<1, 1, 0, stream>>>(x.data());
         }
         """
-    with pytest.raises(compiler.CompilerError, match="unbuilt::Plain: the kernel for the GPU does not") as caught:
+    with pytest.raises(CompilerError, match="unbuilt::Plain: the kernel for the GPU does not") as caught:
         declare(source)
     assert f'{__file__}({line}): error: identifier "undeclared" is undefined' in str(caught.value)
     assert not hasattr(torch.ops.unbuilt, "Plain")
@@ -73,9 +74,7 @@ def test_source_that_compiles_is_compiled_once_and_not_linked(imitation: Path) -
 
 
 def test_a_kernel_of_other_parameters_is_told_what_is_expected(imitation: Path) -> None:
-    with pytest.raises(
-        compiler.CompilerError, match=r"void Plain\(In<float> x, Out<float> output, cudaStream_t stream\)"
-    ):
+    with pytest.raises(CompilerError, match=r"void Plain\(In<float> x, Out<float> output, cudaStream_t stream\)"):
         declare("void Plain(int64_t wrong) {}")
 
 

@@ -23,8 +23,7 @@ from onnx import helper
 
 from sardonyx.customop import op_check, pack, project
 from sardonyx.customop.project import Project
-from sardonyx.errors import DeclarationError
-from sardonyx.toolchain.compiler import CompilerError
+from sardonyx.errors import CompilerError, DeclarationError
 
 OPERATORS = '''
 import torch

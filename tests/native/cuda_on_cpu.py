@@ -30,15 +30,15 @@ _IMITATION = Path(__file__).with_name("cuda_on_cpu.h")
 
 def built(source: str, *, threads: int) -> Path:
     """The library of a source for GPUs, for the CPU; blocks have so many threads at most."""
+    narrow, instructions = read_header("sardonyx.toolchain", "narrow.h"), read_header("sardonyx.native", "cuda_ptx.h")
+    assert instructions in source
+    imitation = _IMITATION.read_text().replace('#include "narrow.h"\n', narrow)
+    plain = source.replace(instructions, "").replace('"CUDAExecutionProvider"', '"CPUExecutionProvider"')
+    plain = f"#define SARDONYX_DEVICE\n#define SARDONYX_MOST_THREADS {threads}\n{imitation}\n{plain}"
     with tempfile.TemporaryDirectory() as folder:
-        narrow = read_header("sardonyx.toolchain", "narrow.h")
-        imitation = _IMITATION.read_text().replace('#include "narrow.h"\n', narrow)
-        Path(folder, "cuda_runtime.h").write_text(imitation)
-        for name in ("cuda_fp16.h", "cuda_bf16.h"):
-            Path(folder, name).write_text("")
-        plain = source.replace('"CUDAExecutionProvider"', '"CPUExecutionProvider"')
+        for name in ("kernels.cubin", "kernels.ptx"):
+            Path(folder, name).write_text("none")
         flags = ("-O0", "-w", "-fno-strict-aliasing", "-pthread", f"-I{folder}")
-        plain = f"#define SARDONYX_MOST_THREADS {threads}\n{plain}"
         with mock.patch.object(compiler, "FLAGS", ("-std=c++17", "-fwrapv", "-fvisibility=hidden", "-fPIC")):
             return compiler.build_library(plain, Options.of({"cache_dir": ""}), flags=flags)
 

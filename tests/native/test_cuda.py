@@ -1,9 +1,9 @@
-"""Kernels for a GPU: built by nvcc where it is, and run on the CPU under an imitation of CUDA everywhere."""
+"""Kernels for a GPU: built by NVRTC where it is, and run on the CPU under an imitation of CUDA everywhere."""
 
 from __future__ import annotations
 
 import json
-import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -16,15 +16,24 @@ from benchmarks.native_regions import REGIONS
 from onnx import TensorProto, helper
 
 from sardonyx import MissingDependency, OptionError, Options, native
+from sardonyx.errors import CompilerError
 from sardonyx.native import processor
 from sardonyx.native.partition import Library, plan_kernels
 from sardonyx.native.targets import TARGETS
-from sardonyx.toolchain import compiler
+from sardonyx.toolchain import compiler, nvrtc
 from tests.native import node_tests, random
 from tests.native.cuda_on_cpu import OnCpu, imitated
 from tests.native.running import Feeds, difference, model_of, run, session_of
 
-needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
+
+def _has_nvrtc() -> bool:
+    try:
+        return bool(nvrtc.find())
+    except MissingDependency:
+        return False
+
+
+needs_nvrtc = pytest.mark.skipif(not _has_nvrtc(), reason="there is no NVRTC: pip install nvidia-cuda-nvrtc")
 FLOAT, HALF, BFLOAT, INT64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT64
 
 
@@ -132,11 +141,12 @@ def test_an_index_beyond_the_end_reads_zero() -> None:
     assert found.tolist() == [0, 4, 0]
 
 
-# Built by nvcc
+# Built by NVRTC
 
 
-@needs_nvcc
-def test_regions_and_random_graphs_are_built_by_nvcc(tmp_path: Path) -> None:
+@needs_nvrtc
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+def test_regions_and_random_graphs_are_built(architecture: str) -> None:
     library = Library(TARGETS["cuda"])
     for region in REGIONS:
         assert plan_kernels(ir.from_proto(Case(region).model), choice="all", library=library).parts
@@ -144,11 +154,44 @@ def test_regions_and_random_graphs_are_built_by_nvcc(tmp_path: Path) -> None:
     random.drawn(0, 8, graphs.append)
     for graph in graphs:
         plan_kernels(ir.from_proto(graph.model), choice="all", library=library)
-    built = compiler.build_cuda_library(library.source, Options.of({"cache_dir": str(tmp_path)}), architecture="sm_80")
-    assert built.with_name("kernels.cu").read_text() == library.source
+    image = nvrtc.find().compile(library.source, architecture)
+    assert image.cubin.startswith(b"\x7fELF")
+    assert f".target {architecture}".encode() in image.ptx
+    assert image.ptx.count(b".entry") >= len(REGIONS)
 
 
-@needs_nvcc
+@needs_nvrtc
+def test_a_kernel_of_every_operator_is_built() -> None:
+    library = Library(TARGETS["cuda"])
+    for case in {case.node.op_type: case for case in node_tests.cases()}.values():
+        plan_kernels(ir.from_proto(case.model), choice="all", library=library)
+    assert nvrtc.find().compile(library.source, "sm_90").cubin
+
+
+@needs_nvrtc
+def test_a_library_is_built_without_nvcc_or_headers_of_cuda(tmp_path: Path) -> None:
+    source = native.generate(_chain(), target="cuda").source
+    built = compiler.build_cuda_library(source, Options.of({"cache_dir": str(tmp_path)}), architecture="sm_80")
+    assert built.with_name("kernels.cpp").read_text() == source
+    needed = subprocess.run(["ldd", str(built)], capture_output=True, text=True, check=True).stdout
+    assert "libcuda" not in needed
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("kind", [HALF, FLOAT])
+def test_fast_instructions_are_for_narrow_results_only(kind: int) -> None:
+    image = nvrtc.find().compile(native.generate(_chain(kind), target="cuda").source, "sm_90")
+    assert (b"div.full.f32" in image.ptx) == (kind == HALF)
+    assert (b"ld.global.nc.v4" in image.ptx) or (b"ld.global.v4" in image.ptx)
+
+
+@needs_nvrtc
+def test_a_mistake_in_device_code_is_shown() -> None:
+    with pytest.raises(CompilerError, match=r"(?s)NVRTC.*failed for sm_80.*mistake"):
+        nvrtc.find().compile("__global__ void kernel() { mistake; }", "sm_80")
+
+
+@needs_nvrtc
 def test_a_compiled_folder_says_what_it_is_for(tmp_path: Path) -> None:
     compiled = native.compile(_chain(), target="cuda", processor="sm_90", cache_dir=str(tmp_path / "cache"))
     told = json.loads((compiled.save(tmp_path / "compiled") / "manifest.json").read_text())
@@ -158,7 +201,7 @@ def test_a_compiled_folder_says_what_it_is_for(tmp_path: Path) -> None:
     assert native.load(tmp_path / "compiled").target == "cuda"
 
 
-@needs_nvcc
+@needs_nvrtc
 def test_a_session_needs_the_provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CPUExecutionProvider"])
     compiled = native.compile(_chain(), target="cuda", processor="sm_90", cache_dir=str(tmp_path))
@@ -169,11 +212,12 @@ def test_a_session_needs_the_provider(tmp_path: Path, monkeypatch: pytest.Monkey
 # Without a compiler
 
 
-def test_without_nvcc_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler.shutil, "which", lambda *_, **__: None)
-    compiler.nvcc.cache_clear()
-    with pytest.raises(MissingDependency, match=r"(?s)nvcc was not found.*CUDA toolkit"):
+def test_without_nvrtc_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "_candidates", lambda: iter(["/nowhere/libnvrtc.so"]))
+    nvrtc.find.cache_clear()
+    with pytest.raises(MissingDependency, match=r"(?s)NVRTC was not found.*torch for CUDA.*nvidia-cuda-nvrtc"):
         native.compile(_chain(), target="cuda")
+    nvrtc.find.cache_clear()
 
 
 def test_source_and_graph_can_be_had_by_themselves() -> None:
@@ -205,13 +249,12 @@ def test_products_are_left_to_onnxruntime() -> None:
 def test_what_is_not_possible_is_refused(
     options: dict[str, object], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiler, "nvcc", lambda name=None: compiler.Nvcc("nvcc", "", name or "sm_80"))
+    monkeypatch.setattr(nvrtc, "find", lambda: nvrtc.Nvrtc("libnvrtc.so", "NVRTC 13.0"))
     with pytest.raises(OptionError, match=said):
         native.compile(_chain(), **options)
 
 
 def test_a_library_for_newer_gpus_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "nvcc", lambda name=None: compiler.Nvcc("nvcc", "", name or "sm_80"))
     monkeypatch.setattr(compiler, "gpu_architecture", lambda: "sm_86")
     assert processor.gpu("sm_90").missing() == "GPUs from sm_90 on, and this GPU is sm_86"
     assert processor.gpu("sm_80").missing() is None

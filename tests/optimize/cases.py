@@ -525,9 +525,9 @@ CASES = {
         { a = Mul(q, c) y = Attention(a, k, v) }""",
     ),
     "MultiHeadAttention": Case(
-        """g (float[@A,3,@(8*B)] q, float[@A,5,@(8*B)] k, float[@A,5,@(8*B)] v) => (float[@A,3,@(8*B)] y)
+        """g (float[@A,3,@(8*B)] q, float[@A,512,@(8*B)] k, float[@A,512,@(8*B)] v) => (float[@A,3,@(8*B)] y)
         { y = Attention<q_num_heads=2, kv_num_heads=2, scale=0.3>(q, k, v) }""",
-        """g (float[2,3,8] q, float[2,3,8] k, float[2,3,8] v) => (float[2,3,8] y)
+        """g (float[2,512,8] q, float[2,512,8] k, float[2,512,8] v) => (float[2,512,8] y)
         { y = Attention<q_num_heads=2, kv_num_heads=2, is_causal=1>(q, k, v) }""",
     ),
     "PatchesAsProduct": Case(

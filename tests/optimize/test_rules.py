@@ -208,3 +208,15 @@ def test_a_rule_leaves_alone(form: str) -> None:
     name, text = LEFT[form]
     hits, _ = rewritten(text)
     assert not hits[name]
+
+
+@pytest.mark.parametrize("mask", ["m = LessOrEqual(z, r)", "m = Where(t, z, low)"], ids=["boolean", "added"])
+def test_a_mask_that_masks_nothing_is_dropped_on_cuda(mask: str) -> None:
+    kind = "int64" if mask.startswith("m = Less") else "float"
+    numbers = "{0, 1, 2}" if kind == "int64" else "{0.0, 0.0, 0.0}"
+    text = f"""g (float[2,2,1,4] q, float[2,2,3,4] k, float[2,2,3,4] v) => (float[2,2,1,4] y)
+        <{kind}[1,3] r = {numbers}, {kind} z = {{0}}, bool[1,3] t = {{1, 1, 1}}, float low = {{-1e9}}>
+        {{ {mask} y = Attention(q, k, v, m) }}"""
+    hits, operators = rewritten(text, names={"CausalMask"}, cuda=True)
+    assert hits["CausalMask"] == 1
+    assert operators[-1] == "Attention"

@@ -28,7 +28,7 @@ from sardonyx.doors.export import export
 from sardonyx.engines import engines
 from sardonyx.errors import SardonyxError
 from sardonyx.options import Options
-from sardonyx.toolchain import compiler
+from sardonyx.toolchain import compiler, nvrtc
 
 _LITTLE_MEMORY = 2**30
 _LITTLE_DISK = 2**30
@@ -203,6 +203,11 @@ def compilers() -> Findings:
     if not torch.cuda.is_available():
         yield Finding("compiler", "nvcc", "not needed: torch sees no GPU", absent=True)
         return
+    try:
+        found = nvrtc.find()
+        yield Finding("compiler", "NVRTC", f"{found.version}, {found.path}")
+    except SardonyxError as error:
+        yield Finding("compiler", "NVRTC", f"{error.what}: no native kernels on the GPU", error.hint or "install NVRTC")
     try:
         yield Finding("compiler", "nvcc", compiler.nvcc().path)
     except SardonyxError as error:

@@ -19,7 +19,7 @@ from sardonyx.customop import source
 from sardonyx.customop.declaration import CustomOp
 from sardonyx.customop.project import Project, render_template
 from sardonyx.customop.signature import Attribute, Signature, Tensor
-from sardonyx.errors import DeclarationError
+from sardonyx.errors import CompilerError, DeclarationError
 from sardonyx.toolchain import compiler
 from sardonyx.toolchain.literals import quoted
 from sardonyx.versions import versions
@@ -82,9 +82,9 @@ def _build(operators: Sequence[CustomOp], library: Path, march: str | None) -> N
         kernels, common = Path(folder, "kernels.o"), Path(folder, "common.o")
         try:
             cxx.compile(source.library([op.operator_source for op in operators]), kernels, flags=(*flags, *march_flags))
-        except compiler.CompilerError as error:  # each compiled by itself when it was declared
+        except CompilerError as error:  # each compiled by itself when it was declared
             hint = "they share one library: rename functions that two of them define"
-            raise compiler.CompilerError(
+            raise CompilerError(
                 "the kernels do not compile together", error.log, hint=hint if "redefinition" in error.log else None
             ) from None
         cxx.compile(source.common(), common, flags=("-O1",))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from sardonyx.customop import source
-from sardonyx.errors import DeclarationError
+from sardonyx.errors import CompilerError, DeclarationError
 from sardonyx.options import Options
 from sardonyx.toolchain import compiler
 from sardonyx.toolchain.operator_libraries import DECLARED, joint_library
@@ -109,8 +109,8 @@ def _explain_errors(op: CustomOp, what: str, *, on_gpu: bool) -> Iterator[None]:
     """Name the operator in compiler errors, and show the kernel's declaration if the error is in generated code."""
     try:
         yield
-    except compiler.CompilerError as error:
+    except CompilerError as error:
         declared = source.kernel_declaration(op.signature, on_gpu=on_gpu)
         hint = f"the kernel must be declared as: {declared}" if source.GLUE in error.log else None
         message = f"{op.signature.qualified}: {what} does not compile"
-        raise compiler.CompilerError(message, error.log, hint=hint) from None
+        raise CompilerError(message, error.log, hint=hint) from None

@@ -54,7 +54,7 @@ class Job:
     device: torch.device
     options: Options
     libraries: tuple[str, ...] = ()
-    """Shared libraries with the model's custom operators, for an engine that `takes_kernels`."""
+    """Shared libraries with the model's native kernels, for an engine that `takes_kernels`."""
     refit: Refit | None = None
     """Makes of a file's job one for another engine; used by an engine that chooses among others."""
     records: bool = True

@@ -76,11 +76,14 @@ class OnnxRuntime(Engine):
         return device.type == "cpu"
 
     def takes_kernels(self, device: torch.device) -> bool:
-        """True on the CPU."""
-        return device.type == "cpu"
+        """True on the CPU and on CUDA."""
+        return device.type in ("cpu", "cuda")
 
     def load(self, job: Job, artifact: Path | None) -> Runner:
-        """Create a session; on CUDA one that records graphs, unless it has a user's custom operators."""
+        """Create a session; on CUDA one that records graphs, unless it has users' operators, which may do anything.
+
+        Native kernels, the job's libraries, launch kernels and use the session's memory as ONNX Runtime's own do.
+        """
         runner = OnnxRuntimeRunner(job)
         records = job.records and job.options.cuda_graphs and not libraries_of(job.model)
         if runner.stream is None or not records:

@@ -13,12 +13,12 @@ from sardonyx.errors import OptionError, SardonyxError
 from sardonyx.native import cuda_products
 from sardonyx.native.compile_model import Generated, compile, convert_graph, generate
 from sardonyx.native.model import FolderError, NativeModel, load
-from sardonyx.native.partition import KernelPlan, plan_kernels
+from sardonyx.native.partition import KernelPlan, Library, plan_kernels
 from sardonyx.native.report import NativeReport
 from sardonyx.native.select import scope
 from sardonyx.native.session import onnxruntime, register
+from sardonyx.native.targets import Target, target_for
 from sardonyx.options import Options
-from sardonyx.toolchain import compiler
 
 __all__ = [
     "FolderError",
@@ -41,22 +41,18 @@ def unsupported_error(engine: str, device: str) -> OptionError:
     """Return the error for native=True with an engine that does not support kernels."""
     return OptionError(
         f"native=True, and the engine {engine!r} supports no kernels on the device {device!r}",
-        hint="use native=False, or the engine 'onnxruntime' and a model on the CPU",
+        hint="use native=False, or the engine 'onnxruntime' and a model on the CPU or a CUDA GPU",
     )
 
 
-_MIN_ELEMENTS = 2**14
-"""Elements a kernel must write to be built with native="auto"."""
-
-
-def native(model: ir.Model, options: Options) -> Path | None:
+def native(model: ir.Model, options: Options, device: str = "cpu") -> Path | None:
     """Replace nodes of a model by kernels, in place; return their library, or None if no kernel is worth it.
 
-    With `native="auto"` only large groups are replaced, and any failure to generate, build or load kernels leaves the
-    model unchanged.
+    `device` is the type of the device that the model runs on. With `native="auto"` only large groups are replaced, and
+    any failure to generate, build or load kernels leaves the model unchanged.
     """
-    min_elements = _MIN_ELEMENTS if options.native == "auto" else 0
-    result = _attempt(lambda: _build(model, options, min_elements=min_elements), options)
+    automatic = options.native == "auto"
+    result = _attempt(lambda: _build(model, options, target_for(device), automatic=automatic), options)
     if result is None:
         return None
     plan, library = result
@@ -84,13 +80,13 @@ def _attempt(build: Callable[[], _T | None], options: Options) -> _T | None:
         return None
 
 
-def _build(model: ir.Model, options: Options, *, min_elements: int) -> tuple[KernelPlan, Path] | None:
+def _build(model: ir.Model, options: Options, target: Target, *, automatic: bool) -> tuple[KernelPlan, Path] | None:
     """Return the planned kernels and their library, checked to load; the model is not changed."""
-    compiler.find()
-    plan = plan_kernels(model, min_elements=min_elements)
+    target.compiler_version()  # an error without a compiler
+    plan = plan_kernels(model, min_elements=target.min_elements if automatic else 0, library=Library(target))
     if not plan.parts:
         return None
-    library = compiler.build_library(plan.source, options)
+    library = target.build(plan.source, options, target.processor(None))
     register(onnxruntime().SessionOptions(), library)
     return plan, library
 

@@ -17,7 +17,7 @@ template <class V> LANES_INLINE auto less_equal(V a, V b) { return compare(a, b,
 template <class V> LANES_INLINE auto equal(V a, V b) { return compare(a, b, [](auto x, auto y) { return x == y; }); }
 template <class V> LANES_INLINE auto is_nan(V a) { return compare(a, a, [](auto x, auto y) { return x != y; }); }
 template <class V> LANES_INLINE auto is_inf(V a) {
-  constexpr auto top = std::numeric_limits<ScalarOf<V>>::infinity();
+  const auto top = std::numeric_limits<ScalarOf<V>>::infinity();  // no constant with NVRTC
   return equal(a, all<V>(top)) | equal(a, all<V>(-top));
 }
 // 0 for −0: gcc 12 makes trunc of a float that is cast to an integer and back, which keeps the sign of −0.5.
@@ -84,6 +84,47 @@ template <class V> LANES_INLINE V shifted_right(V a, V b) {
   });
 }
 template <class V> LANES_INLINE V power(V a, V b) { return each(a, b, [](auto x, auto y) { return static_cast<decltype(x)>(std::pow(x, y)); }); }
+
+// Odd functions with limits ±1: x·p(x²)/q(x²), fitted to minimize the relative error until the nearest float is ±1. The
+// target gives its division.
+template <class V>
+LANES_INLINE V within(V x, float most) { return greater(all<V>(-most), lesser(all<V>(most), x)); }
+
+template <class V, class Divide>
+LANES_INLINE V rational_tangent(V x, Divide divide) {
+  x = within(x, 9.0f);
+  const V s = x * x;
+  V p = all<V>(1.33549083e-08f);
+  p = p * s + 2.06093009e-05f;
+  p = p * s + 0.00349560333f;
+  p = p * s + 0.133810386f;
+  p = p * s + 1.0f;
+  V q = all<V>(7.77667083e-07f);
+  q = q * s + 0.000328565831f;
+  q = q * s + 0.0258770417f;
+  q = q * s + 0.467143536f;
+  q = q * s + 1.0f;
+  return within(divide(V(x * p), q), 1.0f);
+}
+
+template <class V, class Divide>
+LANES_INLINE V rational_error(V x, Divide divide) {
+  x = within(x, 3.9192059f);
+  const V s = x * x;
+  V p = all<V>(0.000230354752f);
+  p = p * s + 0.00357932388f;
+  p = p * s + 0.0514928959f;
+  p = p * s + 0.189673886f;
+  p = p * s + 1.12837911f;
+  V q = all<V>(-1.12254874e-07f);
+  q = q * s + 2.3161736e-05f;
+  q = q * s + 0.0010534121f;
+  q = q * s + 0.0144229271f;
+  q = q * s + 0.112781323f;
+  q = q * s + 0.501426518f;
+  q = q * s + 1.0f;
+  return within(divide(V(x * p), q), 1.0f);
+}
 
 // Reductions: one value per lane, combined at the end.
 

@@ -73,6 +73,13 @@ class Writer:
         self._depth -= 1
         self.line(tail)
 
+    @contextmanager
+    def guard(self, condition: str) -> Iterator[None]:
+        """Add lines that are compiled on a condition of the preprocessor."""
+        self.lines.append(f"#{condition}")
+        yield
+        self.lines.append("#endif")
+
 
 def dims_in(nest: Nest) -> Iterator[Dim]:
     """Yield every size that the code of a nest uses."""

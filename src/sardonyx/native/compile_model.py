@@ -57,7 +57,7 @@ def compile(
 
     With `measure` each kernel is timed against the nodes it replaces, as onnxruntime optimizes them, and dropped if it
     is slower: on the given inputs by name, or on random ones for True. `processor` selects another processor than this
-    machine's: "x86-64-v3". With `target="cuda"` kernels are for onnxruntime's CUDA provider, built by nvcc for this
+    machine's: "x86-64-v3". With `target="cuda"` kernels are for onnxruntime's CUDA provider, built by NVRTC for this
     machine's GPU, or for the architecture in `processor`: "sm_90". `progress` is called with a line for each step.
     Further options are those of `Options`: `cache_dir` is where libraries are cached.
 

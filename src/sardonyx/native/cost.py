@@ -40,12 +40,13 @@ def estimate_savings(group: Sequence[ir.Node], weights: Sequence[ir.Value]) -> S
     launches = max(0, len(working) - 1)
     inner = [x for node in working for x in node.outputs if x.uses() and not x.is_graph_output()]
     between = sum(_bytes(x) * (1 + len(x.uses())) for x in inner if all(use.node in members for use in x.uses()))
-    slow = sum(_SLOW_SECONDS.get(node.op_type, 0.0) * _elements(node.outputs[0]) for node in working)
+    slow = sum(_SLOW_SECONDS.get(node.op_type, 0.0) * elements_of(node.outputs[0]) for node in working)
     held = sum(_bytes(x) for x in weights) / 2
     return Savings(launches, between, launches * _LAUNCH_SECONDS + (between + held) * _BYTE_SECONDS + slow)
 
 
-def _elements(value: ir.Value) -> int:
+def elements_of(value: ir.Value) -> int:
+    """Return the number of elements, with `ASSUMED_SIZE` for symbolic sizes; 0 if it is unknown."""
     try:
         size = sympy.sympify(count(dims_of(value)))
     except CannotLower:
@@ -54,4 +55,4 @@ def _elements(value: ir.Value) -> int:
 
 
 def _bytes(value: ir.Value) -> int:
-    return int(_elements(value) * (value.dtype.itemsize if value.dtype is not None else 0))
+    return int(elements_of(value) * (value.dtype.itemsize if value.dtype is not None else 0))

@@ -21,7 +21,7 @@ class Kernel:
     CHECKS_INDICES = True
     """Whether an index out of range is an error."""
     HAS_PRODUCTS = True
-    """Whether it supports matrix products."""
+    """Whether it supports matrix products, of weights that it holds."""
     HAS_TILES = True
     """Whether transposed accesses are computed in tiles."""
 
@@ -84,25 +84,32 @@ class Kernel:
     def code(self, name: str) -> str:
         """Return the definitions, in a namespace of that name."""
         w = Writer()
+        w.line("namespace {")
         with w.block(f"namespace {name}", "}  // namespace"):
             self._weights(w)
-            w.line("struct Call {")
-            w.line("  const Held* held;")
-            for buffer in self.inputs:
-                w.line(f"  const {TYPES[buffer.dtype]}* {buffer.name};")
-            for buffer in (*self.outputs, *self._temporaries):
-                w.line(f"  {TYPES[buffer.dtype]}* {buffer.name};")
-            for symbol in self._sources:
-                w.line(f"  int64_t {symbol_name(symbol)};")
-            if self._gathers:
-                w.line("  std::atomic<bool>* out_of_range;")
-            w.line("};")
+            self._call_struct(w)
             for index, nest in enumerate(self.nests):
                 w.line("")
-                self._write_nest(w, nest, f"nest{index}")
+                self._printer(w, nest).write(f"nest{index}")
             w.line("")
             self._entry(w)
+        w.line("}  // namespace")
         return "\n".join(w.lines)
+
+    def _call_struct(self, w: Writer) -> None:
+        """Generate what the nests of a call are given."""
+        w.line("struct Call {")
+        if self.HAS_PRODUCTS:
+            w.line("  const Held* held;")
+        for buffer in self.inputs:
+            w.line(f"  const {TYPES[buffer.dtype]}* {buffer.name};")
+        for buffer in (*self.outputs, *self._temporaries):
+            w.line(f"  {TYPES[buffer.dtype]}* {buffer.name};")
+        for symbol in self._sources:
+            w.line(f"  int64_t {symbol_name(symbol)};")
+        if self._gathers:
+            w.line("  std::atomic<bool>* out_of_range;")
+        w.line("};")
 
     def _weights(self, w: Writer) -> None:
         """Generate the struct of weights packed at load time, and the function that fills it from constants."""
@@ -126,9 +133,6 @@ class Kernel:
     def _is_vector(self, nest: Nest) -> bool:
         return VectorPrinter.suits(nest, self._constants)
 
-    def _write_nest(self, w: Writer, nest: Nest, name: str) -> None:
-        self._printer(w, nest).write(name)
-
     def _printer(self, w: Writer, nest: Nest) -> NestPrinter | ProductPrinter:
         if nest.is_product:
             return VectorPrinter(w, nest) if self._is_vector(nest) else ProductPrinter(w, nest)
@@ -137,7 +141,8 @@ class Kernel:
     def _entry(self, w: Writer) -> None:
         with w.block("ort::Status* run(ort::Context* context, const Held& held)"):
             w.line("Call call;")
-            w.line("call.held = &held;")
+            if self.HAS_PRODUCTS:
+                w.line("call.held = &held;")
             w.line(f"ort::Tensor tensors[{len(self.inputs) or 1}];")
             for index, buffer in enumerate(self.inputs):
                 w.line(f"if (auto s = ort::input(context, {index}, tensors[{index}])) return s;")

@@ -4,11 +4,6 @@
 // Booleans are integers of 32 bits, all ones or zero. Half precision is stored narrow and computed in float.
 #pragma once
 
-#define CUDA_NO_HALF  // `half` is our storage type
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_runtime.h>
-
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -17,10 +12,6 @@
 #define LANES_INLINE __device__ __forceinline__
 
 namespace lanes {
-
-struct half { uint16_t bits; };
-struct bfloat { uint16_t bits; };
-struct boolean { uint8_t value; };
 
 template <class T, int W>
 struct Pack {
@@ -121,15 +112,15 @@ using ComputedOf = typename Computed<std::remove_const_t<T>>::type;
 
 template <class T>
 LANES_INLINE auto wide(T x) {
-  if constexpr (std::is_same_v<T, half>) return __half2float(__ushort_as_half(x.bits));
-  else if constexpr (std::is_same_v<T, bfloat>) return __bfloat162float(__ushort_as_bfloat16(x.bits));
+  if constexpr (std::is_same_v<T, half>) return narrow::float_of_half(x.bits);
+  else if constexpr (std::is_same_v<T, bfloat>) return narrow::float_of_bfloat16(x.bits);
   else if constexpr (std::is_same_v<T, boolean>) return static_cast<int32_t>(-static_cast<int32_t>(x.value != 0));
   else return x;
 }
 template <class T, class V>
 LANES_INLINE T stored(V x) {
-  if constexpr (std::is_same_v<T, half>) return half{__half_as_ushort(__float2half_rn(x))};
-  else if constexpr (std::is_same_v<T, bfloat>) return bfloat{__bfloat16_as_ushort(__float2bfloat16_rn(x))};
+  if constexpr (std::is_same_v<T, half>) return half{narrow::half_of_float(x)};
+  else if constexpr (std::is_same_v<T, bfloat>) return bfloat{narrow::bfloat16_of_float(x)};
   else if constexpr (std::is_same_v<T, boolean>) return boolean{static_cast<uint8_t>(x != 0)};
   else return x;
 }

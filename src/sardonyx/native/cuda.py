@@ -1,5 +1,8 @@
 """Generate CUDA C++: one kernel per nest, on the session's stream.
 
+One source has the host code, which a C++ compiler builds, and the device code, which NVRTC compiles. Each instance of
+a kernel's template is an entry point of the device code; the host code chooses by sizes and alignment.
+
 Without reductions a thread computes some adjacent elements. Where rows are reduced, several threads share a row, and
 keep its values in registers between sweeps. If another axis than the last is reduced, adjacent rows go to adjacent
 threads, or each row to several threads that divide it.
@@ -11,11 +14,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
+import onnx_ir as ir
+
 from sardonyx.native.body import BodyPrinter, Writer, size_lines, summary
 from sardonyx.native.cpp import Kernel
 from sardonyx.native.nests import Nest, Root, Step, count
 from sardonyx.native.scalars import code_of, computed_type
-from sardonyx.native.values import Apply, Buffer, Value, View, views_of
+from sardonyx.native.values import Apply, Buffer, Value, View, operations, views_of
 from sardonyx.sizes import Dim
 
 _VECTOR_BYTES = 16
@@ -25,6 +30,13 @@ _MAX_HELD = 32
 """Elements of a row that a thread keeps of each value; half as many for more than two values."""
 _INT32_LIMIT = 2**30
 """Below it, indices are 32 bits: a GPU divides those several times as fast."""
+DEVICE_CODE, HOST_CODE = "ifdef SARDONYX_DEVICE", "ifndef __CUDACC_RTC__"
+"""Preprocessor conditions of the parts of a source."""
+_FAST = frozenset({"div", "exp", "erf", "tanh", "sigmoid"})
+"""Functions with a faster version, off by some ulp of float."""
+_NARROW = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+_DISCONTINUOUS = frozenset({"floor", "ceil", "round", "mod", "fmod", "sign", "equal"})
+"""Functions that make a large difference of a small one."""
 
 
 class CudaKernel(Kernel):
@@ -45,26 +57,51 @@ class CudaKernel(Kernel):
     def _nest_writing(self, buffer: Buffer) -> Nest:
         return next(nest for nest in self.nests if nest.step_writing(buffer))
 
-    def _write_nest(self, w: Writer, nest: Nest, name: str) -> None:
-        CudaPrinter(w, nest, self._is_local).write(name)
+    def code(self, name: str) -> str:
+        """Return the definitions for host and device, and the entry points of the device code."""
+        w = Writer()
+        printers = [CudaPrinter(w, nest, self._is_local) for nest in self.nests]
+        entries = [entry for i, printer in enumerate(printers) for entry in printer.entries(f"nest{i}")]
+        w.line("namespace {")
+        with w.block(f"namespace {name}", "}  // namespace"):
+            self._call_struct(w)
+            with w.guard(DEVICE_CODE):
+                for index, printer in enumerate(printers):
+                    printer.write(f"nest{index}")
+            with w.guard(HOST_CODE):
+                self._host(w, name, entries)
+        w.line("}  // namespace")
+        with w.guard(DEVICE_CODE):
+            for entry, instance in entries:
+                w.line(f"SARDONYX_ENTRY({name}_{entry}, {name}::Call) {{ {name}::{instance}(call); }}")
+        return "\n".join(w.lines)
+
+    def _host(self, w: Writer, name: str, entries: Sequence[tuple[str, str]]) -> None:
+        w.line("using Held = gpu::Held;")
+        w.line("ort::Status* hold(const ort::Info* info, Held& held) { return ort::allocator(info, &held.allocator); }")
+        for entry, _ in entries:
+            w.line(f'gpu::Function {entry}("{name}_{entry}");')
+        self._entry(w)
 
     def _run(self, w: Writer) -> None:
         """Generate temporary memory and the launches; device errors appear in a later CUDA call."""
         printers = [CudaPrinter(w, nest, self._is_local) for nest in self.nests]
-        w.line("cudaStream_t stream = nullptr;")
-        w.line("if (auto s = ort::stream(context, reinterpret_cast<void**>(&stream))) return s;")
+        w.line("void* stream = nullptr;")
+        w.line("if (auto s = ort::stream(context, &stream)) return s;")
         for index, printer in enumerate(printers):
-            w.line(f"const bool aligned{index} = {printer.aligned()};")
-        w.line("Memory memory(stream);")
+            w.line(f"const int lanes{index} = {printer.aligned()} ? {printer.lanes} : 1;")
+        w.line("gpu::Memory memory(held);")
         for buffer in self._temporaries:
             size = code_of(count(buffer.dims))
             if self._is_local(buffer):
                 index = self.nests.index(self._nest_writing(buffer))
-                size = printers[index].memory(f"aligned{index}", size)
+                size = printers[index].memory(f"lanes{index}", size)
             w.line(f"memory.want(&call.{buffer.name}, {size});")
         w.line("if (auto s = memory.take()) return s;")
+        w.line("gpu::Launch launch(stream, &call);")
+        w.line("if (auto s = launch.prepare()) return s;")
         for index, printer in enumerate(printers):
-            w.line(f"if (auto s = {printer.launch(f'nest{index}', f'aligned{index}')}) return s;")
+            w.line(f"if (auto s = {printer.launch(f'nest{index}', f'lanes{index}')}) return s;")
         w.line("return nullptr;")
 
 
@@ -74,11 +111,12 @@ class CudaPrinter(BodyPrinter):
     def __init__(self, w: Writer, nest: Nest, is_local: Callable[[Buffer], bool]) -> None:
         super().__init__(w, nest, is_local)
         self._in_rows = self._reducing and not self._across
-        self._lanes = 1 if self._across else self._max_lanes()
+        self.lanes = 1 if self._across else self._max_lanes()
         crosses = self._nest.crosses
         self._crossing = {s.root.buffer for s in self._nest.steps if not s.per_row and crosses(s.root.buffer)}
         self._first_read = dict(self._reread_views()) if self._in_rows else {}
         self._level = 0
+        self._fast = self._allows_fast()
         if self._is_small():
             self._INDEX = "int32_t"
 
@@ -88,6 +126,15 @@ class CudaPrinter(BodyPrinter):
         buffers = (view.buffer for view in self._accesses())
         sizes = [count(self._nest.dims), *(count(buffer.dims) for buffer in buffers)]
         return all(isinstance(size, int) and size < _INT32_LIMIT for size in sizes)
+
+    def _allows_fast(self) -> bool:
+        """Return whether an error of some ulp of float is lost in rounding: all results are narrow and continuous."""
+        stored = (s.root.buffer for s in self._nest.steps)
+        applied = (apply for step in self._nest.steps for apply in operations(step.root.value))
+        return all(self._is_local(b) or b.dtype in _NARROW for b in stored) and not any(
+            apply.operator in _DISCONTINUOUS or (apply.operator == "cast" and apply.dtype.is_integer())
+            for apply in applied
+        )
 
     def _accesses(self) -> Iterator[View]:
         for step in self._nest.steps:
@@ -120,40 +167,72 @@ class CudaPrinter(BodyPrinter):
 
     def aligned(self) -> str:
         """Return the run-time condition for vector loads and stores."""
-        if self._lanes == 1:
+        if self.lanes == 1:
             return "true"
         views = list(self._contiguous_accesses())
         steps = dict.fromkeys(code_of(s) for s in self._dims_to_divide(views) if not isinstance(s, int))
-        tests = [f"{step} % {self._lanes} == 0" for step in steps]
+        tests = [f"{step} % {self.lanes} == 0" for step in steps]
         buffers = sorted({view.buffer.name for view in views if view.buffer.kind in ("input", "output")})
-        tests += [f"is_aligned(call.{name}, {self._lanes})" for name in buffers]
+        tests += [f"gpu::is_aligned(call.{name}, {self.lanes})" for name in buffers]
         return " && ".join(tests) or "true"
 
     def _pieces(self) -> int:
         """Return how many vectors of a row a thread holds."""
         held = len(self._crossing) + len(self._first_read)
-        return min(8, _MAX_HELD // (1 if held <= 2 else 2) // self._lanes)
+        return min(8, _MAX_HELD // (1 if held <= 2 else 2) // self.lanes)
 
-    # Launch
+    # Entry points and their launch
 
-    def memory(self, aligned: str, size: str) -> str:
-        """Return the number of elements of a buffer used only inside the nest."""
+    def entries(self, name: str) -> Iterator[tuple[str, str]]:
+        """Yield the name and the template instance of each entry point."""
+        if self._across:
+            yield f"{name}_w1", name
+            return
+        for lanes in sorted({self.lanes, 1}):
+            if not self._reducing:
+                yield f"{name}_w{lanes}", f"{name}<{lanes}>"
+                continue
+            for suffix, pieces in self._piece_variants(lanes):
+                yield f"{name}_w{lanes}{suffix}", f"{name}<{lanes}, {pieces}>"
+
+    def _piece_variants(self, lanes: int) -> Iterator[tuple[str, str]]:
+        """Yield how many pieces of a row a thread may hold: one number if the size of a row is known."""
+        most = self._most_pieces(str(lanes))
+        if isinstance(size := count([self._nest.dims[a] for a in self._inner]), int):
+            yield "", f"pieces_of(chunks_of({size}, {lanes}), {most})"
+        else:
+            yield from (("_one", "1"), ("_most", most), ("_none", "0"))
+
+    def _most_pieces(self, lanes: str) -> str:
+        return str(self._pieces()) if lanes != "1" and self.lanes > 1 else "kPiecesOfOne"
+
+    def memory(self, lanes: str, size: str) -> str:
+        """Return the number of elements of a buffer used only inside the nest: rows too long for registers."""
         if not self._in_rows:
             return size
-        return f"is_long<{self._lanes}, {self._pieces()}>({aligned}, {self._size()}) ? {size} : 0"
+        return f"pieces_of(chunks_of({self._size()}, {lanes}), {self._most_at(lanes)}) ? 0 : {size}"
 
-    def launch(self, name: str, aligned: str) -> str:
-        """Return the call that launches the kernel."""
+    def _most_at(self, lanes: str) -> str:
+        return f"({lanes} == 1 ? kPiecesOfOne : {self._pieces()})"
+
+    def launch(self, name: str, lanes: str) -> str:
+        """Return the call that launches the kernel with a number of lanes."""
+        if self._across:
+            return f"gpu::over_rows_beside(launch, {name}_w1, {self._rows_count()}, {self._size()})"
         if not self._reducing:
             places = code_of(count(self._nest.dims))
-            kernel = f"[](auto w) {{ return &{name}<decltype(w)::value>; }}"
-            return f"over_places<{self._lanes}>({aligned}, {places}, {kernel}, stream, call)"
-        if self._across:
-            return f"over_rows_beside({self._rows_count()}, {self._size()}, &{name}, stream, call)"
-        size = count([self._nest.dims[a] for a in self._inner])
-        parameters = f"{self._lanes}, {self._pieces()}, {size if isinstance(size, int) else -1}"
-        kernel = f"[](auto w, auto k) {{ return &{name}<decltype(w)::value, decltype(k)::value>; }}"
-        return f"over_rows<{parameters}>({aligned}, {self._rows_count()}, {self._size()}, {kernel}, stream, call)"
+            function = self._by_lanes(lanes, lambda w: f"{name}_w{w}")
+            return f"gpu::over_places(launch, {function}, {lanes}, {places})"
+        functions = self._by_lanes(lanes, lambda w: self._row_functions(f"{name}_w{w}", w))
+        sizes = f"{lanes}, {self._most_at(lanes)}, {self._rows_count()}, {self._size()}"
+        return f"gpu::over_rows(launch, {functions}, {sizes})"
+
+    def _by_lanes(self, lanes: str, function: Callable[[int], str]) -> str:
+        return function(1) if self.lanes == 1 else f"{lanes} == 1 ? {function(1)} : {function(self.lanes)}"
+
+    def _row_functions(self, name: str, lanes: int) -> str:
+        variants = [f"{name}{suffix}" for suffix, _ in self._piece_variants(lanes)]
+        return f"gpu::RowFunctions{{{', '.join(variants if len(variants) == 3 else variants * 3)}}}"
 
     def _size(self) -> str:
         return code_of(count([self._nest.dims[a] for a in self._inner]))
@@ -169,7 +248,7 @@ class CudaPrinter(BodyPrinter):
         w.comment(f"{' × '.join(map(code_of, nest.dims))}: " + ", ".join(map(summary, nest.steps)))
         if not self._across:
             w.line("template <int W, int K>" if self._reducing else "template <int W>")
-        with w.block(f"__global__ void __launch_bounds__(kMostThreads) {name}(const Call call)"):
+        with w.block(f"__device__ __forceinline__ void {name}(const Call& call)"):
             size_lines(w, nest)
             buffers = {view.buffer for view in self._accesses()}
             for buffer in sorted((b for b in buffers if b.kind != "indices"), key=lambda b: b.name):
@@ -273,6 +352,10 @@ class CudaPrinter(BodyPrinter):
 
     def _held_name(self, view: View) -> str:
         return f"held_{view.buffer.name}_{list(self._first_read).index(view)}"
+
+    def _call(self, operator: str, args: str) -> str:
+        code = super()._call(operator, args)
+        return f"fast_{code}" if self._fast and operator in _FAST else code
 
     def _value_code(self, value: Value, lanes: str, axes: Sequence[int]) -> str:
         code = super()._value_code(value, lanes, axes)

@@ -100,50 +100,16 @@ LANES_INLINE V sigmoid(V x) {
   }
 }
 
-// Odd functions with limits ±1: x·p(x²)/q(x²), fitted to minimize the relative error until the nearest float is ±1.
-template <class V>
-LANES_INLINE V within(V x, float most) { return greater(all<V>(-most), lesser(all<V>(most), x)); }
-
 template <class V>
 LANES_INLINE V hyperbolic_tangent(V x) {
   if constexpr (!kFloat<V>) return each(x, [](auto v) { return std::tanh(v); });
-  else {
-    x = within(x, 9.0f);
-    const V s = x * x;
-    V p = all<V>(1.33549083e-08f);
-    p = p * s + 2.06093009e-05f;
-    p = p * s + 0.00349560333f;
-    p = p * s + 0.133810386f;
-    p = p * s + 1.0f;
-    V q = all<V>(7.77667083e-07f);
-    q = q * s + 0.000328565831f;
-    q = q * s + 0.0258770417f;
-    q = q * s + 0.467143536f;
-    q = q * s + 1.0f;
-    return within(V(x * p / q), 1.0f);
-  }
+  else return rational_tangent(x, [](V p, V q) { return p / q; });
 }
 
 template <class V>
 LANES_INLINE V error_function(V x) {
   if constexpr (!kFloat<V>) return each(x, [](auto v) { return std::erf(v); });
-  else {
-    x = within(x, 3.9192059f);
-    const V s = x * x;
-    V p = all<V>(0.000230354752f);
-    p = p * s + 0.00357932388f;
-    p = p * s + 0.0514928959f;
-    p = p * s + 0.189673886f;
-    p = p * s + 1.12837911f;
-    V q = all<V>(-1.12254874e-07f);
-    q = q * s + 2.3161736e-05f;
-    q = q * s + 0.0010534121f;
-    q = q * s + 0.0144229271f;
-    q = q * s + 0.112781323f;
-    q = q * s + 0.501426518f;
-    q = q * s + 1.0f;
-    return within(V(x * p / q), 1.0f);
-  }
+  else return rational_error(x, [](V p, V q) { return p / q; });
 }
 
 template <int by, class P, size_t... i>

@@ -21,9 +21,10 @@ from sardonyx.native.select import (
     is_by_name,
     moves_last_axis,
     not_lowerable_error,
+    reduces_to_few,
     select,
 )
-from sardonyx.native.targets import TARGETS, Target
+from sardonyx.native.targets import TARGETS, Target, guarded
 from sardonyx.toolchain.headers import read_header
 
 log = logging.getLogger(__name__)
@@ -154,9 +155,7 @@ def plan_kernels(
 
 def _select_groups(graph: ir.Graph, choice: Choice, target: Target) -> Selection:
     """Return the groups of a graph; with "auto" without transposes that make a kernel access memory with strides."""
-    excluded = (
-        {} if target.kernel.HAS_PRODUCTS else {node: _NO_GPU_PRODUCTS for node in graph if node.op_type in PRODUCTS}
-    )
+    excluded = _excluded(graph, choice, target)
     while True:
         selection = select(graph, choice, excluded)
         groups = [group for group in selection.groups if choice == "auto" and any(map(moves_last_axis, group))]
@@ -167,7 +166,20 @@ def _select_groups(graph: ir.Graph, choice: Choice, target: Target) -> Selection
         excluded |= dict.fromkeys(strided, MOVES_LAST_AXIS)
 
 
+def _excluded(graph: ir.Graph, choice: Choice, target: Target) -> dict[ir.Node, str]:
+    """Return the nodes that no kernel of a target computes, and with "auto" those that ONNX Runtime computes better."""
+    if target.kernel.HAS_PRODUCTS:
+        return {}
+    excluded = {node: _NO_GPU_PRODUCTS for node in graph if node.op_type in PRODUCTS}
+    if choice == "auto":
+        excluded |= {node: _FUSED for node in graph if node.op_type in target.left}
+        excluded |= {node: _FEW_RESULTS for node in graph if reduces_to_few(node)}
+    return excluded
+
+
 _NO_GPU_PRODUCTS = "matrix products run in onnxruntime on a GPU"
+_FUSED = "one kernel of onnxruntime"
+_FEW_RESULTS = "a long reduction to few numbers"
 
 
 def _branches(graph: ir.Graph) -> list[ir.Graph]:
@@ -239,6 +251,7 @@ def _replace(part: KernelGroup, domain: str, replaced: dict[ir.Value, ir.Value])
 
 
 _OPERATOR = """
+namespace {{
 static const int {name}_inputs[] = {{{inputs}}}, {name}_outputs[] = {{{outputs}}};
 struct {name}_Operator : ort::CustomOp {{
   {name}_Operator() {{
@@ -272,6 +285,7 @@ struct {name}_Operator : ort::CustomOp {{
     destroy = [](void* kernel) {{ delete static_cast<{name}::Held*>(kernel); }};
   }}
 }} static {name}_operator;
+}}  // namespace
 """
 
 _REGISTER = """
@@ -296,23 +310,20 @@ extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps
 
 def library_source(kernels: Sequence[Kernel], domain: str, target: Target) -> str:
     """Return the C++ source of a library with these kernels as operators of a domain."""
-    parts = [read_header(package, name) for package, name in target.headers]
+    parts = [guarded(condition, read_header(package, name)) for condition, package, name in target.headers]
     names = [f"Kernel{i}" for i in range(len(kernels))]
-    parts.append("namespace {")
     for name, kernel in zip(names, kernels, strict=True):
         parts.append(kernel.code(name))
         types = [", ".join(str(int(b.dtype)) for b in side) or "0" for side in (kernel.inputs, kernel.outputs)]
-        parts.append(
-            _OPERATOR.format(
-                name=name,
-                provider=target.provider,
-                inputs=types[0],
-                outputs=types[1],
-                input_count=len(kernel.inputs),
-                output_count=len(kernel.outputs),
-            )
+        operator = _OPERATOR.format(
+            name=name,
+            provider=target.provider,
+            inputs=types[0],
+            outputs=types[1],
+            input_count=len(kernel.inputs),
+            output_count=len(kernel.outputs),
         )
-    parts.append("}  // namespace")
+        parts.append(guarded(target.host_code, operator))
     operators = ", ".join(f"&{name}_operator" for name in names)
-    parts.append(_REGISTER.format(domain=domain, operators=operators))
+    parts.append(guarded(target.host_code, _REGISTER.format(domain=domain, operators=operators)))
     return "\n".join(parts)

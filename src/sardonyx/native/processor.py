@@ -65,7 +65,8 @@ def gpu(name: str | None = None) -> Processor:
     """Return the local GPU, the default architecture without one, or the given architecture and later ones."""
     if name is not None and not _GPU.fullmatch(name):
         raise OptionError(f"processor is {name!r}", hint="omit it for this machine's GPU, or use for instance 'sm_90'")
-    return Processor(compiler.nvcc(name).architecture, platform.machine(), [])
+    architecture = name or compiler.gpu_architecture() or compiler.DEFAULT_ARCHITECTURE
+    return Processor(architecture, platform.machine(), [])
 
 
 def processor(name: str | None = None) -> Processor:

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 import onnx_ir as ir
 
 from sardonyx.errors import OptionError
-from sardonyx.native.cost import Savings, estimate_savings
+from sardonyx.native.cost import Savings, elements_of, estimate_savings
 from sardonyx.native.lower import lower
 from sardonyx.native.nests import count
 from sardonyx.native.region import CannotLower, Lowering, dims_of, is_constant
@@ -111,6 +111,17 @@ def moves_last_axis(node: ir.Node) -> bool:
         return False
     permutation = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else []
     return not permutation or permutation[-1] != len(permutation) - 1
+
+
+def reduces_to_few(node: ir.Node) -> bool:
+    """Return whether a node reduces many elements to fewer numbers than a GPU has multiprocessors for."""
+    if not node.op_type.startswith(("Reduce", "Global")) or node.inputs[0] is None or len(node.outputs) != 1:
+        return False
+    source, result = (elements_of(x) for x in (node.inputs[0], node.outputs[0]))
+    return source >= _MANY_ELEMENTS and result < _FEW_ROWS
+
+
+_MANY_ELEMENTS, _FEW_ROWS = 2**16, 128
 
 
 def _is_size_arithmetic(value: ir.Value) -> bool:

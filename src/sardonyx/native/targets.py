@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sardonyx.errors import OptionError
 from sardonyx.native.cpp import Kernel
-from sardonyx.native.cuda import CudaKernel
+from sardonyx.native.cuda import DEVICE_CODE, HOST_CODE, CudaKernel
 from sardonyx.native.processor import Processor, gpu, processor
 from sardonyx.options import Options
-from sardonyx.toolchain import compiler
+from sardonyx.toolchain import compiler, nvrtc
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Target:
     name: str
     kernel: type[Kernel]
     """Generates the code of a region."""
-    headers: Sequence[tuple[str, str]]
-    """Headers at the start of its sources, as packages and file names."""
+    headers: Sequence[tuple[str, str, str]]
+    """Headers at the start of its sources, as preprocessor conditions, packages and file names."""
     provider: str
     """The execution provider of the kernels."""
     source: str
@@ -33,6 +33,12 @@ class Target:
     """Returns the compiler's version; an error if there is none."""
     build: Callable[[str, Options, Processor], Path]
     """Builds the library of a source."""
+    min_elements: int
+    """Elements that a kernel must write to be built with native="auto"."""
+    left: Collection[str] = frozenset()
+    """Operators that the provider computes as well or better: a selection by "auto" leaves them."""
+    host_code: str = ""
+    """The preprocessor condition of code that runs on the CPU, in sources with code for both."""
 
     @property
     def providers(self) -> list[str]:
@@ -40,11 +46,23 @@ class Target:
         return list(dict.fromkeys([self.provider, "CPUExecutionProvider"]))
 
 
-def _headers(*names: str) -> list[tuple[str, str]]:
-    return [("sardonyx.native", name) for name in names]
+def guarded(condition: str, code: str) -> str:
+    """Return code that is compiled on a condition of the preprocessor, if there is one."""
+    return f"#{condition}\n{code}\n#endif" if condition else code
 
 
-_ORT, _NARROW = ("sardonyx.toolchain", "ort.h"), ("sardonyx.toolchain", "narrow.h")
+def _headers(*names: str, condition: str = "", package: str = "sardonyx.native") -> list[tuple[str, str, str]]:
+    return [(condition, package, name) for name in names]
+
+
+_TOOLCHAIN = "sardonyx.toolchain"
+_CUDA_PROVIDER_FUSES = frozenset(
+    {
+        *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "EmbedLayerNormalization"),
+        *("BiasGelu", "FastGelu"),
+    }
+)
+"""Operators that are several others in one kernel of ONNX Runtime."""
 
 TARGETS: Mapping[str, Target] = {
     target.name: target
@@ -53,8 +71,7 @@ TARGETS: Mapping[str, Target] = {
             "cpu",
             Kernel,
             [
-                _ORT,
-                _NARROW,
+                *_headers("ort.h", "narrow.h", package=_TOOLCHAIN),
                 *_headers("lanes.h", "arithmetic.h", "functions.h", "kernels.h", "products.h", "vectors.h"),
             ],
             "CPUExecutionProvider",
@@ -62,19 +79,33 @@ TARGETS: Mapping[str, Target] = {
             processor,
             lambda: compiler.find().version,
             lambda source, options, built_for: compiler.build_library(source, options, flags=built_for.flags),
+            min_elements=2**14,
         ),
         Target(
             "cuda",
             CudaKernel,
-            [_ORT, *_headers("cuda.h", "arithmetic.h", "cuda_rows.h")],
+            [
+                *_headers("cuda_call.h"),
+                *_headers("cuda_ptx.h", "cuda.h", "arithmetic.h", "cuda_rows.h", condition=DEVICE_CODE),
+                *_headers("ort.h", condition=HOST_CODE, package=_TOOLCHAIN),
+                *_headers("cuda_launch.h", condition=HOST_CODE),
+            ],
             "CUDAExecutionProvider",
             "kernels.cu",
             gpu,
-            lambda: compiler.nvcc().version,
+            lambda: f"{nvrtc.find().version}, {compiler.find().version}",
             lambda source, options, gpu: compiler.build_cuda_library(source, options, architecture=gpu.name),
+            min_elements=2**10,  # a launch costs as much as a pass over a megabyte
+            left=_CUDA_PROVIDER_FUSES | {"AveragePool", "MaxPool", "Range"},  # Range has its operands on the CPU
+            host_code=HOST_CODE,
         ),
     )
 }
+
+
+def target_for(device: str) -> Target:
+    """Return the target of kernels for tensors on a device, by its type in torch."""
+    return TARGETS["cuda" if device == "cuda" else "cpu"]
 
 
 def target_of(name: str) -> Target:

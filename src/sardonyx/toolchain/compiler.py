@@ -22,24 +22,14 @@ import torch
 
 from sardonyx.cache.disk import DiskCache, default_cache
 from sardonyx.cache.machine import key_of_source
-from sardonyx.errors import MissingDependency, SardonyxError
+from sardonyx.errors import CompilerError, MissingDependency
 from sardonyx.options import Options
+from sardonyx.toolchain import nvrtc
 
 log = logging.getLogger(__name__)
 
 FLAGS = ("-std=c++17", "-O3", "-fwrapv", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-fPIC")
 """No -ffast-math: loading a library built with it turns on flush-to-zero for denormals in the loading thread."""
-
-
-class CompilerError(SardonyxError, RuntimeError):
-    """The compiler failed; the error carries its output."""
-
-    def __init__(self, message: str, log: str, *, hint: str | None = None) -> None:
-        self.log = log
-        super().__init__(f"{message}:\n{log[:_MAX_LOG]}", hint=hint)
-
-
-_MAX_LOG = 4000
 
 
 @dataclass(frozen=True)
@@ -145,19 +135,20 @@ def find_nvcc() -> str | None:
 
 
 @cache
-def nvcc(architecture: str | None = None) -> Nvcc:
-    """Return nvcc for an architecture: by default that of the local GPU, else `_DEFAULT_ARCHITECTURE`."""
+def nvcc() -> Nvcc:
+    """Return nvcc for the local GPU, or for `DEFAULT_ARCHITECTURE` without one."""
     path = find_nvcc()
     if path is None:
         raise MissingDependency(
-            "nvcc was not found, and GPU kernels need it", hint="install the CUDA toolkit, or set CUDA_HOME"
+            "nvcc was not found, and custom operators with CUDA source need it",
+            hint="install the CUDA toolkit, or set CUDA_HOME",
         )
     lines = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
     version = next((line for line in lines if "release" in line), "")
-    return Nvcc(path, version, architecture or gpu_architecture() or _DEFAULT_ARCHITECTURE)
+    return Nvcc(path, version, gpu_architecture() or DEFAULT_ARCHITECTURE)
 
 
-_DEFAULT_ARCHITECTURE = "sm_80"
+DEFAULT_ARCHITECTURE = "sm_80"
 """Used without a local GPU: its PTX runs on all later ones."""
 
 
@@ -170,17 +161,25 @@ def gpu_architecture() -> str | None:
 
 
 def build_cuda_library(source: str, options: Options, *, architecture: str) -> Path:
-    """Return the library built from CUDA C++, from the cache or built now; the source is next to it."""
-    gpu = nvcc(architecture)
-    flags = ("--expt-relaxed-constexpr", "-diag-suppress=177")  # unused functions of headers
+    """Return the library of kernels for a GPU, from the cache or built now; the source is next to it.
+
+    NVRTC compiles the device code of the source, and the C++ compiler its host code, which includes the result.
+    """
+    compiler, device_compiler = find(), nvrtc.find()
 
     def make(folder: Path) -> None:
-        kernels = gpu.compile(source, folder / "kernels.o", flags=flags)
-        gpu.link([kernels], folder / _LIBRARY)
-        kernels.unlink()
+        image = device_compiler.compile(source, architecture)
+        images = {"kernels.cubin": image.cubin, "kernels.ptx": image.ptx}
+        for name, content in images.items():
+            (folder / name).write_bytes(content)
+        kernels = compiler.compile(source, folder / "kernels.o", flags=(f"-I{folder}",))
+        compiler.link([kernels], folder / _LIBRARY, "-ldl")
+        for name in ("kernels.o", *images):
+            (folder / name).unlink()
         _check_loads(folder / _LIBRARY)
 
-    return _cached_build(gpu, options, make, {"what": "kernels"}, (architecture, *flags), source) / _LIBRARY
+    identity = (architecture, device_compiler.version)
+    return _cached_build(compiler, options, make, {"what": "kernels"}, identity, source) / _LIBRARY
 
 
 def check_cuda(source: str, options: Options) -> None:

@@ -44,6 +44,7 @@ enum Slot : int {
   kKernelContextGetOutput = 91,
   kReleaseStatus = 93,
   kReleaseTensorTypeAndShapeInfo = 99,
+  kReleaseAllocator = 132,
   kInfoFloats = 162,
   kInfoInts = 163,
   kKernelContextGetStream = 193,
@@ -55,6 +56,7 @@ enum Slot : int {
   kSetSymbolicDimensions = 271,
   kReadAttribute = 272,
   kKernelContextParallelFor = 274,
+  kInfoAllocator = 278,
 };
 
 struct ApiBase {
@@ -97,6 +99,13 @@ struct CustomOp {
   void (*release_may_inplace)(int*, int*) = nullptr;
   size_t (*alias_map)(int**, int**) = nullptr;
   void (*release_alias_map)(int*, int*) = nullptr;
+};
+
+// OrtAllocator: a version, then functions in this order.
+struct Allocator {
+  uint32_t version;
+  void* (*alloc)(Allocator*, size_t);
+  void (*free)(Allocator*, void*);
 };
 
 inline Status* failure(const char* message) { return call<Status*(int, const char*)>(kCreateStatus)(1, message); }
@@ -163,6 +172,13 @@ inline Status* output(Context* context, size_t index, const int64_t* dims, size_
   if (auto s = get(context, index, dims, rank, &value)) return s;
   return call<Status*(Value*, void**)>(kGetTensorMutableData)(value, data);
 }
+
+// Returns the allocator of a kernel's memory on its device, to be released.
+inline Status* allocator(const Info* info, Allocator** found) {
+  constexpr int kDefault = 0;
+  return call<Status*(const Info*, int, Allocator**)>(kInfoAllocator)(info, kDefault, found);
+}
+inline void release(Allocator* allocator) { call<void(Allocator*)>(kReleaseAllocator)(allocator); }
 
 // Returns the GPU stream of a call.
 inline Status* stream(const Context* context, void** found) {
