@@ -82,14 +82,20 @@ class CudaRecorder:
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
+        self._index = stream.device.index
+        self._streams: dict[int, torch.cuda.Stream] = {}
 
     def record(self, run: Callable[[], object]) -> cuda_driver.Graph:
         """Record the session's stream."""
         return cuda_driver.capture(self._stream, run)
 
     def current_stream(self) -> torch.cuda.Stream:
-        """Return torch's current stream on the session's device."""
-        return torch.cuda.current_stream(self._stream.device)
+        """Return torch's current stream on the session's device, the same object for the same stream."""
+        handle: int = torch._C._cuda_getCurrentRawStream(self._index)
+        stream = self._streams.get(handle)
+        if stream is None:
+            stream = self._streams[handle] = torch.cuda.current_stream(self._stream.device)
+        return stream
 
     def is_capturing(self) -> bool:
         """Whether torch's current stream is being captured."""
@@ -129,7 +135,7 @@ class _Recording:
 
     def replaced_weights(self, inputs: Sequence[Any]) -> bool:
         """Whether a weight is no longer where the graph reads it."""
-        given = list(map(inputs.__getitem__, self.weights))
+        given = [inputs[i] for i in self.weights]
         if list(map(_address, given)) != self._weight_addresses:
             return True
         return not all(map(is_, given, self._weights)) and not all(map(is_contiguous, given))
@@ -230,7 +236,9 @@ class GraphRunner(Runner):
 
     def _order(self, stream: Any) -> None:
         """Let the stream wait for the one that used the session's memory last."""
-        if self._last_stream is not None and stream != self._last_stream:
+        if stream is self._last_stream:
+            return
+        if self._last_stream is not None:
             self._recorder.wait(stream, self._last_stream)
         self._last_stream = stream
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -50,6 +51,14 @@ class Binding:
         )
 
     @cached_property
+    def _select(self) -> Callable[[Sequence[Any]], list[Any]]:
+        """A function that returns the arguments which are inputs; a model has hundreds of weights."""
+        if len(self.inputs) < 2:
+            return lambda args: [args[i] for i in self.inputs]
+        select = itemgetter(*self.inputs)
+        return lambda args: list(select(args))
+
+    @cached_property
     def _complex_inputs(self) -> tuple[int, ...]:
         """Indices of the complex inputs."""
         return tuple(i for i, argument in enumerate(self.inputs) if argument in self.complex)
@@ -68,7 +77,7 @@ class Binding:
 
     def feeds(self, args: Sequence[Any]) -> list[Any]:
         """Return the engine's inputs for the arguments of a call; samples the random inputs."""
-        feeds = [args[i] for i in self.inputs]
+        feeds = self._select(args)
         for i in self._complex_inputs:
             feeds[i] = torch.view_as_real(feeds[i].resolve_conj())
         if self.draws:
