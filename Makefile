@@ -22,7 +22,7 @@
 # make bench-train    training steps against eager and inductor, and the memory held over a thousand of them
 # make train-sweep   a training step of every module and of whole architectures, against double precision
 # make ops-full   every sample of the database and those at the edges, in all dtypes: two hours, and it goes on where it
-#                 was interrupted
+#                 was interrupted; SWEEP="--earlier docs/operators.json --minutes 60" renews the oldest results for an hour
 # make cuda-checks  tests, architectures and operators on a GPU, in float32, float16 and bfloat16; CUDA_PYTHON is a Python
 #                 with sardonyx[gpu] and the packages of the extras demo and dev
 # make fuzz       random programs through every door for an hour, against eager; SEED=n begins with another batch
@@ -37,6 +37,7 @@ MINUTES ?= 20
 FUZZ_MINUTES ?= 60
 SEED ?= 0
 WHEEL_TEST ?=
+SWEEP ?=
 CUDA_PYTHON ?= python3
 TORCH       ?= $(shell sed -n 's/^torch==//p' constraints.txt)
 ONNXRUNTIME ?= $(shell sed -n 's/^onnxruntime==//p' constraints.txt)
@@ -133,12 +134,12 @@ ops: setup
 	$(BIN)/python -m tests.ops.sweep --quick --dtypes $(DTYPES) --page build/operators.md
 
 ops-full: setup
-	$(BIN)/python -m tests.ops.sweep --resume --export --dtypes $(DTYPES) --results build/operators-full.json
+	$(BIN)/python -m tests.ops.sweep --resume --export --dtypes $(DTYPES) --results build/operators-full.json $(SWEEP)
 	cp build/operators-full.json docs/operators.json
 	$(PAGE)
 
 eager-ops: setup
-	$(BIN)/python -m tests.ops.sweep --device ort --executor native --resume --dtypes $(DTYPES) --results build/eager-operators.json
+	$(BIN)/python -m tests.ops.sweep --device ort --executor native --resume --dtypes $(DTYPES) --results build/eager-operators.json $(SWEEP)
 	cp build/eager-operators.json docs/eager-operators.json
 	$(PAGE)
 

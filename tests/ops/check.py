@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from typing import Any
 
@@ -115,8 +115,9 @@ class Outcome:
 
     @classmethod
     def of_json(cls, line: dict[str, Any]) -> Outcome:
-        """As it was before `as_json`."""
-        return cls(**{key: value for key, value in line.items() if key != "verdict"})
+        """As it was before `as_json`, without what a sweep adds."""
+        names = {field.name for field in fields(cls)}
+        return cls(**{key: value for key, value in line.items() if key in names})
 
 
 def check(name: str, op: Any, dtype: torch.dtype, count: int | None = None) -> Outcome:
@@ -294,7 +295,7 @@ def _without_infinities(leaf: Any) -> Any:
 
 def _with_poles(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     """Infinity for the large numbers at integers up to zero."""
-    pole = (x <= 0) & (x == x.round()) & (result.abs() > 1 / torch.finfo(result.dtype).eps)
+    pole = (x <= 0) & (x.double() == x.double().round()) & (result.abs() > 1 / torch.finfo(result.dtype).eps)
     return torch.where(pole, result.sign() * float("inf"), result)
 
 

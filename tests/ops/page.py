@@ -116,7 +116,15 @@ def _made(results: Results) -> str:
     made = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     many = f"up to {results['samples']} samples each" if results["samples"] else "every sample"
     executor = f", the executor {results['executor']}" if "executor" in results else ""
-    return f"{results['date']}, {many}, CPU, with {made}{executor}.\n"
+    return f"{_dates(results)}, {many}, CPU, with {made}{executor}.\n"
+
+
+def _dates(results: Results) -> str:
+    """When the outcomes were made; a sweep takes hours, and goes on from day to day."""
+    dates = Counter(outcome.get("date", results["date"]) for outcome in results["outcomes"])
+    if len(dates) < 2:
+        return str(results["date"])
+    return "; ".join(f"{count} of {dates.total()} results on {date}" for date, count in sorted(dates.items()))
 
 
 def _operators(outcomes: list[dict[str, Any]], kinds: list[str]) -> list[str]:

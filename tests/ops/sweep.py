@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,13 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=120, help="time limit of a sample (default: 120)")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1), help="how many (default: 2)")
     parser.add_argument("--results", type=Path, default=Path("build/operators.json"), help="where results are kept")
-    parser.add_argument("--resume", action="store_true", help="keep what the results file has")
+    parser.add_argument(
+        "--resume", action="store_true", help="keep what the results file has of this state of the code"
+    )
+    parser.add_argument(
+        "--earlier", type=Path, help="results of earlier states, kept until swept again; the oldest are swept first"
+    )
+    parser.add_argument("--minutes", type=float, help="begin no operator after so many (default: sweep all)")
     parser.add_argument("--page", type=Path, help="write the table of results as Markdown")
     parsed = parser.parse_args(given)
     if (parsed.strict or parsed.executor) and parsed.device != "ort":
@@ -71,30 +77,58 @@ def _matches(name: str, only: Sequence[str]) -> bool:
 
 
 class Results:
-    """A file with an operator a line, never half-written; one that was cut off is read as far as it is whole."""
+    """A file with an operator a line, never half-written; one that was cut off is read as far as it is whole.
+
+    Each line has the date and the state of the code it was made with.
+    """
 
     def __init__(self, path: Path, samples: int | None, executor: str | None = None) -> None:
         self._path = path
         today = datetime.now(UTC).date().isoformat()
-        self._made = {"date": today, "versions": versions(), "source": source(), "samples": samples, "edges": True}
+        self._stamp = {"date": today, "source": source()}
+        self._made = {**self._stamp, "versions": versions(), "samples": samples, "edges": True}
         if executor is not None:
             self._made["executor"] = executor
         self._saved = time.monotonic()
         self.outcomes: list[dict[str, Any]] = []
 
     def load(self) -> None:
-        """Keep the outcomes of an earlier run like this one; crashes are tried again."""
-        lines = self._path.read_text().splitlines() if self._path.exists() else []
-        whole = [found for found in map(_parsed, lines) if found is not None]
-        made = next((found for found in whole if "versions" in found), {})
-        if all(made.get(key) == self._made.get(key) for key in ("versions", "source", "samples", "executor")):
-            self.outcomes = [found for found in whole if "operator" in found and "crashed" not in found]
-        elif lines:
+        """Keep the outcomes of an earlier run of the same code; crashes are tried again."""
+        made, found = self._read(self._path)
+        self.outcomes = [o for o in found if o.get("source") == self._stamp["source"] and "crashed" not in o]
+        if made.get("versions") != self._made["versions"] or not self._is_alike(made):
+            self.outcomes = []
+        if found and not self.outcomes:
             print(f"{self._path} is from another kind of run, or another state of the code: starting over")
 
+    def load_earlier(self, path: Path) -> None:
+        """Keep outcomes of other states of the code too, where there are none of this one."""
+        made, found = self._read(path)
+        if not self._is_alike(made):
+            raise SystemExit(f"{path} is from another kind of run")
+        done = set(map(_key, self.outcomes))
+        stamp = {"date": made["date"], "source": made.get("source", "")}
+        self.outcomes += [{**stamp, **outcome} for outcome in found if _key(outcome) not in done]
+
+    def _is_alike(self, made: dict[str, Any]) -> bool:
+        return all(made.get(key) == self._made.get(key) for key in ("samples", "executor"))
+
+    @staticmethod
+    def _read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """What a file was made with, and its outcomes."""
+        lines = path.read_text().splitlines() if path.exists() else []
+        whole = [found for found in map(_parsed, lines) if found is not None]
+        made = next((found for found in whole if "versions" in found), {})
+        return made, [found for found in whole if "operator" in found]
+
+    def is_current(self, outcome: dict[str, Any]) -> bool:
+        """Whether an outcome was made with this state of the code."""
+        return bool(outcome.get("source") == self._stamp["source"])
+
     def add(self, outcome: dict[str, Any]) -> None:
-        """One operator more; saved every now and then."""
-        self.outcomes.append(outcome)
+        """One operator more, in place of an earlier outcome; saved every now and then."""
+        self.outcomes = [o for o in self.outcomes if _key(o) != _key(outcome)]
+        self.outcomes.append({**outcome, **self._stamp})
         if time.monotonic() - self._saved > SECONDS_BETWEEN_SAVES:
             self.save()
 
@@ -102,9 +136,8 @@ class Results:
         """Write the file anew and then put it in place of the old one."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         new = self._path.with_suffix(".new")
-        lines = ",\n".join(
-            map(json.dumps, sorted(self.outcomes, key=lambda o: (o["dtype"], o["operator"], o.get("way", ""))))
-        )
+        ordered = sorted(self.outcomes, key=lambda o: (o["dtype"], o["operator"], o.get("way", "")))
+        lines = ",\n".join(map(json.dumps, ordered))
         new.write_text(f'{{"made":\n{json.dumps(self._made)}\n,"outcomes": [\n{lines}\n]}}\n')
         os.replace(new, self._path)
         self._saved = time.monotonic()
@@ -112,6 +145,10 @@ class Results:
     def as_json(self) -> dict[str, Any]:
         """What the page is made from."""
         return {**self._made, "outcomes": self.outcomes}
+
+
+def _key(outcome: dict[str, Any]) -> tuple[str, str, str]:
+    return outcome["operator"], outcome["dtype"], outcome.get("way", "")
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
@@ -156,11 +193,13 @@ def _minutes(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
-def _tasks(given: argparse.Namespace, count: int | None, done: set[tuple[str, str, str]]) -> list[Any]:
-    """What is left to do, the operators that take longest first, so that the last ones end together."""
+def _tasks(given: argparse.Namespace, count: int | None, results: Results) -> list[Any]:
+    """What is left to do, the oldest results first, then the operators that take longest, so that all end together."""
     from .database import operators
     from .workers import Task
 
+    done = set(map(_key, filter(results.is_current, results.outcomes)))
+    dates = {_key(outcome): outcome["date"] for outcome in results.outcomes if "date" in outcome}
     chosen = [name for name, op in operators().items() if _matches(name, given.only) and _is_wanted(op, given.own)]
     tasks = [
         Task(name, dtype, way, given.executor, _database_samples(way, count))
@@ -170,7 +209,11 @@ def _tasks(given: argparse.Namespace, count: int | None, done: set[tuple[str, st
         if (name, dtype, way) not in done
     ]
     seconds = _seconds_before()
-    return sorted(tasks, key=lambda task: -seconds.get(task.operator, 0.0))
+
+    def order(task: Task) -> tuple[str, float]:
+        return dates.get((task.operator, task.dtype, task.way), ""), -seconds.get(task.operator, 0.0)
+
+    return sorted(tasks, key=order)
 
 
 def _is_wanted(op: Any, own: bool) -> bool:
@@ -209,7 +252,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = Results(given.results, count, given.executor)
     if given.resume:
         results.load()
-    tasks = _tasks(given, count, {(o["operator"], o["dtype"], o.get("way", "")) for o in results.outcomes})
+    if given.earlier:
+        results.load_earlier(given.earlier)
+    tasks = _tasks(given, count, results)
     try:
         _run(tasks, given, results)
     except KeyboardInterrupt:
@@ -227,13 +272,22 @@ def _run(tasks: list[Any], given: argparse.Namespace, results: Results) -> None:
     from .workers import sweep
 
     progress = Progress(len(tasks))
-    for settled in sweep(tasks, given.seconds, given.processes):
+    for settled in sweep(_in_time(tasks, given.minutes), given.seconds, given.processes):
         if isinstance(settled, Outcome):
             if settled.has_samples:
                 results.add(settled.as_json())
             progress.operator(settled.as_json())
         else:
             progress.samples(settled)
+
+
+def _in_time(tasks: Sequence[Any], minutes: float | None) -> Iterator[Any]:
+    """Yield tasks as long as there is time."""
+    began = time.monotonic()
+    for task in tasks:
+        if minutes is not None and time.monotonic() - began > 60 * minutes:
+            return
+        yield task
 
 
 def _conclude(outcomes: list[dict[str, Any]]) -> int:
