@@ -44,6 +44,7 @@ class CudaKernel(Kernel):
 
     CHECKS_INDICES = False
     HAS_PRODUCTS = False
+    HOISTS = False  # a launch takes longer than computing it again
     HAS_TILES = False
 
     def _needs_memory(self, buffer: Buffer) -> bool:
