@@ -22,7 +22,7 @@ from sardonyx import MissingDependency, Options, native
 from sardonyx.engines import onnxruntime as engine
 from sardonyx.engines.cuda_graphs import GraphRunner
 from sardonyx.engines.onnxruntime import OnnxRuntime
-from sardonyx.native.partition import Library, plan_kernels
+from sardonyx.native.partition import KernelPlan, Library, plan_kernels
 from sardonyx.native.processor import Processor
 from sardonyx.native.targets import TARGETS
 from sardonyx.passes import Context, wants_kernels
@@ -35,9 +35,9 @@ CUDA = torch.device("cuda", 0)
 SIZE = [64, 128]
 
 
-def _groups(nodes: list[onnx.NodeProto], inputs: dict[str, Any], outputs: list[str], **constants: Any) -> list[Any]:
-    model = ir.from_proto(model_of(nodes, inputs, outputs, constants, opset=20))
-    return plan_kernels(model, library=Library(TARGETS["cuda"]), min_elements=TARGETS["cuda"].min_elements).groups
+def _plan(nodes: list[onnx.NodeProto], inputs: dict[str, Any]) -> KernelPlan:
+    model = ir.from_proto(model_of(nodes, inputs, ["z"], opset=20))
+    return plan_kernels(model, library=Library(TARGETS["cuda"]), min_elements=TARGETS["cuda"].min_elements)
 
 
 def _gate() -> onnx.ModelProto:
@@ -64,7 +64,24 @@ def test_batch_norm_takes_the_sum_and_relu_behind_it() -> None:
         helper.make_node("Relu", ["a"], ["z"]),
     ]
     image = (HALF, [2, 8, 14, 14])
-    assert _groups(nodes, {"x": image, "y": image, "c": (HALF, [8])}, ["z"]) == [["BatchNormalization", "Add", "Relu"]]
+    plan = _plan(nodes, {"x": image, "y": image, "c": (HALF, [8])})
+    assert plan.groups == [["BatchNormalization", "Add", "Relu"]]
+    assert len(plan.parts[0].kernel.nests) == 1  # the factor of a channel is no launch of its own
+
+
+def test_rotary_embedding_is_one_launch() -> None:
+    """Both halves of the result are computed from the same elements, which are read once."""
+    nodes = [
+        helper.make_node("Split", ["x"], ["a", "b"], axis=-1, num_outputs=2),
+        helper.make_node("Neg", ["b"], ["n"]),
+        helper.make_node("Concat", ["n", "a"], ["turned"], axis=-1),
+        helper.make_node("Mul", ["x", "cos"], ["c"]),
+        helper.make_node("Mul", ["turned", "sin"], ["s"]),
+        helper.make_node("Add", ["c", "s"], ["z"]),
+    ]
+    plan = _plan(nodes, {"x": (HALF, [2, 4, 16, 64]), "cos": (HALF, [16, 64]), "sin": (HALF, [16, 64])})
+    assert sorted(plan.groups[0]) == ["Add", "Concat", "Mul", "Mul", "Neg", "Split"]
+    assert len(plan.parts[0].kernel.nests) == 1
 
 
 def test_what_onnxruntime_computes_by_one_kernel_is_left_to_it() -> None:
@@ -83,7 +100,7 @@ def test_what_onnxruntime_computes_by_one_kernel_is_left_to_it() -> None:
 
 @pytest.mark.parametrize("operator", ["Relu", "Softmax", "Tanh"])
 def test_one_operator_alone_is_no_kernel(operator: str) -> None:
-    assert _groups([helper.make_node(operator, ["x"], ["y"])], {"x": (HALF, SIZE)}, ["y"]) == []
+    assert _plan([helper.make_node(operator, ["x"], ["z"])], {"x": (HALF, SIZE)}).groups == []
 
 
 def test_a_long_reduction_to_few_numbers_is_left_to_onnxruntime() -> None:
@@ -92,7 +109,7 @@ def test_a_long_reduction_to_few_numbers_is_left_to_onnxruntime() -> None:
         helper.make_node("Tanh", ["s"], ["t"]),
         helper.make_node("ReduceSum", ["t"], ["z"], keepdims=0),
     ]
-    assert _groups(nodes, {"x": (HALF, [1024, 1024])}, ["z"]) == [["Mul", "Tanh"]]
+    assert _plan(nodes, {"x": (HALF, [1024, 1024])}).groups == [["Mul", "Tanh"]]
 
 
 # Which sessions have them

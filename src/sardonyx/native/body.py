@@ -100,10 +100,15 @@ def _numbers(value: Value) -> Iterator[Number]:
         yield value
 
 
-def size_lines(w: Writer, nest: Nest) -> None:
-    """Define the sizes that the code of a nest uses."""
-    for symbol in sorted({s for dim in dims_in(nest) for s in sympy.sympify(dim).free_symbols}, key=str):
-        w.line(f"const int64_t {symbol_name(symbol)} = call.{symbol_name(symbol)};")
+def symbols_in(nest: Nest) -> list[sympy.Basic]:
+    """Return the symbolic sizes that the code of a nest uses."""
+    return sorted({s for dim in dims_in(nest) for s in sympy.sympify(dim).free_symbols}, key=str)
+
+
+def size_lines(w: Writer, nest: Nest, kind: str = "int64_t") -> None:
+    """Define the sizes that the code of a nest uses, in a C++ type."""
+    for symbol in symbols_in(nest):
+        w.line(f"const {kind} {symbol_name(symbol)} = call.{symbol_name(symbol)};")
 
 
 class BodyPrinter:

@@ -22,6 +22,8 @@ class Kernel:
     """Whether an index out of range is an error."""
     HAS_PRODUCTS = True
     """Whether it supports matrix products, of weights that it holds."""
+    HOISTS = True
+    """Whether a small value that larger loops read is computed in a loop of its own."""
     HAS_TILES = True
     """Whether transposed accesses are computed in tiles."""
 

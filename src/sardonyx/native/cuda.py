@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 
 import onnx_ir as ir
 
-from sardonyx.native.body import BodyPrinter, Writer, size_lines, summary
+from sardonyx.native.body import BodyPrinter, Writer, size_lines, summary, symbols_in
 from sardonyx.native.cpp import Kernel
 from sardonyx.native.nests import Nest, Root, Step, count
 from sardonyx.native.scalars import code_of, computed_type
@@ -44,6 +44,7 @@ class CudaKernel(Kernel):
 
     CHECKS_INDICES = False
     HAS_PRODUCTS = False
+    HOISTS = False  # a launch takes longer than computing it again
     HAS_TILES = False
 
     def _needs_memory(self, buffer: Buffer) -> bool:
@@ -108,6 +109,8 @@ class CudaKernel(Kernel):
 class CudaPrinter(BodyPrinter):
     """Generates one nest as a CUDA kernel, and its launch."""
 
+    _INDEX = "Index"
+
     def __init__(self, w: Writer, nest: Nest, is_local: Callable[[Buffer], bool]) -> None:
         super().__init__(w, nest, is_local)
         self._in_rows = self._reducing and not self._across
@@ -117,15 +120,22 @@ class CudaPrinter(BodyPrinter):
         self._first_read = dict(self._reread_views()) if self._in_rows else {}
         self._level = 0
         self._fast = self._allows_fast()
-        if self._is_small():
-            self._INDEX = "int32_t"
 
     # Known at compile time
 
-    def _is_small(self) -> bool:
+    def _sizes(self) -> list[Dim]:
+        """Return the sizes that bound all indices."""
         buffers = (view.buffer for view in self._accesses())
-        sizes = [count(self._nest.dims), *(count(buffer.dims) for buffer in buffers)]
-        return all(isinstance(size, int) and size < _INT32_LIMIT for size in sizes)
+        return [count(self._nest.dims), *(count(buffer.dims) for buffer in buffers), *symbols_in(self._nest)]
+
+    def _index_type(self) -> str:
+        """Return the type of indices; sizes that are not known yet are small where several lanes are used."""
+        sizes = self._sizes()
+        if any(isinstance(size, int) and size >= _INT32_LIMIT for size in sizes):
+            return "int64_t"
+        if all(isinstance(size, int) for size in sizes):
+            return "int32_t"
+        return "int64_t" if self._across else "std::conditional_t<(W > 1), int32_t, int64_t>"
 
     def _allows_fast(self) -> bool:
         """Return whether an error of some ulp of float is lost in rounding: all results are narrow and continuous."""
@@ -166,7 +176,7 @@ class CudaPrinter(BodyPrinter):
             yield from view.strides[:-1]
 
     def aligned(self) -> str:
-        """Return the run-time condition for vector loads and stores."""
+        """Return the run-time condition for vector loads and stores, and for indices of 32 bits."""
         if self.lanes == 1:
             return "true"
         views = list(self._contiguous_accesses())
@@ -174,6 +184,8 @@ class CudaPrinter(BodyPrinter):
         tests = [f"{step} % {self.lanes} == 0" for step in steps]
         buffers = sorted({view.buffer.name for view in views if view.buffer.kind in ("input", "output")})
         tests += [f"gpu::is_aligned(call.{name}, {self.lanes})" for name in buffers]
+        unknown = dict.fromkeys(code_of(size) for size in self._sizes() if not isinstance(size, int))
+        tests += [f"{size} < {_INT32_LIMIT}" for size in unknown]
         return " && ".join(tests) or "true"
 
     def _pieces(self) -> int:
@@ -249,7 +261,8 @@ class CudaPrinter(BodyPrinter):
         if not self._across:
             w.line("template <int W, int K>" if self._reducing else "template <int W>")
         with w.block(f"__device__ __forceinline__ void {name}(const Call& call)"):
-            size_lines(w, nest)
+            w.line(f"using {self._INDEX} = {self._index_type()};")
+            size_lines(w, nest, self._INDEX)
             buffers = {view.buffer for view in self._accesses()}
             for buffer in sorted((b for b in buffers if b.kind != "indices"), key=lambda b: b.name):
                 if buffer.kind != "inner" or not self._is_local(buffer) or buffer in self._crossing:
@@ -303,7 +316,10 @@ class CudaPrinter(BodyPrinter):
         if self._across:
             head, tail = f"for ({self._INDEX} place = threadIdx.y; place < {self._size()}; place += blockDim.y)", "}"
         else:
-            head, tail = f"swept<W, K>({self._INDEX}{{{self._size()}}}, [&](int piece, {self._INDEX} place)", "});"
+            head, tail = (
+                f"swept<W, K>(static_cast<{self._INDEX}>({self._size()}), [&](int piece, {self._INDEX} place)",
+                "});",
+            )
         with w.block(head, tail):
             self._split(self._inner, "place")
             self._steps(steps, "1" if self._across else "W")

@@ -200,8 +200,9 @@ def _join_in_pieces(nest: Nest, root: Root, expressions: Expressions) -> bool:
 
 def _level(nest: Nest, root: Root, once: bool) -> int | None:
     """Return the pass in which a root can be computed; None if it depends on other rows."""
-    if nest.step_writing(root.buffer) is not None:
-        return None
+    other = nest.step_writing(root.buffer)
+    if other is not None and (root.reduction or other.per_row or root.fills or other.root.fills):
+        return None  # only pieces of a concatenation share a buffer
     if any(nest.step_writing(buffer) for buffer in gathered_buffers(root.value)):
         return None
     level = 0

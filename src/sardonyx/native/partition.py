@@ -226,7 +226,8 @@ _MAX_NODES = 128
 def _lower_group(group: Sequence[ir.Node], target: Target) -> Kernel:
     members = set(group)
     outputs = [output for node in group for output in node.outputs]
-    region = Lowering({x for x in outputs if x.is_graph_output() or any(u.node not in members for u in x.uses())})
+    returned = {x for x in outputs if x.is_graph_output() or any(u.node not in members for u in x.uses())}
+    region = Lowering(returned, hoists=target.kernel.HOISTS)
     for node in group:
         lower(region, node)
     return target.kernel(region)

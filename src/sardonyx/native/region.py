@@ -48,8 +48,9 @@ class CannotLower(Exception):
 class Lowering:
     """Lowers the nodes of a region, in order, to roots. Lowerings of operators call its methods."""
 
-    def __init__(self, returned: Collection[ir.Value] = ()) -> None:
-        self._returned = returned
+    def __init__(self, returned: Collection[ir.Value] = (), *, hoists: bool = True) -> None:
+        """Lower a region with these results; `hoists` is whether a small value is worth a loop of its own."""
+        self._returned, self._hoists = returned, hoists
         self.x = Expressions()
         self.roots: list[Root] = []
         self.inputs: dict[ir.Value, Buffer] = {}
@@ -226,6 +227,10 @@ class Lowering:
             self._stored[value] = buffer.view()
             self._source[buffer.view()] = value
         return self._stored[value]
+
+    def hoisted(self, value: Value) -> Value:
+        """Return a value that larger loops read: stored, if a loop of its own is cheaper than computing it there."""
+        return self.stored(value) if self._hoists else value
 
     def stored_if_costly(self, value: Value) -> Value:
         """Return a value that several passes over a row read: stored, if that is cheaper than computing it again."""

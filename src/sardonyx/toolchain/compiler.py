@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import logging
 import os
 import shlex
@@ -169,6 +170,8 @@ def build_cuda_library(source: str, options: Options, *, architecture: str) -> P
 
     def make(folder: Path) -> None:
         image = device_compiler.compile(source, architecture)
+        if architecture == gpu_architecture():
+            _check_runs(image.cubin)
         images = {"kernels.cubin": image.cubin, "kernels.ptx": image.ptx}
         for name, content in images.items():
             (folder / name).write_bytes(content)
@@ -254,6 +257,21 @@ def _check_loads(library: Path) -> None:
         lines = process.stderr.decode(errors="replace").strip().splitlines() or [f"status {process.returncode}"]
         reason = lines[-1].replace(str(library), library.name)
         raise CompilerError("the built library cannot be loaded", reason, hint=_CHECK_COMPILER)
+
+
+def _check_runs(cubin: bytes) -> None:
+    """Load machine code on the local GPU, so that a driver that refuses it is an error here."""
+    torch.cuda.current_stream().query()  # makes the device's context current
+    driver, module = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+    code = driver.cuModuleLoadData(ctypes.byref(module), cubin)
+    if code:
+        name = ctypes.c_char_p()
+        driver.cuGetErrorName(code, ctypes.byref(name))
+        reason = f"cuModuleLoadData: {(name.value or b'error').decode()} ({code})"
+        raise CompilerError(
+            "the GPU's driver refuses the kernels", reason, hint="update the driver, or use native=False"
+        )
+    driver.cuModuleUnload(module)
 
 
 _CHECK_COMPILER = (

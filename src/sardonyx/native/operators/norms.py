@@ -39,11 +39,11 @@ def _moments(r: Lowering, x: Value, axes: Sequence[int], epsilon: float) -> tupl
     mean = r.stored(r.mean(x, axes))
     centred = r.apply("sub", x, mean)
     variance = r.mean(r.apply("mul", centred, centred), axes)
-    return centred, mean, _inverse_root(r, variance, epsilon)
+    return centred, mean, r.stored(_inverse_root(r, variance, epsilon))
 
 
 def _inverse_root(r: Lowering, variance: Value, epsilon: float) -> Value:
-    return r.stored(r.apply("div", r.number(1.0, variance), r.apply("sqrt", plus(r, variance, epsilon))))
+    return r.apply("div", r.number(1.0, variance), r.apply("sqrt", plus(r, variance, epsilon)))
 
 
 def _define_result(r: Lowering, node: ir.Node, x: Value, scale: Value | None, bias: Value | None) -> None:
@@ -81,7 +81,7 @@ def _layer_norm(r: Lowering, node: ir.Node) -> None:
 def _rms_norm(r: Lowering, node: ir.Node) -> None:
     x = _widened_operand(r, node)
     axes = range(int_of(node, "axis", -1) % len(x.dims), len(x.dims))
-    inverse = _inverse_root(r, r.mean(r.apply("mul", x, x), axes), float_of(node, "epsilon", 1e-5))
+    inverse = r.stored(_inverse_root(r, r.mean(r.apply("mul", x, x), axes), float_of(node, "epsilon", 1e-5)))
     _define_result(r, node, r.apply("mul", x, inverse), operand(r, node, 1), None)
     _define_moment(r, node, 1, inverse)
 
@@ -96,7 +96,7 @@ def _skip_layer_norm(r: Lowering, node: ir.Node) -> None:
     x = r.stored(widened(r, x if bias is None else r.apply("add", x, bias)))
     axes, epsilon = [len(x.dims) - 1], float_of(node, "epsilon", 1e-12)
     if simple:
-        y: Value = r.apply("mul", x, _inverse_root(r, r.mean(r.apply("mul", x, x), axes), epsilon))
+        y: Value = r.apply("mul", x, r.stored(_inverse_root(r, r.mean(r.apply("mul", x, x), axes), epsilon)))
     else:
         centred, _, inverse = _moments(r, x, axes, epsilon)
         y = r.apply("mul", centred, inverse)
@@ -156,11 +156,12 @@ def _per_channel(r: Lowering, operand: Value, rank: int) -> Value:
 def _batch_norm(r: Lowering, node: ir.Node) -> None:
     x = _widened_operand(r, node)
     scale, bias, mean, variance = (to_type(r, operand(r, node, i), x.dtype) for i in range(1, 5))
-    rank = len(x.dims)
-    if int_of(node, "training_mode", 0):
+    rank, training = len(x.dims), bool(int_of(node, "training_mode", 0))
+    if training:
         x = r.stored_if_costly(x)
         mean, variance = _batch_moments(r, node, x, mean, variance)
-    factor = r.stored(r.apply("mul", scale, _inverse_root(r, variance, float_of(node, "epsilon", 1e-5))))
+    factor = r.apply("mul", scale, _inverse_root(r, variance, float_of(node, "epsilon", 1e-5)))
+    factor = r.stored(factor) if training else r.hoisted(factor)
     centred = r.apply("sub", x, _per_channel(r, mean, rank))
     _define_result(r, node, centred, _per_channel(r, factor, rank), _per_channel(r, bias, rank))
 
