@@ -108,7 +108,8 @@ def _domains(model: ir.Model, context: Context) -> frozenset[str]:
     if context.binding is None:
         return context.engine.domains
     operators = {node.op_type for node in model.graph.all_nodes()}
-    return context.engine.domains | context.engine.local_domains(context.device, operators)
+    training = context.kind in TRAINING
+    return context.engine.domains | context.engine.local_domains(context.device, operators, training=training)
 
 
 def compile_natively(model: ir.Model, context: Context) -> ir.Model:
