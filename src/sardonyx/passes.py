@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,10 +18,12 @@ from sardonyx.optimize.selection import select_rules
 from sardonyx.options import Options
 from sardonyx.run.binding import Binding
 from sardonyx.run.builds import TRAINING
+from sardonyx.sizes import Dims
 from sardonyx.telemetry import dump
 from sardonyx.telemetry.graph_snapshot import GraphSnapshot
 from sardonyx.telemetry.report import GraphReport, RegionReport
 from sardonyx.translate import functions as onnx_functions
+from sardonyx.translate.inference import set_dims
 
 
 @dataclass
@@ -42,6 +44,8 @@ class Context:
     """Names the inputs, outputs and sizes of a file."""
     binding: Binding | None = None
     """The binding of a session; None for a file."""
+    orders: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Arguments of a session that are permutations of dense memory, and the order of their axes there."""
     libraries: tuple[str, ...] = ()
 
 
@@ -105,7 +109,8 @@ def _domains(model: ir.Model, context: Context) -> frozenset[str]:
     if context.binding is None:
         return context.engine.domains
     operators = {node.op_type for node in model.graph.all_nodes()}
-    return context.engine.domains | context.engine.local_domains(context.device, operators)
+    training = context.kind in TRAINING
+    return context.engine.domains | context.engine.local_domains(context.device, operators, training=training)
 
 
 def compile_natively(model: ir.Model, context: Context) -> ir.Model:
@@ -144,6 +149,61 @@ def _is_inspected(context: Context) -> bool:
 
 
 # Sessions
+
+
+def declare_memory_order(model: ir.Model, context: Context) -> ir.Model:
+    """Declare inputs with their axes in memory order, before a Transpose: the engine would copy them otherwise.
+
+    Rules then remove the Transpose where a kernel reads that order, as convolutions with channels last do.
+    """
+    binding, graph = context.binding, model.graph
+    assert binding is not None
+    orders = {}
+    for value, argument in zip(list(graph.inputs), binding.inputs, strict=False):  # random inputs follow
+        if argument in context.orders and value.uses():
+            orders[argument] = context.orders[argument]
+            _permute_input(graph, value, orders[argument])
+    context.binding = replace(binding, orders=orders)
+    return model
+
+
+def _permute_input(graph: ir.Graph, value: ir.Value, order: Sequence[int]) -> None:
+    """Permute the axes of an input; its readers read a Transpose of it."""
+    dims: Dims = value.meta["dims"]
+    readers = list(value.uses())
+    set_dims(value, tuple(dims[axis] for axis in order))
+    back = [list(order).index(axis) for axis in range(len(order))]
+    node = ir.Node("", "Transpose", [value], [ir.AttrInt64s("perm", back)], num_outputs=1)
+    result = node.outputs[0]
+    result.name, result.type = f"{value.name}_transposed", value.type
+    set_dims(result, dims)
+    for reader in readers:
+        if not _reads_shape(reader.node, back):
+            reader.node.replace_input_with(reader.idx, result)
+    if result.uses():
+        graph.insert_before(next(iter(graph)), node)
+    else:
+        node.resize_inputs(0)
+
+
+def _reads_shape(node: ir.Node, places: Sequence[int]) -> bool:
+    """Let a Shape read axes at their new places; False for other nodes, and if they are no longer adjacent."""
+    if node.op_type != "Shape":
+        return False
+    start, end = (node.attributes[name].as_int() if name in node.attributes else None for name in ("start", "end"))
+    axes = list(places[slice(start, end)])
+    if not axes or axes != list(range(axes[0], axes[0] + len(axes))):
+        return False
+    node.attributes["start"], node.attributes["end"] = (
+        ir.AttrInt64("start", axes[0]),
+        ir.AttrInt64("end", axes[-1] + 1),
+    )
+    return True
+
+
+def has_weights_as_inputs(context: Context) -> bool:
+    """Whether weights are inputs on this device, so that a copy of them would be made at each call."""
+    return not context.engine.freezes(context.device)
 
 
 def fit_kernels(model: ir.Model, context: Context) -> ir.Model:

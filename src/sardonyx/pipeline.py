@@ -19,7 +19,7 @@ from sardonyx import passes
 from sardonyx.capture.partitioner import Partitioner
 from sardonyx.capture.regions import Region, device_of
 from sardonyx.capture.strides import correct_strides
-from sardonyx.capture.views import rebase_as_strided
+from sardonyx.capture.views import input_orders, rebase_as_strided
 from sardonyx.engines import Engine, Job
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.optimize.legalize import unsupported_reason
@@ -86,6 +86,7 @@ def _compile_region(region: Region, kind: str, engine: Engine, options: Options,
 
 
 SESSION_PASSES = (
+    Pass("memory_order", passes.declare_memory_order, passes.has_weights_as_inputs),
     Pass("optimize", passes.rewrite, passes.has_rules),
     Pass("legalize", passes.fit_kernels),  # before native, which compiles the legalized nodes
     Pass("guard_empty", passes.guard_empty),
@@ -126,6 +127,7 @@ def build(recipe: Recipe, assumptions: Assumptions) -> Built:
         graph_report=recipe.graph_report,
         report=recipe.report,
         binding=Binding.of(recipe.region, translation),
+        orders=input_orders(recipe.region.graph),
     )
     model = passes.apply(SESSION_PASSES, translation.model, context)
     log.info("%s graph: %d → %d nodes", recipe.kind, recipe.report.nodes_translated, recipe.report.nodes)

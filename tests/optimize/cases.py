@@ -19,6 +19,8 @@ X = "@T[@A,@B,@C] x"
 Y = "@T[@A,@B,@C] y"
 HALVES = """<int64[1] zero = {0}, int64[1] mid = {@C}, int64[1] end = {99}, int64[1] axis = {3}, int64[1] one = {1}>"""
 HEADS = "@T[@A,@E,@B,@C]"
+IMAGE = "@T[@A,@B,@C,@D] x"
+TO_FIRST = "Transpose<perm=[0, 3, 1, 2]>"
 
 
 @dataclass(frozen=True)
@@ -540,5 +542,53 @@ CASES = {
         { y = Conv<strides=[2], dilations=[2], pads=[1, 1]>(x, w, b) }""",
         "g (float16[2,4,9] x, float16[6,2,3] w) => (float16[2,6,7] y) { y = Conv<group=2>(x, w) }",
         ("float16",),
+    ),
+    "ChannelsLastConvolution": Case(
+        """g (float16[@A,@B,@(2*C+1),@(D+4)] x, float16[@E,@B,3,2] w, float16[@F,@E,1,1] v, float16[@F] b)
+        => (float16[@A,@F,@(C+1),@(D+2)] y)
+        { a = Conv<strides=[2, 1], dilations=[1, 2], pads=[0, 0, 2, 0]>(x, w) y = Conv(a, v, b) }""",
+        """g (float16[2,4,8,8] x, float16[4,4,3,3] w, float16[4,2,3,3] v) => (float16[2,4,4,4] y)
+        { a = Conv(x, w) y = Conv<group=2>(a, v) }""",
+        ("float16",),
+    ),
+    "ChannelsLastBatchNorm": Case(
+        f"""g ({IMAGE}, @T[@D] s, @T[@D] b, @T[@D] m, @T[@D] r) => (@T[@A,@D,@B,@C] y)
+        {{ a = {TO_FIRST}(x) v = Mul(r, r) y = BatchNormalization<epsilon=0.01>(a, s, b, m, v) }}""",
+        f"""g ({IMAGE}, @T[@C] s, @T[@C] b, @T[@C] m, @T[@C] r) => (@T[@A,@C,@B,@D] y)
+        {{ a = Transpose<perm=[0, 2, 1, 3]>(x) v = Mul(r, r) y = BatchNormalization<epsilon=0.01>(a, s, b, m, v) }}""",
+        ("float16", "float"),
+    ),
+    "ChannelsLastElementwise": Case(
+        f"""g ({IMAGE}) => (@T[@A,@D,@B,@C] y) <float low = {{0.0}}, float high = {{1.5}}>
+        {{ a = {TO_FIRST}(x) b = Relu(a) l = CastLike(low, b) h = CastLike(high, b) y = Clip(b, l, h) }}""",
+        f"g ({IMAGE}) => (@T[@A,@C,@B,@D] y) {{ a = Transpose<perm=[0, 2, 1, 3]>(x) y = Relu(a) }}",
+        ("float16", "float"),
+    ),
+    "ChannelsLastArithmetic": Case(
+        f"""g ({IMAGE}, @T[@A,@B,@C,@D] z, @T[@D,1,1] w, @T[@A,@D,1,1] v) => (@T[@A,@D,@B,@C] y)
+        {{ a = {TO_FIRST}(x) b = {TO_FIRST}(z) c = Add(a, b) d = Mul(w, c) e = Sub(v, d) y = Max(c, d, e) }}""",
+        f"g ({IMAGE}, @T[@A,@D,@B,@C] z) => (@T[@A,@D,@B,@C] y) {{ a = {TO_FIRST}(x) y = Add(a, z) }}",
+        ("float16", "float"),
+    ),
+    "ChannelsLastPool": Case(
+        f"""g (@T[@A,@(B+3),@(C+4),@D] x) => (@T[@A,@D,@(B+3),@(C+4)] y, @T[@A,@D,@(B//2+1),@(C+3)] z)
+        {{ a = {TO_FIRST}(x) y = MaxPool<kernel_shape=[3, 1], pads=[1, 0, 1, 0]>(a)
+          z = AveragePool<kernel_shape=[3, 2], strides=[2, 1], count_include_pad=1>(a) }}""",
+        f"""g (@T[2,9,9,3] x) => (@T[2,3,5,9] y)
+        {{ a = {TO_FIRST}(x) y = MaxPool<kernel_shape=[3, 1], dilations=[2, 1]>(a) }}""",
+        ("float16", "float"),
+    ),
+    "ChannelsLastConcat": Case(
+        f"""g ({IMAGE}, @T[@A,@B,@C,@E] z) => (@T[@A,@(D+E),@B,@C] y, @T[@A,@D,@B,@(2*C)] w)
+        {{ a = {TO_FIRST}(x) b = {TO_FIRST}(z) y = Concat<axis=-3>(a, b) w = Concat<axis=3>(a, a) }}""",
+        f"g ({IMAGE}, @T[@A,@E,@B,@C] z) => (@T[@A,@(D+E),@B,@C] y) {{ a = {TO_FIRST}(x) y = Concat<axis=1>(a, z) }}",
+        ("float16", "float"),
+    ),
+    "ChannelsLastReduction": Case(
+        f"""g ({IMAGE}) => (@T[@A,@D,1,1] y, @T[@A,@D] z) <int64[2] s = {{-1, 2}}>
+        {{ a = {TO_FIRST}(x) y = ReduceMean(a, s) z = ReduceSum<keepdims=0>(a, s) }}""",
+        f"""g ({IMAGE}) => (@T[@A,1,@B,@C] y) <int64[1] s = {{1}}>
+        {{ a = {TO_FIRST}(x) y = ReduceMean(a, s) }}""",
+        ("float16", "float"),
     ),
 }

@@ -15,12 +15,13 @@ from sardonyx.engines.onnxruntime import OnnxRuntime
 from sardonyx.optimize.legalize import legalize
 from sardonyx.optimize.optimizer import all_rules, optimize
 from sardonyx.optimize.rules.cuda import CUDA
+from tests.optimize.channels_last import expand_channels_last
 
 HEADER = '<ir_version: 10, opset_import: ["": 23, "com.microsoft": 1]>\n'
 DOMAINS = OnnxRuntime().domains | OnnxRuntime().local_domains(torch.device("cpu"), {"Conv"})
 CUDA_DOMAINS = OnnxRuntime().domains | OnnxRuntime().local_domains(torch.device("cuda"), set())
-CUDA_RULES = frozenset(rule.name for rule in all_rules() if rule.needs == CUDA)
-"""Rules for kernels on CUDA; the CPU has kernels of the same operators in float32."""
+CUDA_RULES = frozenset(rule.name for rule in all_rules() if rule.needs.startswith(CUDA))
+"""Rules for kernels on CUDA; the CPU has kernels of the same operators in float32, but for those with channels last."""
 TOLERANCE = {"float16": 2e-2, "float32": 1e-5, "float64": 1e-9}
 
 
@@ -84,6 +85,7 @@ def run(model: ir.Model, feeds: dict[str, Any]) -> Any:
     """What ONNX Runtime computes, with no rewrites of its own."""
     kernels = OnnxRuntime().kernels(torch.device("cpu"))
     assert kernels is not None
+    expand_channels_last(model)
     legalize(model, kernels)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -94,6 +94,13 @@ def layout_of(val: torch.Tensor) -> tuple[int, ...] | None:
     return tuple(order) if _is_dense(sizes, strides, order) else None
 
 
+def input_orders(graph: torch.fx.GraphModule) -> dict[int, tuple[int, ...]]:
+    """Return the memory order of the inputs that are permutations of dense memory."""
+    vals = [node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder")]
+    real = {i: val for i, val in enumerate(vals) if isinstance(val, torch.Tensor) and not val.is_complex()}
+    return {i: order for i, val in real.items() if (order := layout_of(val)) is not None}
+
+
 def strides_to_restore(val: torch.Tensor) -> Dims | None:
     """Return the strides of a result; None if it is dense in the memory order of `layout_of`.
 

@@ -158,11 +158,11 @@ class Engine(ABC):
     def probe(self) -> Availability:
         """Whether it is installed, determined without loading more than necessary."""
 
-    def local_domains(self, device: torch.device, operators: Set[str]) -> frozenset[str]:
+    def local_domains(self, device: torch.device, operators: Set[str], *, training: bool = False) -> frozenset[str]:
         """Return domains for a model of these ONNX operators that runs on this machine only and is not saved.
 
         What follows a slash says which kernels: `com.microsoft.nchwc/16` has channels in blocks of sixteen,
-        `com.microsoft/cuda` are kernels that are faster on CUDA.
+        `com.microsoft/cuda` are kernels that are faster on CUDA, and with `/channels_last` those for that layout.
         """
         return frozenset()
 

@@ -53,10 +53,14 @@ class OnnxRuntime(Engine):
         except MissingDependency as error:
             return Availability(self.name, None, error.what)
 
-    def local_domains(self, device: torch.device, operators: Set[str]) -> frozenset[str]:
-        """Return the domain of NCHWc convolutions, if this processor has them; on CUDA that of its fused kernels."""
+    def local_domains(self, device: torch.device, operators: Set[str], *, training: bool = False) -> frozenset[str]:
+        """Return the domain of NCHWc convolutions, if this processor has them; on CUDA that of its fused kernels.
+
+        Gradients of convolutions have no kernels with channels last, so training does without those.
+        """
         if device.type == "cuda":
-            return frozenset({f"{MICROSOFT}/cuda"})
+            fused = f"{MICROSOFT}/cuda"
+            return frozenset({fused} if training else {fused, f"{fused}/channels_last"})
         if device.type != "cpu" or operators.isdisjoint(blocked.OPERATORS):
             return frozenset()
         domain = blocked.domain(onnxruntime())

@@ -29,6 +29,8 @@ class Binding:
     """Arguments that are parameters or buffers: nearly always the same tensors."""
     complex: frozenset[int] = frozenset()
     """Complex arguments, which the engine gets as real tensors with a last axis of size 2."""
+    orders: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Arguments that the engine gets with their axes permuted: in the order in which they are in memory."""
     draws: tuple[RandomSampler, ...] = ()
     """Samplers of the random inputs, which follow those in `inputs`."""
     reshaped: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -64,6 +66,16 @@ class Binding:
         return tuple(i for i, argument in enumerate(self.inputs) if argument in self.complex)
 
     @cached_property
+    def _permuted_inputs(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Indices of the inputs whose axes are permuted, and the order of each."""
+        return tuple((i, self.orders[argument]) for i, argument in enumerate(self.inputs) if argument in self.orders)
+
+    @cached_property
+    def _weight_views(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        """The weight and its permuted view of earlier calls, by input: engines recognize a weight by its tensor."""
+        return {}
+
+    @cached_property
     def _outputs_are_results(self) -> bool:
         """Whether the first outputs are the results, unchanged."""
         return all(result == Result(i) for i, result in enumerate(self.results))
@@ -73,16 +85,29 @@ class Binding:
         """Whether inputs are unchanged arguments, and each result is None or an unchanged output, each used once."""
         outputs = [result.output for result in self.results if result.output is not None]
         plain = all(result == Result(result.output) for result in self.results)
-        return plain and not (self.draws or self._complex_inputs) and len(set(outputs)) == len(outputs)
+        unchanged = not (self.draws or self._complex_inputs or self._permuted_inputs)
+        return plain and unchanged and len(set(outputs)) == len(outputs)
 
     def feeds(self, args: Sequence[Any]) -> list[Any]:
         """Return the engine's inputs for the arguments of a call; samples the random inputs."""
         feeds = self._select(args)
         for i in self._complex_inputs:
             feeds[i] = torch.view_as_real(feeds[i].resolve_conj())
+        for i, order in self._permuted_inputs:
+            feeds[i] = self._permuted(i, feeds[i], order)
         if self.draws:
             feeds += [draw(args) for draw in self.draws]
         return feeds
+
+    def _permuted(self, index: int, x: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
+        """Return a view of an input with its axes in this order; for a weight the same tensor at each call."""
+        if self.inputs[index] not in self.fixed:
+            return x.permute(order)
+        weight, view = self._weight_views.get(index, (None, x))
+        if weight is not x or view.data_ptr() != x.data_ptr() or view.stride() != tuple(x.stride(a) for a in order):
+            view = x.detach().permute(order)
+            self._weight_views[index] = (x, view)
+        return view
 
     def restore(self, outputs: list[torch.Tensor], args: Sequence[Any] = ()) -> Sequence[Any]:
         """Return the results of a call, from the engine's outputs and from arguments that are returned unchanged."""
