@@ -87,15 +87,23 @@ def test_rotary_embedding_is_one_launch() -> None:
 def test_what_onnxruntime_computes_by_one_kernel_is_left_to_it() -> None:
     nodes = [
         helper.make_node("SkipLayerNormalization", ["x", "y", "g"], ["n"], domain="com.microsoft"),
-        helper.make_node("BiasGelu", ["n", "g"], ["b"], domain="com.microsoft"),
-        helper.make_node("Softmax", ["b"], ["z"]),
+        helper.make_node("Softmax", ["n"], ["z"]),
     ]
     model = ir.from_proto(model_of(nodes, {"x": (HALF, SIZE), "y": (HALF, SIZE), "g": (HALF, SIZE[1:])}, ["z"]))
     for node in model.graph:
         node.outputs[0].type, node.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT16), ir.Shape(SIZE)
     plan = plan_kernels(model, library=Library(TARGETS["cuda"]))
     assert plan.groups == []
-    assert Counter(plan.rejected.values()) == {"one kernel of onnxruntime": 2}
+    assert Counter(plan.rejected.values()) == {"one kernel of onnxruntime": 1}
+
+
+def test_an_operator_with_a_slow_kernel_is_worth_one_of_its_own() -> None:
+    nodes = [helper.make_node("BiasGelu", ["x", "g"], ["z"], domain="com.microsoft")]
+    model = ir.from_proto(model_of(nodes, {"x": (HALF, SIZE), "g": (HALF, SIZE[1:])}, ["z"]))
+    (node,) = model.graph
+    node.outputs[0].type, node.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT16), ir.Shape(SIZE)
+    assert plan_kernels(model, library=Library(TARGETS["cuda"])).groups == [["BiasGelu"]]
+    assert plan_kernels(model).groups == []
 
 
 @pytest.mark.parametrize("operator", ["Relu", "Softmax", "Tanh"])

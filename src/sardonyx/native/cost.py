@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -17,8 +17,6 @@ ASSUMED_SIZE = 64
 """Assumed value of a symbolic size."""
 _LAUNCH_SECONDS, _BYTE_SECONDS = 1.5e-6, 1e-10
 """Overhead of a node in ONNX Runtime, and of a byte written or read."""
-_SLOW_SECONDS = {"SkipLayerNormalization": 4e-9, "SkipSimplifiedLayerNormalization": 4e-9}
-"""Operators that ONNX Runtime computes element by element: seconds per element that a kernel saves."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +28,12 @@ class Savings:
     seconds: float
 
 
-def estimate_savings(group: Sequence[ir.Node], weights: Sequence[ir.Value]) -> Savings:
+def estimate_savings(
+    group: Sequence[ir.Node], weights: Sequence[ir.Value], slow_seconds: Mapping[str, float]
+) -> Savings:
     """Estimate what one kernel saves over some nodes; for weights that it holds, half the time to read them.
 
+    `slow_seconds` has operators whose own kernels are slow: seconds per element that another kernel saves.
     Layout nodes count as no launches: moving elements in a kernel takes as long as in ONNX Runtime.
     """
     members = set(group)
@@ -40,7 +41,7 @@ def estimate_savings(group: Sequence[ir.Node], weights: Sequence[ir.Value]) -> S
     launches = max(0, len(working) - 1)
     inner = [x for node in working for x in node.outputs if x.uses() and not x.is_graph_output()]
     between = sum(_bytes(x) * (1 + len(x.uses())) for x in inner if all(use.node in members for use in x.uses()))
-    slow = sum(_SLOW_SECONDS.get(node.op_type, 0.0) * elements_of(node.outputs[0]) for node in working)
+    slow = sum(slow_seconds.get(node.op_type, 0.0) * elements_of(node.outputs[0]) for node in working)
     held = sum(_bytes(x) for x in weights) / 2
     return Savings(launches, between, launches * _LAUNCH_SECONDS + (between + held) * _BYTE_SECONDS + slow)
 

@@ -157,7 +157,7 @@ def _select_groups(graph: ir.Graph, choice: Choice, target: Target) -> Selection
     """Return the groups of a graph; with "auto" without transposes that make a kernel access memory with strides."""
     excluded = _excluded(graph, choice, target)
     while True:
-        selection = select(graph, choice, excluded)
+        selection = select(graph, choice, excluded, target.slow_seconds)
         groups = [group for group in selection.groups if choice == "auto" and any(map(moves_last_axis, group))]
         kernels = [kernel for group in groups for kernel in _group_kernels(group, {}, choice, target)]
         strided = [node for group, kernel in kernels if kernel.is_strided for node in group if moves_last_axis(node)]
@@ -193,7 +193,7 @@ def _group_kernels(
     group: Sequence[ir.Node], rejected: dict[ir.Node, str], choice: Choice, target: Target
 ) -> list[tuple[Sequence[ir.Node], Kernel]]:
     """Return the kernel of a group, or those of its halves if it is too large or cannot be lowered."""
-    if choice == "auto" and not expected_savings(group).seconds:
+    if choice == "auto" and not expected_savings(group, target.slow_seconds).seconds:
         return []
     if len(group) > _MAX_NODES and not is_by_name(choice):
         return _split_group(group, rejected, choice, target)

@@ -6,6 +6,7 @@ import ast
 import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 import onnx_ir as ir
@@ -209,7 +210,12 @@ class Selection:
     """Why other selected nodes are not in a group."""
 
 
-def select(graph: ir.Graph, choice: Choice = "auto", excluded: Mapping[ir.Node, str] | None = None) -> Selection:
+def select(
+    graph: ir.Graph,
+    choice: Choice = "auto",
+    excluded: Mapping[ir.Node, str] | None = None,
+    slow_seconds: Mapping[str, float] = MappingProxyType({}),
+) -> Selection:
     """Group the selected nodes of a graph; with "auto", only groups expected to be faster.
 
     `excluded` has nodes to leave out, with reasons.
@@ -242,7 +248,7 @@ def select(graph: ir.Graph, choice: Choice = "auto", excluded: Mapping[ir.Node, 
     unique = {id(group): group for group in group_of.values()}
     groups = [sorted(group, key=reachability.index.__getitem__) for group in unique.values()]
     if choice == "auto":
-        groups = [group for group in map(_strip_free_layout, groups) if expected_savings(group).seconds > 0]
+        groups = [g for g in map(_strip_free_layout, groups) if expected_savings(g, slow_seconds).seconds > 0]
     return Selection(groups, rejected)
 
 
@@ -336,8 +342,7 @@ def _strip_free_layout(group: list[ir.Node]) -> list[ir.Node]:
     return [node for node in group if node in kept]
 
 
-def expected_savings(group: Sequence[ir.Node]) -> Savings:
-    """Return the expected savings of a kernel for a group."""
-    return estimate_savings(
-        group, [x for node in group if is_vector_product(node) and (x := node.inputs[1]) is not None]
-    )
+def expected_savings(group: Sequence[ir.Node], slow_seconds: Mapping[str, float] = MappingProxyType({})) -> Savings:
+    """Return the expected savings of a kernel for a group, see `estimate_savings`."""
+    weights = [x for node in group if is_vector_product(node) and (x := node.inputs[1]) is not None]
+    return estimate_savings(group, weights, slow_seconds)
