@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import sardonyx
 from sardonyx.engines import registry
 from sardonyx.engines.engine import Job, Runner
 from sardonyx.engines.onnxruntime import OnnxRuntime
@@ -262,3 +263,13 @@ def test_a_rule_can_be_left_out(engine: CudaOnCpu) -> None:
     net = prepared(resnet())
     check(net, image(2, 3, 37, 33), run=compiled(net, optimize="default-ChannelsLastConvolution"))
     assert engine.operators["Conv"] == 8
+
+
+def test_a_model_stored_on_disk_is_called_in_the_same_order(engine: CudaOnCpu, tmp_path: Path) -> None:
+    net = prepared(resnet()).to(memory_format=torch.channels_last)
+    x = image(2, 3, 37, 33).contiguous(memory_format=torch.channels_last)
+    for from_disk in (False, True):
+        module = sardonyx.compile(net, engine=engine.name, fallback="error", cache_dir=str(tmp_path))
+        for _ in range(3):
+            check(net, x, run=module)
+        assert [build.from_disk for build in module.builds] == [from_disk]
