@@ -251,6 +251,21 @@ def test_networks_with_groups_stay_as_they_are(engine: CudaOnCpu, groups: int) -
     assert engine.operators["Conv"] == 2
 
 
+@pytest.mark.parametrize("layer", [nn.GroupNorm(2, 8), nn.ConvTranspose2d(8, 8, 2), nn.Upsample(scale_factor=2)])
+def test_networks_of_layers_with_channels_first_stay_as_they_are(engine: CudaOnCpu, layer: nn.Module) -> None:
+    check(nn.Sequential(nn.Conv2d(8, 8, 3), layer, nn.Conv2d(8, 8, 1)), image(2, 8, 9, 10))
+    assert engine.operators["Conv"] == 2
+
+
+def test_a_few_layers_may_have_channels_first(engine: CudaOnCpu) -> None:
+    convs = [nn.Conv2d(8, 8, size) for size in (3, 1, 3, 1, 1, 3)]
+    grouped, upsample = nn.Conv2d(8, 8, 3, groups=2), nn.Upsample(scale_factor=2)
+    check(nn.Sequential(*convs[:3], upsample, *convs[3:]), image(2, 8, 9, 10))
+    assert not engine.operators["Conv"]
+    check(nn.Sequential(*convs[:5], grouped, *convs[5:]), image(2, 8, 13, 10))
+    assert engine.operators["Conv"] == 1
+
+
 def test_training_stays_as_it_is(engine: CudaOnCpu) -> None:
     net = nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).half().train()
     x = image(2, 8, 9, 10)

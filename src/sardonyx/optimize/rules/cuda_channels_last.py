@@ -11,7 +11,7 @@ attributes and inputs of ONNX's.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,15 @@ _TO_LAST, _TO_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 _LEAST_CHANNELS = 8
 """Tensor cores take half precision in eights: an image of three channels gets zeros."""
+_CHANNELS_FIRST = (
+    *("ConvTranspose", "GroupNormalization", "InstanceNormalization", "DepthToSpace", "LRN"),
+    *("Resize", "GatherND"),  # which interpolates too
+)
+"""Operators over images that have no kernel with channels last here; a convolution with groups is another."""
+_MOST_BOUND = 4
+"""Convolutions for each of those that make channels last worthwhile."""
+_SUITS = "suits_channels_last"
+"""Metadata of a graph: whether it suits, found before its first convolution is rewritten."""
 _ELEMENTWISE = (
     *("Relu", "Gelu", "QuickGelu", "Sigmoid", "Tanh", "LeakyRelu", "Elu", "Selu", "HardSigmoid", "HardSwish", "Mish"),
     *("Softplus", "Clip", "Neg", "Exp", "Sqrt", "Reciprocal", "Erf", "Abs", "Cast"),
@@ -82,11 +91,7 @@ def channels_last_convolution(m: Match) -> ir.Value:
     x, weight, *rest = m.node.inputs
     assert x is not None
     assert weight is not None
-    m.require(not m.node.domain and x.dtype == weight.dtype == ir.DataType.FLOAT16, "not in half precision")
-    m.require(len(m.dims(x)) == 4, "not over images")
-    m.require(0 not in (*m.dims(x), *m.dims(weight), *m.dims(m.result)), "it is empty")
-    m.require(all(isinstance(size, int) for size in m.dims(weight)), "a weight of symbolic size")
-    m.require("auto_pad" not in m.node.attributes and not _has_groups(m.node), "auto_pad, or a network with groups")
+    _check_convolution(m, x, weight)
     image = m.g.transpose(x, _TO_LAST)
     convolve = _pixels_as_product if _is_pointwise(m, m.dims(weight)) else _nhwc_convolution
     y = convolve(m, image, weight)
@@ -95,12 +100,28 @@ def channels_last_convolution(m: Match) -> ir.Value:
     return m.g.transpose(y, _TO_FIRST)
 
 
+def _check_convolution(m: Match, x: ir.Value, weight: ir.Value) -> None:
+    m.require(not m.node.domain and x.dtype == weight.dtype == ir.DataType.FLOAT16, "not in half precision")
+    m.require(len(m.dims(x)) == 4, "not over images")
+    m.require(0 not in (*m.dims(x), *m.dims(weight), *m.dims(m.result)), "it is empty")
+    m.require(all(isinstance(size, int) for size in m.dims(weight)), "a weight of symbolic size")
+    m.require("auto_pad" not in m.node.attributes and not _has_groups(m.node), "auto_pad or groups")
+    graph = m.node.graph
+    assert graph is not None
+    if _SUITS not in graph.meta:
+        graph.meta[_SUITS] = _suits_channels_last(graph)
+    m.require(graph.meta[_SUITS], "a network that changes back to channels first often")
+
+
+def _suits_channels_last(graph: Iterable[ir.Node]) -> bool:
+    """Whether few of the graph's operators need channels first: there Transposes remain, which cost what they save."""
+    nodes = [node for node in graph if not node.domain]
+    bound = sum(node.op_type in _CHANNELS_FIRST or _has_groups(node) for node in nodes)
+    return bound * _MOST_BOUND <= sum(node.op_type == "Conv" for node in nodes)
+
+
 def _has_groups(node: ir.Node) -> bool:
-    """Whether a convolution of the graph has groups; it stays as it is, and Transposes around it would remain."""
-    groups = (
-        n.attributes["group"].as_int() for n in node.graph or () if n.op_type == "Conv" and "group" in n.attributes
-    )
-    return any(group > 1 for group in groups)
+    return node.op_type == "Conv" and "group" in node.attributes and node.attributes["group"].as_int() > 1
 
 
 def _is_pointwise(m: Match, weight: Dims) -> bool:
