@@ -89,6 +89,7 @@ namespace fast {
 
 inline float exponential(float x) { return std::exp(x); }
 inline float divided(float a, float b) { return a / b; }
+inline float inverse_root(float x) { return 1 / std::sqrt(x); }
 
 }  // namespace fast
 

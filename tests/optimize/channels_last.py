@@ -11,23 +11,22 @@ TO_LAST, TO_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
 def expand_channels_last(model: ir.Model) -> None:
-    """Replace them in place; NhwcConv has the weight with channels last too."""
+    """Replace them in place."""
     for graph in graphs_of(model.graph):
         for node in list(graph):
-            if node.op_type == "NhwcConv":
-                _expand(graph, node, "Conv", transposed=2)
-            elif node.domain == INTERNAL:
-                _expand(graph, node, node.op_type, transposed=1)
+            if node.domain == INTERNAL:
+                _expand(graph, node)
 
 
-def _expand(graph: ir.Graph, node: ir.Node, op_type: str, *, transposed: int) -> None:
-    given = [_transpose(x, TO_FIRST) for x in node.inputs[:transposed]]
-    inputs = [*(t.outputs[0] for t in given), *node.inputs[transposed:]]
-    plain = ir.Node("", op_type, inputs, list(node.attributes.values()), num_outputs=1)
+def _expand(graph: ir.Graph, node: ir.Node) -> None:
+    image = _transpose(node.inputs[0], TO_FIRST)
+    plain = ir.Node(
+        "", node.op_type, [image.outputs[0], *node.inputs[1:]], list(node.attributes.values()), num_outputs=1
+    )
     plain.outputs[0].type = node.outputs[0].type
     result = _transpose(plain.outputs[0], TO_LAST)
     result.outputs[0].name, result.outputs[0].shape = node.outputs[0].name, node.outputs[0].shape
-    graph.insert_before(node, [*given, plain, result])
+    graph.insert_before(node, [image, plain, result])
     ir.convenience.replace_all_uses_with(node.outputs[0], result.outputs[0], replace_graph_outputs=True)
     graph.remove(node, safe=True)
 

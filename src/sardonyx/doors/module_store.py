@@ -12,7 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,8 @@ class StoredCallSpec:
     dynamic: list[int]
     condition: str
     is_dynamic: bool
+    orders: list[tuple[int, list[int]]] = field(default_factory=list)
+    """Inputs that the engine gets with their axes permuted, with the order."""
 
     def names(self) -> list[str]:
         """Return the names of the weights that the model needs."""
@@ -115,12 +117,14 @@ class StoredCallSpec:
         """Return the binding for arguments that are the weights in the order of `names`, then the inputs."""
         weights = {name: index for index, name in enumerate(self.names())}
         arguments = iter(range(len(weights), len(weights) + len(self.inputs)))
+        inputs = tuple(weights[x] if isinstance(x, str) else next(arguments) for x in self.inputs)
         return Binding(
-            inputs=tuple(weights[x] if isinstance(x, str) else next(arguments) for x in self.inputs),
+            inputs=inputs,
             results=tuple(Result(x["output"], order=x["order"] and tuple(x["order"])) for x in self.results),
             weights={name: weights[weight] for name, weight in self.weights.items()},
             fixed=frozenset(weights.values()),
             reshaped={index: tuple(shape) for index, shape in self.reshaped},
+            orders={inputs[index]: tuple(order) for index, order in self.orders},
         )
 
 
@@ -158,6 +162,7 @@ def _call_spec(traced: ModuleTrace, built: Built) -> StoredCallSpec | None:
         dynamic=list(traced.dynamic),
         condition=traced.condition,
         is_dynamic=traced.is_dynamic,
+        orders=[(i, list(binding.orders[index])) for i, index in enumerate(binding.inputs) if index in binding.orders],
     )
 
 

@@ -41,7 +41,7 @@ def estimate_savings(
     launches = max(0, len(working) - 1)
     inner = [x for node in working for x in node.outputs if x.uses() and not x.is_graph_output()]
     between = sum(_bytes(x) * (1 + len(x.uses())) for x in inner if all(use.node in members for use in x.uses()))
-    slow = sum(slow_seconds.get(node.op_type, 0.0) * elements_of(node.outputs[0]) for node in working)
+    slow = sum(slow_seconds.get(node.op_type, 0.0) * elements_of(node.outputs[0]) for node in group)
     held = sum(_bytes(x) for x in weights) / 2
     return Savings(launches, between, launches * _LAUNCH_SECONDS + (between + held) * _BYTE_SECONDS + slow)
 

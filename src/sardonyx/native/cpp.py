@@ -26,6 +26,8 @@ class Kernel:
     """Whether a small value that larger loops read is computed in a loop of its own."""
     HAS_TILES = True
     """Whether transposed accesses are computed in tiles."""
+    READS_ACROSS = False
+    """Whether adjacent threads, not lanes, access adjacent elements, so that short strided rows cost nothing."""
 
     def __init__(self, region: Lowering) -> None:
         self.region = region

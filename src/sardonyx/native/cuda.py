@@ -20,7 +20,7 @@ from sardonyx.native.body import BodyPrinter, Writer, size_lines, summary, symbo
 from sardonyx.native.cpp import Kernel
 from sardonyx.native.nests import Nest, Root, Step, count
 from sardonyx.native.scalars import code_of, computed_type
-from sardonyx.native.values import Apply, Buffer, Value, View, operations, views_of
+from sardonyx.native.values import Apply, Buffer, Number, Value, View, operations, views_of
 from sardonyx.sizes import Dim
 
 _VECTOR_BYTES = 16
@@ -46,6 +46,7 @@ class CudaKernel(Kernel):
     HAS_PRODUCTS = False
     HOISTS = False  # a launch takes longer than computing it again
     HAS_TILES = False
+    READS_ACROSS = True
 
     def _needs_memory(self, buffer: Buffer) -> bool:
         """Return whether a buffer may have to outlive a sweep: rows can be too long for registers."""
@@ -208,12 +209,16 @@ class CudaPrinter(BodyPrinter):
                 yield f"{name}_w{lanes}{suffix}", f"{name}<{lanes}, {pieces}>"
 
     def _piece_variants(self, lanes: int) -> Iterator[tuple[str, str]]:
-        """Yield how many pieces of a row a thread may hold: one number if the size of a row is known."""
+        """Yield how many pieces of a row a thread may hold: one number if the size and number of rows are known."""
         most = self._most_pieces(str(lanes))
-        if isinstance(size := count([self._nest.dims[a] for a in self._inner]), int):
-            yield "", f"pieces_of(chunks_of({size}, {lanes}), {most})"
-        else:
+        rows, size = (count([self._nest.dims[a] for a in axes]) for axes in (self._outer, self._inner))
+        if not isinstance(size, int):
             yield from (("_one", "1"), ("_most", most), ("_none", "0"))
+        elif isinstance(rows, int):
+            yield "", f"pieces_of(chunks_of({size}, {lanes}), {most}, {rows})"
+        else:
+            for suffix, number in (("_few", "0"), ("_many", "kManyRows")):
+                yield suffix, f"pieces_of(chunks_of({size}, {lanes}), {most}, {number})"
 
     def _most_pieces(self, lanes: str) -> str:
         return str(self._pieces()) if lanes != "1" and self.lanes > 1 else "kPiecesOfOne"
@@ -222,7 +227,9 @@ class CudaPrinter(BodyPrinter):
         """Return the number of elements of a buffer used only inside the nest: rows too long for registers."""
         if not self._in_rows:
             return size
-        return f"pieces_of(chunks_of({self._size()}, {lanes}), {self._most_at(lanes)}) ? 0 : {size}"
+        return (
+            f"pieces_of(chunks_of({self._size()}, {lanes}), {self._most_at(lanes)}, {self._rows_count()}) ? 0 : {size}"
+        )
 
     def _most_at(self, lanes: str) -> str:
         return f"({lanes} == 1 ? kPiecesOfOne : {self._pieces()})"
@@ -243,8 +250,10 @@ class CudaPrinter(BodyPrinter):
         return function(1) if self.lanes == 1 else f"{lanes} == 1 ? {function(1)} : {function(self.lanes)}"
 
     def _row_functions(self, name: str, lanes: int) -> str:
+        """Return the entry points for one piece, several, and none; rows of a known size need one or two of them."""
         variants = [f"{name}{suffix}" for suffix, _ in self._piece_variants(lanes)]
-        return f"gpu::RowFunctions{{{', '.join(variants if len(variants) == 3 else variants * 3)}}}"
+        one, most, none = variants if len(variants) == 3 else (variants[0], variants[-1], variants[0])
+        return f"gpu::RowFunctions{{{one}, {most}, {none}}}"
 
     def _size(self) -> str:
         return code_of(count([self._nest.dims[a] for a in self._inner]))
@@ -374,6 +383,9 @@ class CudaPrinter(BodyPrinter):
         return f"fast_{code}" if self._fast and operator in _FAST else code
 
     def _value_code(self, value: Value, lanes: str, axes: Sequence[int]) -> str:
+        radicand = _radicand(value) if self._fast else None
+        if radicand is not None:
+            return f"fast_inverse_root({self._expression(radicand, lanes, axes)})"
         code = super()._value_code(value, lanes, axes)
         if not isinstance(value, View) or not self._in_rows or lanes == "1":
             return code
@@ -384,6 +396,16 @@ class CudaPrinter(BodyPrinter):
         if self._first_read[value] == self._level:
             return f"keep<K>({self._held_name(value)}, piece, {code})"
         return f"again<K>({self._held_name(value)}, piece, [&] {{ return {code}; }})"
+
+
+def _radicand(value: Value) -> Value | None:
+    """Return x if the value is 1 / √x."""
+    if not isinstance(value, Apply) or value.operator != "div":
+        return None
+    one, root = value.args
+    if not isinstance(one, Number) or one.value != 1 or not isinstance(root, Apply) or root.operator != "sqrt":
+        return None
+    return root.args[0]
 
 
 def plain_views(value: Value) -> list[View]:

@@ -27,12 +27,17 @@ inline int64_t floor_modulo(int64_t a, int64_t b) { return a - floor_divided(a, 
 
 constexpr int64_t chunks_of(int64_t size, int lanes) { return size < lanes ? 1 : (size + lanes - 1) / lanes; }
 
+// From so many rows on, a warp for each keeps a GPU busy; fewer longer rows get a block each.
+constexpr int64_t kManyRows = 2048;
+
 // Whether a row of so many chunks belongs to a part of a warp or a warp, rather than to a block.
-constexpr bool fits_warp(int64_t chunks, int most) { return chunks <= static_cast<int64_t>(kWarp) * most; }
+constexpr bool fits_warp(int64_t chunks, int most, int64_t rows) {
+  return chunks <= kWarp || (rows >= kManyRows && chunks <= static_cast<int64_t>(kWarp) * most);
+}
 
 // How many pieces of a row each thread holds: one, `most`, or none for a long row.
-constexpr int pieces_of(int64_t chunks, int most) {
-  if (fits_warp(chunks, most)) return chunks <= kWarp ? 1 : most;
+constexpr int pieces_of(int64_t chunks, int most, int64_t rows) {
+  if (fits_warp(chunks, most, rows)) return chunks <= kWarp ? 1 : most;
   return chunks <= kMostThreads ? 1 : chunks <= static_cast<int64_t>(kMostThreads) * most ? most : 0;
 }
 

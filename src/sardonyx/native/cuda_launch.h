@@ -196,9 +196,9 @@ inline ort::Status* over_rows(
     Launch& launch, const RowFunctions& functions, int lanes, int most, int64_t rows, int64_t size) {
   if (rows == 0) return nullptr;
   const int64_t chunks = chunks_of(size, lanes);
-  const int pieces = pieces_of(chunks, most);
+  const int pieces = pieces_of(chunks, most, rows);
   int64_t threads = std::min<int64_t>(power_of_two(chunks), kWarp), teams = 1;
-  if (fits_warp(chunks, most)) {
+  if (fits_warp(chunks, most, rows)) {
     const int64_t wanted = std::max<int64_t>(1, std::min(kMostThreads, 128) / threads);
     teams = threads < kWarp || rows >= wanted * launch.device->multiprocessors ? wanted : 1;
   } else {

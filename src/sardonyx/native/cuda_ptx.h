@@ -39,4 +39,7 @@ __device__ __forceinline__ float divided(float a, float b) {
   return q;
 }
 
+// Off by 2 ulp at most.
+__device__ __forceinline__ float inverse_root(float x) { return rsqrtf(x); }
+
 }  // namespace fast

@@ -28,6 +28,10 @@ template <class V> LANES_INLINE V fast_divided(const V& a, const V& b) {
   if constexpr (!std::is_same_v<ScalarOf<V>, float>) return divided(a, b);
   else return each(a, b, [](float x, float y) { return fast::divided(x, y); });
 }
+template <class V> LANES_INLINE V fast_inverse_root(const V& a) {
+  if constexpr (!std::is_same_v<ScalarOf<V>, float>) return divided(all<V>(1), square_root(a));
+  else return each(a, [](float x) { return fast::inverse_root(x); });
+}
 template <class V> LANES_INLINE V fast_exponential(const V& a) {
   if constexpr (!std::is_same_v<ScalarOf<V>, float>) return exponential(a);
   else return each(a, [](float x) { return fast::exponential(x); });

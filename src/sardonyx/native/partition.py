@@ -19,6 +19,7 @@ from sardonyx.native.select import (
     Selection,
     expected_savings,
     is_by_name,
+    is_narrow,
     moves_last_axis,
     not_lowerable_error,
     reduces_to_few,
@@ -160,7 +161,13 @@ def _select_groups(graph: ir.Graph, choice: Choice, target: Target) -> Selection
         selection = select(graph, choice, excluded, target.slow_seconds)
         groups = [group for group in selection.groups if choice == "auto" and any(map(moves_last_axis, group))]
         kernels = [kernel for group in groups for kernel in _group_kernels(group, {}, choice, target)]
-        strided = [node for group, kernel in kernels if kernel.is_strided for node in group if moves_last_axis(node)]
+        strided = [
+            node
+            for group, kernel in kernels
+            if kernel.is_strided
+            for node in group
+            if moves_last_axis(node) and not (target.kernel.READS_ACROSS and is_narrow(node))
+        ]
         if not strided:
             return selection
         excluded |= dict.fromkeys(strided, MOVES_LAST_AXIS)

@@ -114,6 +114,15 @@ def moves_last_axis(node: ir.Node) -> bool:
     return not permutation or permutation[-1] != len(permutation) - 1
 
 
+def is_narrow(node: ir.Node) -> bool:
+    """Return whether the last axis of a result is short: the elements of an image with few channels, by channel."""
+    size = dims_of(node.outputs[0])[-1]
+    return isinstance(size, int) and size <= _FEW_CHANNELS
+
+
+_FEW_CHANNELS = 8
+
+
 def reduces_to_few(node: ir.Node) -> bool:
     """Return whether a node reduces many elements to fewer numbers than a GPU has multiprocessors for."""
     if not node.op_type.startswith(("Reduce", "Global")) or node.inputs[0] is None or len(node.outputs) != 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
@@ -152,18 +152,46 @@ def _per_channel(r: Lowering, operand: Value, rank: int) -> Value:
     return r.unsqueeze(operand, [0, *range(2, rank)])
 
 
+def _per_last(r: Lowering, operand: Value, rank: int) -> Value:
+    return r.unsqueeze(operand, range(rank - 1))
+
+
 @lowers("BatchNormalization")
 def _batch_norm(r: Lowering, node: ir.Node) -> None:
     x = _widened_operand(r, node)
-    scale, bias, mean, variance = (to_type(r, operand(r, node, i), x.dtype) for i in range(1, 5))
-    rank, training = len(x.dims), bool(int_of(node, "training_mode", 0))
-    if training:
+    scale, bias, mean, variance = _batch_norm_operands(r, node, x)
+    if int_of(node, "training_mode", 0):
         x = r.stored_if_costly(x)
         mean, variance = _batch_moments(r, node, x, mean, variance)
+    _normalize_batch(r, node, x, (scale, bias, mean, variance), _per_channel)
+
+
+@lowers("BatchNormalization", domain="com.ms.internal.nhwc")
+def _batch_norm_of_last(r: Lowering, node: ir.Node) -> None:
+    """Normalize with given statistics, with channels last."""
+    x = _widened_operand(r, node)
+    _normalize_batch(r, node, x, _batch_norm_operands(r, node, x), _per_last)
+
+
+def _batch_norm_operands(r: Lowering, node: ir.Node, x: Value) -> tuple[Value, ...]:
+    """Return scale, bias, mean and variance in the type of x."""
+    return tuple(to_type(r, operand(r, node, i), x.dtype) for i in range(1, 5))
+
+
+def _normalize_batch(
+    r: Lowering,
+    node: ir.Node,
+    x: Value,
+    operands: tuple[Value, ...],
+    placed: Callable[[Lowering, Value, int], Value],
+) -> None:
+    """Define the result; `placed` gives one value per channel the axes of `x`."""
+    scale, bias, mean, variance = operands
+    rank = len(x.dims)
     factor = r.apply("mul", scale, _inverse_root(r, variance, float_of(node, "epsilon", 1e-5)))
-    factor = r.stored(factor) if training else r.hoisted(factor)
-    centred = r.apply("sub", x, _per_channel(r, mean, rank))
-    _define_result(r, node, centred, _per_channel(r, factor, rank), _per_channel(r, bias, rank))
+    factor = r.stored(factor) if int_of(node, "training_mode", 0) else r.hoisted(factor)
+    centred = r.apply("sub", x, placed(r, mean, rank))
+    _define_result(r, node, centred, placed(r, factor, rank), placed(r, bias, rank))
 
 
 def _batch_moments(r: Lowering, node: ir.Node, x: Value, *running: Value) -> tuple[Value, Value]:

@@ -11,17 +11,15 @@ attributes and inputs of ONNX's.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from sardonyx.optimize.pattern import array_of, permutation_of
 from sardonyx.optimize.rule import Match, rule_at
 from sardonyx.optimize.rules.cuda import CUDA
 from sardonyx.sizes import Dim, Dims
-from sardonyx.translate.builder import MICROSOFT
 
 CHANNELS_LAST = f"{CUDA}/channels_last"
 """What these rules need."""
@@ -29,8 +27,17 @@ INTERNAL = "com.ms.internal.nhwc"
 _INTERNAL_VERSION = 15
 _TO_LAST, _TO_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
-_LEAST_CHANNELS = 8
-"""Tensor cores take half precision in eights: an image of three channels gets zeros."""
+_LEAST_CHANNELS = 4
+"""cuDNN has a kernel for the four channels of a first layer: an image of three gets zeros."""
+_CHANNELS_FIRST = (
+    *("ConvTranspose", "GroupNormalization", "InstanceNormalization", "DepthToSpace", "LRN"),
+    *("Resize", "GatherND"),  # which interpolates too
+)
+"""Operators over images that have no kernel with channels last here; a convolution with groups is another."""
+_MOST_BOUND = 4
+"""Convolutions for each of those that make channels last worthwhile."""
+_SUITS = "suits_channels_last"
+"""Metadata of a graph: whether it suits, found before its first convolution is rewritten."""
 _ELEMENTWISE = (
     *("Relu", "Gelu", "QuickGelu", "Sigmoid", "Tanh", "LeakyRelu", "Elu", "Selu", "HardSigmoid", "HardSwish", "Mish"),
     *("Softplus", "Clip", "Neg", "Exp", "Sqrt", "Reciprocal", "Erf", "Abs", "Cast"),
@@ -78,15 +85,11 @@ def _internal(
 
 @rule_at("Conv", needs=CHANNELS_LAST, late=True)
 def channels_last_convolution(m: Match) -> ir.Value:
-    """Conv(x, w) = Transpose(NhwcConv(Transpose(x), Transpose(w))); a Gemm where each pixel is convolved alone."""
+    """Conv(x, w) = Transpose(Conv(Transpose(x), w)), with channels last; a Gemm where each pixel is convolved alone."""
     x, weight, *rest = m.node.inputs
     assert x is not None
     assert weight is not None
-    m.require(not m.node.domain and x.dtype == weight.dtype == ir.DataType.FLOAT16, "not in half precision")
-    m.require(len(m.dims(x)) == 4, "not over images")
-    m.require(0 not in (*m.dims(x), *m.dims(weight), *m.dims(m.result)), "it is empty")
-    m.require(all(isinstance(size, int) for size in m.dims(weight)), "a weight of symbolic size")
-    m.require("auto_pad" not in m.node.attributes and not _has_groups(m.node), "auto_pad, or a network with groups")
+    _check_convolution(m, x, weight)
     image = m.g.transpose(x, _TO_LAST)
     convolve = _pixels_as_product if _is_pointwise(m, m.dims(weight)) else _nhwc_convolution
     y = convolve(m, image, weight)
@@ -95,12 +98,28 @@ def channels_last_convolution(m: Match) -> ir.Value:
     return m.g.transpose(y, _TO_FIRST)
 
 
+def _check_convolution(m: Match, x: ir.Value, weight: ir.Value) -> None:
+    m.require(not m.node.domain and x.dtype == weight.dtype == ir.DataType.FLOAT16, "not in half precision")
+    m.require(len(m.dims(x)) == 4, "not over images")
+    m.require(0 not in (*m.dims(x), *m.dims(weight), *m.dims(m.result)), "it is empty")
+    m.require(all(isinstance(size, int) for size in m.dims(weight)), "a weight of symbolic size")
+    m.require("auto_pad" not in m.node.attributes and not _has_groups(m.node), "auto_pad or groups")
+    graph = m.node.graph
+    assert graph is not None
+    if _SUITS not in graph.meta:
+        graph.meta[_SUITS] = _suits_channels_last(graph)
+    m.require(graph.meta[_SUITS], "a network that changes back to channels first often")
+
+
+def _suits_channels_last(graph: Iterable[ir.Node]) -> bool:
+    """Whether few of the graph's operators need channels first: there Transposes remain, which cost what they save."""
+    nodes = [node for node in graph if not node.domain]
+    bound = sum(node.op_type in _CHANNELS_FIRST or _has_groups(node) for node in nodes)
+    return bound * _MOST_BOUND <= sum(node.op_type == "Conv" for node in nodes)
+
+
 def _has_groups(node: ir.Node) -> bool:
-    """Whether a convolution of the graph has groups; it stays as it is, and Transposes around it would remain."""
-    groups = (
-        n.attributes["group"].as_int() for n in node.graph or () if n.op_type == "Conv" and "group" in n.attributes
-    )
-    return any(group > 1 for group in groups)
+    return node.op_type == "Conv" and "group" in node.attributes and node.attributes["group"].as_int() > 1
 
 
 def _is_pointwise(m: Match, weight: Dims) -> bool:
@@ -118,25 +137,25 @@ def _pixels_as_product(m: Match, image: ir.Value, weight: ir.Value) -> ir.Value:
 
 
 def _nhwc_convolution(m: Match, image: ir.Value, weight: ir.Value) -> ir.Value:
-    """Return NhwcConv with a bias of zeros.
+    """Return the convolution of ONNX Runtime's internal domain, whose weight is an input with channels first.
 
-    Its kernel reads weights as inputs with channels last only if another input is a constant: it learns the layout
-    when ONNX Runtime shows it its constants.
+    NhwcConv, which reads a weight with channels last, has no kernel for one that is not a constant.
     """
-    out, channels, *kernel = m.dims(weight)
-    kernels = m.g.transpose(weight, _TO_LAST)
+    _, channels, *kernel = m.dims(weight)
     if channels < _LEAST_CHANNELS:
-        image, kernels = (_pad_channels(m, value) for value in (image, kernels))
+        image, weight = _pad_channels(m, image, 3), _pad_channels(m, weight, 1)
     steps = {name: m.attribute(m.result, name) for name in ("strides", "pads", "dilations")}
-    zeros = m.g.constant(np.zeros(out, np.float16))
-    y = m.g.node("NhwcConv", [image, kernels, zeros], domain=MICROSOFT, kernel_shape=list(kernel), **steps)
-    return m.g.shaped(y, _to_last(m.dims(m.result)))
+    attributes = {name: list(value) for name, value in steps.items() if value is not None}
+    attributes["kernel_shape"] = list(kernel)
+    return _internal(m, "Conv", [image, weight], attributes, _to_last(m.dims(m.result)))
 
 
-def _pad_channels(m: Match, x: ir.Value) -> ir.Value:
-    *outer, channels = m.dims(x)
-    padded = m.g.Pad(x, m.g.ints([0] * 7 + [_LEAST_CHANNELS - channels]))
-    return m.g.shaped(padded, [*outer, _LEAST_CHANNELS])
+def _pad_channels(m: Match, x: ir.Value, axis: int) -> ir.Value:
+    """Return an image or a weight with channels of zeros behind its own."""
+    dims, after = list(m.dims(x)), [0] * 4
+    after[axis] = _LEAST_CHANNELS - dims[axis]
+    dims[axis] = _LEAST_CHANNELS
+    return m.g.shaped(m.g.Pad(x, m.g.ints([0] * 4 + after)), dims)
 
 
 # Transposes move from the inputs to the results of what follows
