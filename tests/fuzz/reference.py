@@ -43,9 +43,9 @@ _NORMS = frozenset({"native_layer_norm", "native_group_norm"})
 """Operators that subtract a mean, so that what is left of equal elements is the rounding of the mean."""
 _LOGARITHMS = frozenset({"_log_softmax", "log_sigmoid_forward"})
 """Operators whose zeros are logarithms of numbers just below one."""
-_PRODUCTS = frozenset({"prod", "cumprod"})
-"""Operators whose intermediate products torch rounds to half precision, where they can overflow."""
-_HALVES = (torch.float16, torch.bfloat16)
+_LIMITED = frozenset({"prod", "cumprod", "gelu"})
+"""Operators of which torch's own results overflow too soon: products in half precision, gelu of infinities in float32."""
+_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
 
 
 class RoundingNoise(TorchDispatchMode):
@@ -79,11 +79,13 @@ class RoundingNoise(TorchDispatchMode):
         return disturbed
 
     def _called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call an operator; with every other seed, products of halves multiply in float32."""
+        """Call an operator; with every other seed, those that overflow too soon compute in a wider type."""
         result = func(*args, **kwargs)
-        if self._keeps_equal and func.overloadpacket.__name__ in _PRODUCTS and result.dtype in _HALVES:
-            return func(args[0].float(), *args[1:], **{**kwargs, "dtype": torch.float32}).to(result.dtype)
-        return result
+        if not self._keeps_equal or func.overloadpacket.__name__ not in _LIMITED or result.dtype not in _WIDER:
+            return result
+        wider = _WIDER[result.dtype]
+        kwargs = {**kwargs, "dtype": wider} if "dtype" in kwargs else kwargs
+        return func(args[0].to(wider), *args[1:], **kwargs).to(result.dtype)
 
     def _off_by_mean(self, normalized: Tensor, x: Tensor, factors: Tensor) -> Tensor:
         """With noise as large as that of the mean, times the reciprocal deviation; what is no larger may be zero."""
