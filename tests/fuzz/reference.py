@@ -44,7 +44,7 @@ _NORMS = frozenset({"native_layer_norm", "native_group_norm"})
 _LOGARITHMS = frozenset({"_log_softmax", "log_sigmoid_forward"})
 """Operators whose zeros are logarithms of numbers just below one."""
 _LIMITED = frozenset({"prod", "cumprod", "gelu"})
-"""Operators of which torch's own results overflow too soon: products in half precision, gelu of infinities in float32."""
+"""Operators of which torch's results overflow too soon: products in half precision, gelu of infinities in float32."""
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
 
 

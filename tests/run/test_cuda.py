@@ -344,3 +344,22 @@ def test_operands_of_a_product_may_begin_at_any_address() -> None:
     run = compiled(lambda x, w: x @ w)
     for _ in range(4):
         close(run(x, weight).float(), x.float() @ weight.float())
+
+
+def test_memory_is_constant_over_ten_thousand_calls_with_twenty_shapes() -> None:
+    net = model().half()
+    run = torch.compile(net, backend=backend, dynamic=True, options={"fallback": "error"})
+    inputs = [torch.randn(rows, 256, device="cuda", dtype=torch.float16) for rows in range(8, 168, 8)]
+    expected = [net(x) for x in inputs]
+    generator = torch.Generator().manual_seed(0)
+    for index in range(100):
+        close(run(inputs[index % 20]), expected[index % 20])
+    torch.cuda.synchronize()
+    free, _ = torch.cuda.mem_get_info()
+    for count in range(9_900):
+        index = int(torch.randint(0, 20, (), generator=generator))
+        result = run(inputs[index])
+        if count % 50 == 0:
+            close(result, expected[index])
+    torch.cuda.synchronize()
+    assert torch.cuda.mem_get_info()[0] >= free
