@@ -23,6 +23,11 @@ def _elementwise(traced: torch.Tensor, x: torch.Tensor, y: Any, **_: Any) -> tor
     return traced.new_empty_strided(traced.shape, reference.stride())
 
 
+def _unary(traced: torch.Tensor, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """Strides of an elementwise operator of one tensor."""
+    return traced.new_empty_strided(traced.shape, _aten.abs.default(x).stride())
+
+
 def _contiguous(traced: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     """Strides of a kernel whose result is always contiguous."""
     return traced.new_empty(traced.shape)
@@ -45,12 +50,18 @@ _ELEMENTWISE = (
     *(_aten.floor_divide.default, _aten.div.Tensor_mode, _aten.copysign.Tensor),
 )
 """Operators that torch traces by a decomposition that broadcasts or copies an operand first."""
+_UNARY = (
+    *(_aten.clamp.default, _aten.clamp_min.default, _aten.clamp_max.default, _aten.hardtanh.default),
+    *(_aten.elu.default, _aten.gelu.default, _aten.hardsigmoid.default, _aten.hardswish.default),
+)
+"""Likewise; the strides of axes of one element differ, and pooling chooses a memory format by them."""
 _BATCH_NORMS = (
     *(_aten.native_batch_norm.default, _aten._native_batch_norm_legit.no_stats),
     *(_aten._native_batch_norm_legit_functional.default, _aten._native_batch_norm_legit_no_training.default),
 )
 _RULES: Mapping[Any, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    **dict.fromkeys(_UNARY, _unary),
     **dict.fromkeys(_BATCH_NORMS, _contiguous_or_channels_last_on_cpu),
     _aten.log_sigmoid_forward.default: _contiguous_on_cpu,
     **dict.fromkeys((_aten.pow.Scalar, _aten.isin.Tensor_Tensor, _aten.isin.Tensor_Scalar), _contiguous),
