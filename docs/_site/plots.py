@@ -130,7 +130,10 @@ def _gpu(found: Any) -> Numbers:
         model: {engine: result["wall_seconds"] for engine, result in of["engines"].items()}
         for model, of in found["models"].items()
     }
-    return {model: {shown: of[name] / of["sardonyx"] for name, shown in names.items()} for model, of in seconds.items()}
+    return {
+        model: {shown: of[name] / of["sardonyx"] for name, shown in names.items() if name in of}
+        for model, of in seconds.items()
+    }
 
 
 def _device(found: Any) -> Numbers:
