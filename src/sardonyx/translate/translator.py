@@ -379,9 +379,9 @@ def _is_empty(expected: Any) -> bool:
 
 
 def _empty_value(g: Builder, expected: torch.Tensor) -> ir.Value:
-    dims = dims_of(expected)
+    dims, dtype = dims_of(expected), dtypes.to_onnx(expected.dtype)
     sizes = [dim if isinstance(dim, int) else 1 for dim in dims]
-    constant = g.constant(dtypes.to_array(torch.empty(sizes, dtype=expected.dtype)), dtypes.to_onnx(expected.dtype))
+    constant = g.constant(dtypes.to_array(torch.empty(sizes, dtype=expected.dtype)), dtype)
     tail = (2,) if complex_as_real.is_complex(constant) else ()
     value = g.expand(constant, (*dims, *tail))
     return complex_as_real.mark(value) if tail else value

@@ -23,6 +23,11 @@ def operands(g: Builder, *xs: Operand) -> list[Value]:
     return [g.cast(x, g.out.dtype) for x in xs]
 
 
+def accumulation_operands(g: Builder, *xs: Operand) -> list[Value]:
+    """Return the operands in the dtype in which torch's kernels compute the result."""
+    return [g.cast(x, dtypes.accumulation_dtype(g.out.dtype)) for x in xs]
+
+
 @aten("add.Tensor", "add.Scalar")
 def add(g: Builder, x: Operand, y: Operand, alpha: Operand = 1) -> Value:
     if _is(alpha, 1):
@@ -102,9 +107,8 @@ def square(g: Builder, x: Value) -> Value:
 
 @aten("addcmul")
 def addcmul(g: Builder, x: Value, a: Value, b: Value, *, value: Operand = 1) -> Value:
-    x, a, b = operands(g, x, a, b)
-    product = g.Mul(a, b)
-    return g.Add(x, product if _is(value, 1) else _times(g, product, value))
+    x, a, b = accumulation_operands(g, x, a, b)
+    return _plus_times(g, x, g.Mul(a, b), value)
 
 
 @prims("fma")
@@ -115,15 +119,20 @@ def fma(g: Builder, a: Value, b: Operand, c: Operand) -> Value:
 
 @aten("addcdiv")
 def addcdiv(g: Builder, x: Value, a: Value, b: Value, *, value: Operand = 1) -> Value:
-    x, a, b = operands(g, x, a, b)
-    quotient = g.Div(a, b)
-    return g.Add(x, quotient if _is(value, 1) else _times(g, quotient, value))
+    x, a, b = accumulation_operands(g, x, a, b)
+    return _plus_times(g, x, g.Div(a, b), value)
+
+
+def _plus_times(g: Builder, x: Value, y: Value, factor: Operand) -> Value:
+    """x + factor·y, rounded once to the dtype of the result."""
+    scaled = y if _is(factor, 1) else g.Mul(y, g.scalar(factor, g.dtype(x)))
+    return g.cast(g.Add(x, scaled), g.out.dtype)
 
 
 @aten("lerp.Scalar", "lerp.Tensor")
 def lerp(g: Builder, x: Value, y: Value, weight: Operand) -> Value:
     dtype = dtypes.accumulation_dtype(g.out.dtype)
-    x, y, w = (g.cast(v, dtype) for v in (x, y, weight))
+    x, y, w = accumulation_operands(g, x, y, weight)
     near, far = g.Mul(w, g.Sub(y, x)), g.Mul(g.Sub(g.scalar(1, dtype), w), g.Sub(y, x))
     small = g.Less(g.Abs(w), g.scalar(0.5, dtype))
     return g.cast(g.Where(small, g.Add(x, near), g.Sub(y, far)), g.out.dtype)

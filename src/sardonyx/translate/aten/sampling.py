@@ -9,7 +9,7 @@ from itertools import product
 import onnx_ir as ir
 import torch
 
-from sardonyx import opsets
+from sardonyx import dtypes, opsets
 from sardonyx.errors import Unsupported
 from sardonyx.sizes import Dim
 from sardonyx.translate.aten.indexing import element_count
@@ -31,9 +31,23 @@ def grid_sampler(
     names = ("linear", "nearest", "cubic") if g.opset >= opsets.GELU else ("bilinear", "nearest", "bicubic")
     if g.opset < opsets.GELU and g.rank(x) != 4:
         raise Unsupported("sampling of volumes before opset 20")
+    if (interpolation_mode, padding_mode) == (_NEAREST, _REFLECTION):
+        return _nearest(g, x, grid, padding_mode, align_corners)
     mode = names[interpolation_mode]
     edge = ("zeros", "border", "reflection")[padding_mode]
     return g.GridSample(x, grid, mode=mode, padding_mode=edge, align_corners=int(align_corners))
+
+
+def _nearest(g: Builder, x: Value, grid: Value, padding_mode: int, align_corners: bool) -> Value:
+    """Gather the nearest elements. ONNX Runtime rounds before it reflects, and rounds halves to the other side."""
+    batch, channels, *sides = g.dims(x)
+    positions = g.dims(grid)[1:-1]
+    many = element_count(positions)
+    places = g.cast(grid, dtypes.accumulation_dtype(g.dtype(grid)))
+    axes = _taps(g, g.reshape(places, [batch, many, len(sides)]), sides, _NEAREST, padding_mode, align_corners)
+    index = g.expand(_plane_index(g, [taps[0] for taps in axes], sides), [batch, channels, many])
+    read = g.GatherElements(g.reshape(x, [batch, channels, element_count(sides)]), index, axis=2)
+    return g.reshape(g.shaped(read, [batch, channels, many]), [batch, channels, *positions])
 
 
 @dataclass(frozen=True)
@@ -62,12 +76,7 @@ def grid_sampler_backward(
     spatial = len(sides)
     many = element_count(g.dims(grid)[1:-1])
     places = g.reshape(grid, [batch, many, spatial])
-    axes = []
-    for axis, size in enumerate(sides):  # the grid's last coordinate is of the first axis
-        at = g.Gather(places, g.scalar(spatial - 1 - axis, torch.int64), axis=2)
-        along = _Axis(g, size, padding_mode, align_corners)
-        axes.append(along.taps(g.shaped(at, [batch, many]), interpolation_mode))
-    taps = list(product(*axes))
+    taps = list(product(*_taps(g, places, sides, interpolation_mode, padding_mode, align_corners)))
     flat = _joined(g, [_plane_index(g, tap, sides) for tap in taps], [batch, 1, len(taps) * many])
     index = g.expand(flat, [batch, channels, len(taps) * many])
     flat_grad = g.reshape(grad, [batch, channels, many])
@@ -83,6 +92,18 @@ def grid_sampler_backward(
         products = g.ReduceSum(g.Mul(read, g.unsqueeze(flat_grad, [2])), g.ints([1]), keepdims=0)
         of_grid = _grid_gradient(g, taps, g.shaped(products, [batch, len(taps), many]), g.dims(grid))
     return of_x, of_grid
+
+
+def _taps(
+    g: Builder, places: Value, sides: Sequence[Dim], mode: int, padding_mode: int, align_corners: bool
+) -> list[list[_Tap]]:
+    """Return the elements read along each axis for places of the grid, [batch, positions, axes]."""
+    axes = []
+    for axis, size in enumerate(sides):  # the grid's last coordinate is of the first axis
+        at = g.Gather(places, g.scalar(len(sides) - 1 - axis, torch.int64), axis=2)
+        along = _Axis(g, size, padding_mode, align_corners)
+        axes.append(along.taps(g.shaped(at, g.dims(places)[:2]), mode))
+    return axes
 
 
 def _joined(g: Builder, parts: Sequence[Value], dims: Sequence[Dim]) -> Value:

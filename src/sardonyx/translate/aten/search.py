@@ -5,9 +5,11 @@ from __future__ import annotations
 import onnx_ir as ir
 import torch
 
+from sardonyx import dtypes
 from sardonyx.errors import Unsupported
 from sardonyx.sizes import Dim
 from sardonyx.translate.aten.indexing import element_count, flat
+from sardonyx.translate.aten.scatter import scatter_combined
 from sardonyx.translate.builder import Builder, Operand
 from sardonyx.translate.table import aten
 
@@ -98,3 +100,18 @@ def isin_scalar(g: Builder, x: Value, test: Operand, *, assume_unique: bool = Fa
 
 def _as_tensor(g: Builder, x: Operand) -> Value:
     return x if isinstance(x, Value) else g.scalar(x, torch.float32 if isinstance(x, float) else torch.int64)
+
+
+@aten("histc")
+def histc(g: Builder, x: Value, bins: int = 100, min: float = 0, max: float = 0) -> Value:
+    """Count the elements between two numbers by the interval they are in, computed in float32 for half precision."""
+    if min == max:
+        raise Unsupported("a histogram whose range is that of the data")
+    dtype = dtypes.accumulation_dtype(g.out.dtype) if g.out.dtype.is_floating_point else torch.float64
+    elements, low, high = flat(g, g.cast(x, dtype)), g.scalar(min, dtype), g.scalar(max, dtype)
+    inside = g.And(g.GreaterOrEqual(elements, low), g.LessOrEqual(elements, high))
+    place = g.Floor(g.Mul(g.Sub(elements, low), g.scalar(bins / (max - min), dtype)))
+    nearest = g.Min(place, g.scalar(bins - 1, dtype))  # the last interval has its upper end too
+    index = g.cast(g.Where(inside, nearest, g.scalar(0, dtype)), torch.int64)
+    zeros = g.expand(g.scalar(0, dtype), [bins])
+    return g.cast(scatter_combined(g, zeros, 0, index, g.cast(inside, dtype), "add"), g.out.dtype)
