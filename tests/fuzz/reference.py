@@ -43,8 +43,8 @@ _NORMS = frozenset({"native_layer_norm", "native_group_norm"})
 """Operators that subtract a mean, so that what is left of equal elements is the rounding of the mean."""
 _LOGARITHMS = frozenset({"_log_softmax", "log_sigmoid_forward"})
 """Operators whose zeros are logarithms of numbers just below one."""
-_LIMITED = frozenset({"prod", "cumprod", "gelu"})
-"""Operators of which torch's results overflow too soon: products in half precision, gelu of infinities in float32."""
+_LIMITED = frozenset({"prod", "cumprod", "gelu", "histc"})
+"""Operators of which torch's results are wrong at limits: products and counts in half precision, gelu of infinity."""
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
 
 
@@ -79,7 +79,7 @@ class RoundingNoise(TorchDispatchMode):
         return disturbed
 
     def _called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call an operator; with every other seed, those that overflow too soon compute in a wider type."""
+        """Call an operator; with every other seed, those that are wrong at limits compute in a wider type."""
         result = func(*args, **kwargs)
         if not self._keeps_equal or func.overloadpacket.__name__ not in _LIMITED or result.dtype not in _WIDER:
             return result
