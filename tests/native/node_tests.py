@@ -259,7 +259,7 @@ def document() -> str:
         counts = [len(found), *(sum(case.name not in no for case in found) for no in (fixed, with_symbols))]
         lines.append(f"| {name} | {_types_of(found)} | " + " | ".join(map(str, counts)) + " |")
     elsewhere = sorted(
-        {f"{op} (com.microsoft)" if domain else op for domain, op in TABLE if domain or op not in by_operator}
+        {f"{op} ({domain})" if domain else op for domain, op in TABLE if domain or op not in by_operator}
     )
     lines += ["", "Without node tests: " + ", ".join(elsewhere) + "."]
     lines += ["", "## Left to onnxruntime", "", *_reasons(fixed)]

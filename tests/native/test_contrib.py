@@ -7,6 +7,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from sardonyx import native
+from sardonyx.optimize.rules.cuda_channels_last import INTERNAL
 from tests.native.contrib_cases import CASES, MICROSOFT
 from tests.native.running import Together, difference, run, session_of
 
@@ -40,3 +42,25 @@ def test_it_computes_what_onnxruntime_does(together: Together, case: str) -> Non
     feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in CASES[case][2].items()}
     for found, wanted in zip(together.run(case, feeds), run(session_of(_model(case)), feeds), strict=True):
         assert difference(found, wanted) is None
+
+
+def test_batch_norm_with_channels_last() -> None:
+    """As CUDA's convolutional networks have it; onnxruntime has no kernel of it on the CPU."""
+    sizes, vectors = [2, 5, 7, 16], ("scale", "shift", "mean", "variance")
+    nodes = [
+        helper.make_node("BatchNormalization", ["x", *vectors], ["n"], domain=INTERNAL, epsilon=1e-3),
+        helper.make_node("Relu", ["n"], ["y"]),
+    ]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, sizes)]
+    inputs += [helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes[-1:]) for name in vectors]
+    inner, output = (helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes) for name in ("n", "y"))
+    graph = helper.make_graph(nodes, "g", inputs, [output], value_info=[inner])
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(INTERNAL, 15)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    rng = np.random.default_rng(0)
+    feeds = {x.name: rng.uniform(0.5, 2, [d.dim_value for d in x.type.tensor_type.shape.dim]) for x in inputs}
+    scale, shift, mean, variance = (feeds[name] for name in vectors)
+    expected = np.maximum((feeds["x"] - mean) / np.sqrt(variance + 1e-3) * scale + shift, 0)
+    compiled = native.compile(model)
+    (result,) = compiled.session().run(None, {name: value.astype(np.float32) for name, value in feeds.items()})
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)

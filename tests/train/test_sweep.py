@@ -47,8 +47,8 @@ def test_a_training_step_is_that_of_double_precision(name: str, dynamic: bool) -
 def test_a_training_step_by_native_kernels(name: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     libraries = []
 
-    def noted(model: ir.Model, options: Options) -> Path | None:
-        libraries.append(native(model, options))
+    def noted(model: ir.Model, options: Options, device: str) -> Path | None:
+        libraries.append(native(model, options, device))
         return libraries[-1]
 
     monkeypatch.setenv("SARDONYX_NATIVE", "1")

@@ -14,7 +14,9 @@ from sardonyx.translate.builder import Builder
 
 _TOLERANT = frozenset({"Mul", "Add", "Sub", "MatMul", "FusedMatMul", "Gemm", "Conv", "ReduceSum", "ReduceMean"})
 """Operators whose result an absolute error of their operand changes by about as much."""
-_LAYOUT = frozenset({"Reshape", "Transpose", "Slice", "Squeeze", "Unsqueeze", "Identity", "Expand", "Split", "Gather"})
+_LAYOUT = frozenset(
+    {"Reshape", "Transpose", "Slice", "Squeeze", "Unsqueeze", "Identity", "Expand", "Split", "Gather", "Concat"}
+)
 
 
 def compose_sigmoids(model: ir.Model) -> None:
