@@ -144,8 +144,8 @@ ort::Status* lt_status(int code, const char* what) {
 // yᵀ = wᵀ·xᵀ, and the bias is a column.
 struct Shape {
   int64_t rows, columns, depth;
-  int type;             // of the elements
-  bool transposed;      // w is stored as columns × depth
+  int type;         // of the elements
+  bool transposed;  // w is stored as columns × depth
   bool bias;
   size_t workspace;
   auto key() const {
@@ -331,7 +331,7 @@ class Group {
     Stopwatch stopwatch(branches, stream);
     for (int i = 0; i < o.count; ++i) {
       const auto found = known.find(shapes[i].key());
-      if (found != known.end()) {
+      if (found != known.end() && found->second < plans_[i]->proposals()) {  // another GPU may have other algorithms
         plans_[i]->choose(found->second);
         continue;
       }
