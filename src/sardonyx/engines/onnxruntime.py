@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from sardonyx import fork, opsets
-from sardonyx.engines import blocked, cuda_convolutions, cuda_driver, cuda_kernels, ortvalue
+from sardonyx.engines import blocked, cuda_driver, cuda_kernels, ortvalue
 from sardonyx.engines.contiguous import is_contiguous
 from sardonyx.engines.cuda_graphs import CudaRecorder, GraphRunner
+from sardonyx.engines.cuda_tf32 import allows_tf32
 from sardonyx.engines.engine import Availability, Engine, Job, Runner
 from sardonyx.engines.ortvalue import from_torch
 from sardonyx.errors import EngineError, MissingDependency, MissingKernel, OptionError
@@ -360,7 +361,7 @@ def _providers(ort: Any, job: Job, stream: torch.cuda.Stream | None) -> list[Any
     settings = {
         "device_id": str(job.device.index or 0),
         "user_compute_stream": str(stream.cuda_stream),
-        **cuda_convolutions.settings(job.model),
+        "use_tf32": str(int(allows_tf32(job.model))),
     }
     if job.options.providers is not None:
         return [_with_settings(checked_provider(provider), settings) for provider in job.options.providers]

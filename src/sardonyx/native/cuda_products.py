@@ -11,6 +11,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from sardonyx.native.partition import registration
 from sardonyx.native.session import onnxruntime, register
 from sardonyx.native.table import int_of
 from sardonyx.options import Options
@@ -60,25 +61,10 @@ def use_cuda_products(model: ir.Model, options: Options) -> Path | None:
 def _build(options: Options) -> Path:
     """Return the library, checked to load."""
     headers = [read_header("sardonyx.toolchain", "ort.h"), read_header("sardonyx.native", "cuda_products.h")]
-    library = compiler.build_library("\n".join([*headers, _REGISTER]), options)
+    registered = registration(DOMAIN, ["products_half", "products_bfloat"])
+    library = compiler.build_library("\n".join([*headers, registered]), options)
     register(onnxruntime().SessionOptions(), library)
     return library
-
-
-_REGISTER = f"""
-extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps(
-    ort::SessionOptions* options, const ort::ApiBase* base) {{
-  ort::g_api = base->get_api(ort::kVersion);
-  static std::mutex making;
-  static ort::Domain* domain = nullptr;
-  const std::lock_guard<std::mutex> alone(making);
-  if (!domain) {{
-    const ort::CustomOp* operators[] = {{&products_half, &products_bfloat}};
-    if (auto s = ort::make_domain("{DOMAIN}", operators, std::size(operators), &domain)) return s;
-  }}
-  return ort::add_domain(options, domain);
-}}
-"""
 
 
 def _groups(graph: ir.Graph) -> Iterator[Sequence[_Product]]:

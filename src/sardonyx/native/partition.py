@@ -316,6 +316,11 @@ extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps
 """
 
 
+def registration(domain: str, operators: Sequence[str]) -> str:
+    """Return the C++ function that registers operators, variables of these names, with a session's options."""
+    return _REGISTER.format(domain=domain, operators=", ".join(f"&{name}" for name in operators))
+
+
 def library_source(kernels: Sequence[Kernel], domain: str, target: Target) -> str:
     """Return the C++ source of a library with these kernels as operators of a domain."""
     parts = [guarded(condition, read_header(package, name)) for condition, package, name in target.headers]
@@ -332,6 +337,6 @@ def library_source(kernels: Sequence[Kernel], domain: str, target: Target) -> st
             output_count=len(kernel.outputs),
         )
         parts.append(guarded(target.host_code, operator))
-    operators = ", ".join(f"&{name}_operator" for name in names)
-    parts.append(guarded(target.host_code, _REGISTER.format(domain=domain, operators=operators)))
+    registered = registration(domain, [f"{name}_operator" for name in names])
+    parts.append(guarded(target.host_code, registered))
     return "\n".join(parts)

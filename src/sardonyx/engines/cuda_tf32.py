@@ -1,7 +1,8 @@
-"""Settings of ONNX Runtime's CUDA provider that decide which kernels cuDNN may use for a model's convolutions.
+"""Whether a CUDA session may use TF32.
 
-Without TF32 the provider excludes every kernel for tensor cores, those of half precision too, and uses them only where
-cuDNN has no other. So TF32 is allowed if no product is in single precision, where it would cost digits.
+Without it, ONNX Runtime's CUDA provider excludes every cuDNN kernel for tensor cores, those of half precision too, and
+uses them only where cuDNN has no other. So it is allowed if no product is in single precision, where it would cost
+digits.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ _PRODUCTS = frozenset(
 _NHWC = "com.ms.internal.nhwc"
 
 
-def settings(model: bytes) -> dict[str, str]:
-    """Return the settings for a serialized model."""
-    graphs = list(_graphs(onnx.load_from_string(model).graph))
-    tf32 = torch.backends.cuda.matmul.allow_tf32 or not _has_single_products(graphs)
-    return {"use_tf32": str(int(tf32))}
+def allows_tf32(model: bytes) -> bool:
+    """Whether torch's flag or the products of a serialized model allow it."""
+    if torch.backends.cuda.matmul.allow_tf32:
+        return True
+    return not _has_single_products(list(_graphs(onnx.load_from_string(model).graph)))
 
 
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
