@@ -45,6 +45,8 @@ _LOGARITHMS = frozenset({"_log_softmax", "log_sigmoid_forward"})
 """Operators whose zeros are logarithms of numbers just below one."""
 _LIMITED = frozenset({"prod", "cumprod", "gelu", "histc"})
 """Operators of which torch's results are wrong at limits: products and counts in half precision, gelu of infinity."""
+_SCALAR_KERNELS = {"hardtanh_backward": lambda grad, x, low, high: torch.where((x <= low) | (x >= high), 0, grad)}
+"""Operators whose vectorized kernels in torch give other results for NaN: what their scalar kernels compute."""
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
 
 
@@ -79,9 +81,15 @@ class RoundingNoise(TorchDispatchMode):
         return disturbed
 
     def _called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call an operator; with every other seed, those that are wrong at limits compute in a wider type."""
+        """Call an operator; with every other seed, those that are wrong at limits compute in a wider type.
+
+        Those with two kinds of kernels use the other one.
+        """
+        name = func.overloadpacket.__name__
+        if self._keeps_equal and name in _SCALAR_KERNELS:
+            return _SCALAR_KERNELS[name](*args)
         result = func(*args, **kwargs)
-        if not self._keeps_equal or func.overloadpacket.__name__ not in _LIMITED or result.dtype not in _WIDER:
+        if not self._keeps_equal or name not in _LIMITED or result.dtype not in _WIDER:
             return result
         wider = _WIDER[result.dtype]
         kwargs = {**kwargs, "dtype": wider} if "dtype" in kwargs else kwargs
