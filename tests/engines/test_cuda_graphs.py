@@ -37,6 +37,7 @@ class Session:
     """x · w + 1 of two inputs, in a stream of its own; counts what it executes."""
 
     allocates_in_torch = True
+    is_device_only = False
     placement: ClassVar[dict[str, Counter[str]]] = {}
 
     def __init__(self) -> None:
@@ -244,10 +245,20 @@ def test_a_graph_that_cannot_be_launched_is_freed(setup: Setup, monkeypatch: pyt
 
 
 def test_nothing_is_executed_while_recording(setup: Setup) -> None:
-    for _ in range(2):
+    for _ in range(3):
         setup(torch.ones(2, 3))
     assert setup.session.executed == 2
-    assert [graph.launches for graph in setup.recorder.graphs] == [0]
+    assert [graph.launches for graph in setup.recorder.graphs] == [1]
+
+
+def test_calls_wait_for_the_device_until_a_recording_shows_that_they_need_not(setup: Setup) -> None:
+    setup.recorder.failures = ["it copies between host and device"]
+    for _ in range(3):
+        setup(torch.ones(2, 3))
+    assert setup.session.executed == 3  # a plain call follows the failed recording
+    assert not setup.session.is_device_only
+    setup(torch.ones(2, 3))
+    assert setup.session.is_device_only
 
 
 def test_an_input_on_another_device_is_not_recorded(setup: Setup) -> None:
@@ -273,7 +284,7 @@ def test_another_stream_waits_for_the_last(setup: Setup) -> None:
 
 def test_results_leave_the_sessions_memory_once_there_is_a_graph(setup: Setup) -> None:
     setup.session.allocates_in_torch = False
-    for _ in range(2):
+    for _ in range(3):
         setup(torch.ones(2, 3))
     kept = setup(torch.full((4, 3), 3.0))  # another shape: a plain call
     setup.session.memory.fill_(-1.0)  # a graph may write there at any time

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -125,7 +126,8 @@ def _captured(stream: torch.cuda.Stream, run: Callable[[], object]) -> Iterator[
     driver, handle, graph = _driver(), c_void_p(stream.cuda_stream), c_void_p()
     _check(driver.cuStreamBeginCapture_v2(handle, _THREAD_LOCAL), "cuStreamBeginCapture")
     try:
-        run()
+        with _no_garbage_collection():
+            run()
     except Exception as error:
         driver.cuStreamEndCapture(handle, byref(graph))
         _forget_errors()
@@ -137,6 +139,18 @@ def _captured(stream: torch.cuda.Stream, run: Callable[[], object]) -> Iterator[
         yield graph
     finally:
         driver.cuGraphDestroy(graph)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Collect no garbage: a session that is freed waits for the device and frees memory, which fails in a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _forget_errors() -> None:

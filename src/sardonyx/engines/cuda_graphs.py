@@ -37,6 +37,8 @@ class StreamRunner(Protocol):
     allocates_in_torch: bool
     """Whether torch allocates the results, rather than the session."""
     placement: Mapping[str, Counter[str]]
+    is_device_only: bool
+    """Whether its kernels are known to use no memory of the host."""
 
     def __call__(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """Run once, ordered with torch's current stream."""
@@ -158,15 +160,25 @@ class _Shape:
     recording: _Recording | None = None
     addresses: list[int | None] = field(default_factory=list)
     """Where the inputs are at every call; None for those that moved."""
+    results: list[tuple[torch.Size, torch.dtype]] = field(default_factory=list)
 
-    def note_call(self, inputs: Sequence[Any], fixed: Set[int]) -> None:
+    @property
+    def is_due(self) -> bool:
+        """Whether to record the next call."""
+        return self.calls >= _CALLS_BEFORE and self.failures < _ATTEMPTS
+
+    def note_inputs(self, inputs: Sequence[Any], fixed: Set[int]) -> None:
         """Note where the inputs of a call are."""
         addresses = [_address(x) if isinstance(x, torch.Tensor) and is_contiguous(x) else None for x in inputs]
         if self.calls:
             old = self.addresses
             addresses = [new if i in fixed or new == old[i] else None for i, new in enumerate(addresses)]
-        self.calls += 1
         self.addresses = addresses
+
+    def note_results(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Note what a plain call returned."""
+        self.calls += 1
+        self.results = [(x.shape, x.dtype) for x in outputs]
 
 
 class GraphRunner(Runner):
@@ -205,13 +217,15 @@ class GraphRunner(Runner):
             if shape is None:
                 shape = _Shape()
                 self._shapes.put(key, shape)
-            replayed = self._replay(shape, inputs, stream)
-            if replayed is not None:
-                return replayed
-            outputs = self._run(inputs)
-            shape.note_call(inputs, self._fixed)
-            if shape.calls >= _CALLS_BEFORE and shape.failures < _ATTEMPTS:
-                self._record(shape, inputs, outputs)
+            outputs = self._replay(shape, inputs, stream)
+            if outputs is None:
+                shape.note_inputs(inputs, self._fixed)
+                if shape.is_due:
+                    self._record(shape, inputs)
+                    outputs = self._replay(shape, inputs, stream)
+            if outputs is None:
+                outputs = self._run(inputs)
+                shape.note_results(outputs)
             return outputs
 
     def close(self) -> None:
@@ -253,7 +267,7 @@ class GraphRunner(Runner):
             raise EngineError(
                 "a CUDA graph is being recorded, and it is not known whether it can be replayed: "
                 + (self.recordings.refused or "these shapes were not called before"),
-                hint=f"call the model {_CALLS_BEFORE} times with these shapes before you record it",
+                hint=f"call the model {_CALLS_BEFORE + 1} times with these shapes before you record it",
             )
         return self._run(inputs)
 
@@ -290,8 +304,11 @@ class GraphRunner(Runner):
             shape.failures = _ATTEMPTS
             self.recordings.refuse("weights keep being replaced")
 
-    def _record(self, shape: _Shape, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> None:
-        """Record the calls of a shape, after one of them; nothing is executed."""
+    def _record(self, shape: _Shape, inputs: Sequence[Any]) -> None:
+        """Record the calls of a shape; nothing is executed.
+
+        If that fails, a plain call follows, in which ONNX Runtime frees the memory of the host that it set aside.
+        """
         if any(inputs[i].device != self._device for i in self._fixed):
             shape.failures = _ATTEMPTS
             self.recordings.refuse(_ELSEWHERE)
@@ -301,7 +318,7 @@ class GraphRunner(Runner):
         moving = {i: x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and i not in direct}
         with torch.inference_mode(False):  # calls in and outside of inference mode write to them
             buffers = {i: torch.empty(x.shape, dtype=x.dtype, device=x.device) for i, x in moving.items()}
-            results = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in outputs]
+            results = [torch.empty(sizes, dtype=dtype, device=self._device) for sizes, dtype in shape.results]
         feeds = [buffers.get(i, x) for i, x in enumerate(inputs)]
         try:
             graph = self._recorder.record(lambda: self._runner.launch(feeds, results))
@@ -309,7 +326,7 @@ class GraphRunner(Runner):
             shape.failures += 1
             self.recordings.refuse(str(error))
             return
-        self._graphs_exist = True
+        self._graphs_exist = self._runner.is_device_only = True
         self.recordings.recorded += 1
         shape.recording = _Recording(graph, direct, weights, buffers, results)
 

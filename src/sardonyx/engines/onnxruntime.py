@@ -137,10 +137,10 @@ class OnnxRuntimeRunner(Runner):
         self._devices = [ortvalue.device_of(job.device)] * len(self._outputs)
         self.output_types = job.output_types
         self._readers = [ortvalue.reader(dtype, job.device) for dtype in job.output_types]
-        self._run_options = c.RunOptions()
+        self._run_options, self._launch_options = c.RunOptions(), c.RunOptions()
+        self._launch_options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        self.is_device_only = False
         self._quietly = ThreadPauser()
-        if job.device.type == "cuda":
-            self._run_options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         self._allocate = _allocator(job)
         self.allocates_in_torch = self._allocate is not None
         self._fixed: dict[int, tuple[Any, int, Any]] = dict.fromkeys(job.fixed, (None, 0, None))
@@ -194,7 +194,7 @@ class OnnxRuntimeRunner(Runner):
 
     def launch(self, inputs: Sequence[torch.Tensor | int], outputs: Sequence[torch.Tensor]) -> None:
         """Give the work of a call to the session's stream; inputs and outputs are contiguous."""
-        self._run_into(self._values(inputs), self._vector_of(outputs))
+        self._run_into(self._values(inputs), self._vector_of(outputs), self._launch_options)
 
     def feeds(self, values: Sequence[Any]) -> Any:
         """Return a vector of ONNX Runtime values, for `fetch`."""
@@ -206,7 +206,7 @@ class OnnxRuntimeRunner(Runner):
     def fetch(self, feeds: Any) -> Any:
         """Run once with a vector of ONNX Runtime values; return a vector of the outputs."""
         fetches = self._vector()
-        self._run_into(feeds, fetches)
+        self._run_into(feeds, fetches, self._run_options)
         return fetches
 
     def _vector_of(self, tensors: Sequence[torch.Tensor]) -> Any:
@@ -222,20 +222,24 @@ class OnnxRuntimeRunner(Runner):
         return vector
 
     def _run_in_order(self, feeds: Any, fetches: Any) -> None:
-        """Run after the work of torch's current stream, and before what it is given next."""
+        """Run after the work of torch's current stream, and before what it is given next.
+
+        A call waits for the device, unless its kernels are known to use no memory of the host: ONNX Runtime keeps the
+        memory that such a kernel copies from until a call that waits. If the session is freed before, it aborts.
+        """
         stream = self.stream
         if stream is None:
-            return self._run_into(feeds, fetches)
+            return self._run_into(feeds, fetches, self._run_options)
         current = torch.cuda.current_stream(stream.device)
         stream.wait_stream(current)
         try:
-            return self._run_into(feeds, fetches)
+            return self._run_into(feeds, fetches, self._launch_options if self.is_device_only else self._run_options)
         finally:
             current.wait_stream(stream)
 
-    def _run_into(self, feeds: Any, fetches: Any) -> None:
+    def _run_into(self, feeds: Any, fetches: Any, options: Any) -> None:
         try:
-            self._quietly(self._run, self._run_options, self._inputs, feeds, self._outputs, fetches, self._devices)
+            self._quietly(self._run, options, self._inputs, feeds, self._outputs, fetches, self._devices)
         except Exception as error:
             raise _run_error(error) from error
 
@@ -250,7 +254,7 @@ class OnnxRuntimeRunner(Runner):
         return value
 
     def __del__(self) -> None:
-        """Wait for the session's work: ONNX Runtime aborts if a callback of the stream frees the last of its memory."""
+        """Wait for the session's work, which uses its memory."""
         stream: torch.cuda.Stream | None = getattr(self, "stream", None)
         if stream is not None:
             with suppress(Exception):  # at exit, CUDA may be gone
