@@ -210,9 +210,10 @@ def _judge(case: _Case, actual: Any, run: Callable[..., Any] | None = None) -> O
     if op.name in POLES_AT_INTEGERS:
         expected = _with_poles(sample.input, expected)
     strides = _strides(expected) != _strides(actual)
+    elsewhere = _difference_in_devices(expected, actual)
     comparable = _comparable(op, sample, expected)
     expected, actual = comparable(expected), comparable(actual)
-    problem = difference(expected, actual, values=op.name not in UNINITIALIZED)
+    problem = elsewhere or difference(expected, actual, values=op.name not in UNINITIALIZED)
     if problem and case.is_random and run is not None:
         outcome.random = 1
         ours = _then(run, comparable)
@@ -252,18 +253,28 @@ def _then(function: Callable[..., Any], after: Callable[[Any], Any]) -> Callable
 
 
 def _comparable(op: Any, sample: Any, expected: Any) -> Callable[[Any], Any]:
-    """What is compared of a result: all of it, but for samples at the edges of operators that sum."""
+    """What is compared of a result, on the CPU: all of it, but for samples at the edges of operators that sum."""
     if sample.name != EDGES or orders_or_maps(op):
-        return lambda result: result
+        return _on_cpu
     is_pairs = op.name == "stft" and not sample.kwargs.get("return_complex")
-    scale = largest_finite(expected) if CANCELLING.fullmatch(op.name) else None
+    scale = largest_finite(_on_cpu(expected)) if CANCELLING.fullmatch(op.name) else None
 
     def comparable(result: Any) -> Any:
+        result = _on_cpu(result)
         complete = torch.view_as_complex(result.contiguous()) if is_pairs else result
         finite = tree_map(_without_infinities, complete)
         return finite if scale is None else finite / scale
 
     return comparable
+
+
+def _difference_in_devices(expected: Any, actual: Any) -> str:
+    theirs, ours = ([t.device.type for t in _tensors(result)] for result in (expected, actual))
+    return "" if theirs == ours else f"results on {', '.join(ours)} instead of {', '.join(theirs)}"
+
+
+def _on_cpu(result: Any) -> Any:
+    return tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, result)
 
 
 def _eager(function: Callable[..., Any], tensors: list[torch.Tensor]) -> tuple[Any, bool]:
@@ -394,11 +405,11 @@ def _value_difference(expected: torch.Tensor, actual: torch.Tensor) -> str:
 
 
 def nearer_to_truth(function: Callable[..., Any], tensors: list[torch.Tensor], expected: Any, actual: Any) -> bool:
-    """Whether the result is as near to the one in double precision as torch's own is."""
+    """Whether the result is as near to the one in double precision, on the CPU, as torch's own is."""
     try:
         torch.manual_seed(0)
         promoted = all(map(_is_integer, tensors)) and all(t.is_floating_point() for t in _tensors(expected))
-        truth = function(*(t.double() if promoted else _widened(t) for t in tensors))
+        truth = function(*(t.cpu().double() if promoted else _widened(t.cpu()) for t in tensors))
         return all(_as_near(*three) for three in zip(*map(_tensors, (truth, expected, actual)), strict=True))
     except Exception:
         return False

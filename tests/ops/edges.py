@@ -26,6 +26,8 @@ COUNTS_OR_INDICES = frozenset({"bincount", "nn.functional.one_hot", "unravel_ind
 TRAPS = frozenset({"lcm"})
 """Operators on which torch itself ends the process at the edges of integers."""
 
+UNFIT_ON_CUDA = frozenset({"matrix_exp", "multinomial"})
+"""Operators that torch itself, on CUDA, never ends for infinities, or aborts the process for NaN."""
 SEQUENCES = frozenset({"searchsorted", "bucketize"})
 """Operators that search in a sequence: what they find in one that is not sorted is unspecified."""
 WITHOUT_NAN = frozenset({"mode"})

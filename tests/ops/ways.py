@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 import sardonyx
 
 from .database import Arguments, over_tensors
+from .edges import EDGES, UNFIT_ON_CUDA
 
 COMPILED, EXPORTED, CUDA, STRICT, FALLBACK = "", "export", "cuda", "device, strict", "device, with fallback"
 """Their names. Strictly, everything on the device runs in ONNX Runtime: copies and casts too."""
@@ -100,12 +101,32 @@ def _there(leaf: Any, device: str = "ort") -> Any:
     return torch.device(device) if isinstance(leaf, (str, torch.device)) and str(leaf) == "cpu" else leaf
 
 
+def is_fit_for_cuda(op: Any, sample: Any) -> bool:
+    """Whether torch itself gives one result for a sample on CUDA."""
+    return not (op.name in UNFIT_ON_CUDA and sample.name == EDGES) and not _repeats_indices(op, sample)
+
+
+def _repeats_indices(op: Any, sample: Any) -> bool:
+    """Whether some positions are written twice, of which any may be the last on CUDA."""
+    if not op.name.startswith("nn.functional.max_unpool"):
+        return False
+    planes = sample.args[0].flatten(-int(op.name[-2]))
+    return any(row.unique().numel() < row.numel() for row in planes.reshape(-1, planes.shape[-1]))
+
+
 def on_cuda(op: Any, sample: Any) -> Any:
-    """The sample with its tensors on CUDA."""
+    """The sample with its tensors on CUDA; of convolutions in half precision with finite ones.
+
+    cuDNN's kernels of those lose infinities and NaN, in torch too.
+    """
     moved = copy.copy(sample)
+    loses = op.name.startswith("nn.functional.conv")
 
     def there(leaf: Any) -> Any:
-        return leaf.cuda() if isinstance(leaf, torch.Tensor) else _there(leaf, "cuda")
+        if not isinstance(leaf, torch.Tensor):
+            return _there(leaf, "cuda")
+        is_half = leaf.is_floating_point() and leaf.itemsize == 2
+        return (leaf.nan_to_num(1, 2, -2) if loses and is_half else leaf).cuda()
 
     moved.input = tree_map(there, sample.input)
     if op.name not in INDICES_STAY:

@@ -71,7 +71,7 @@ def _serve(pipe: Connection) -> None:
 
     from .check import check_samples
     from .database import operators, samples, warm_up
-    from .ways import CUDA, on_cuda
+    from .ways import CUDA, is_fit_for_cuda, on_cuda
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends us
     torch.set_num_threads(1)
@@ -81,7 +81,9 @@ def _serve(pipe: Connection) -> None:
         name, dtype, way, executor, count, first, alone = pipe.recv()
         op = operators()[name]
         found = samples(op, getattr(torch, dtype), count)
-        numbered = list(enumerate(on_cuda(op, sample) for sample in found) if way == CUDA else enumerate(found))
+        if way == CUDA:
+            found = [on_cuda(op, sample) for sample in found if is_fit_for_cuda(op, sample)]
+        numbered = list(enumerate(found))
         pipe.send(len(numbered))
         numbered = numbered[first:]
         at_once = 1 if alone else SAMPLES_TOGETHER

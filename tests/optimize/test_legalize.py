@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import numpy as np
 import onnx_ir as ir
+import onnxruntime
 import pytest
 import torch
 
@@ -173,3 +175,58 @@ def test_a_gate_keeps_the_engines_sigmoid() -> None:
         gate = torch.compile(lambda x, y: torch.sigmoid(x).t() * y.t(), backend="sardonyx")
         gate(torch.randn(2, 3), torch.ones(2, 3))
     assert report.operators["Sigmoid"] == 1
+
+
+@pytest.mark.parametrize("op_type", ["ReduceMax", "ReduceMin"])
+@pytest.mark.parametrize("keepdims", [0, 1])
+@pytest.mark.parametrize("numpy_dtype", [np.float32, np.float64])
+def test_extrema_of_infinities_by_a_kernel_that_loses_them(op_type: str, keepdims: int, numpy_dtype: type) -> None:
+    """As cuDNN's, which starts at the lowest or highest finite number; here Max or Min does that to the result."""
+    dtype = ir.DataType.from_numpy(np.dtype(numpy_dtype))
+    limits = np.finfo(numpy_dtype)
+    x = ir.Value(name="x", type=ir.TensorType(dtype), shape=ir.Shape(("n", 3)))
+    axes = ir.Value(name="axes", const_value=ir.tensor(np.array([1]), name="axes"))
+    limit = limits.min if op_type == "ReduceMax" else limits.max
+    bound = ir.Value(name="limit", const_value=ir.tensor(limit, name="limit"))
+    reduced = ir.node(op_type, [x, axes], {"keepdims": keepdims})
+    reduced.outputs[0].name, reduced.outputs[0].type = "y", ir.TensorType(dtype)
+    graph = ir.Graph(
+        [x], reduced.outputs, nodes=[reduced], initializers=[axes, bound], opset_imports={"": OPSET}, name="g"
+    )
+    model = ir.Model(graph, ir_version=10)
+    legalize(model, Kernels({}, loses_infinity=frozenset({op_type})))
+    loses = ir.node(op_type.removeprefix("Reduce"), [reduced.outputs[0], bound])
+    loses.outputs[0].name, loses.outputs[0].type = "bounded", ir.TensorType(dtype)
+    ir.convenience.replace_all_uses_with(reduced.outputs[0], loses.outputs[0])
+    loses.replace_input_with(0, reduced.outputs[0])
+    graph.insert_after(reduced, loses)
+    inf, nan = np.inf, np.nan
+    rows = [[-inf] * 3, [inf] * 3, [-inf, nan, -inf], [inf, nan, inf], [-inf, limits.min, -inf], [inf, limits.max, inf]]
+    given = np.array([*rows, [1, -inf, inf], [3, 1, 2]], numpy_dtype)
+    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
+    (result,) = session.run(None, {"x": given})
+    expected = (np.max if op_type == "ReduceMax" else np.min)(given, axis=1, keepdims=bool(keepdims))
+    clean = ~np.isnan(expected)  # the kernel on the CPU, unlike cuDNN's, skips NaN
+    np.testing.assert_array_equal(result[clean], expected[clean])
+
+
+def test_a_maximum_after_relu_needs_no_correction() -> None:
+    relu = node("Relu", ir.DataType.FLOAT)
+    reduced = ir.node("ReduceMax", relu.outputs, {"keepdims": 1})
+    reduced.outputs[0].name, reduced.outputs[0].type = "z", ir.TensorType(ir.DataType.FLOAT)
+    graph = ir.Graph(relu.inputs, reduced.outputs, nodes=[relu, reduced], opset_imports={"": OPSET}, name="g")
+    legalize(ir.Model(graph, ir_version=10), Kernels({}, loses_infinity=frozenset({"ReduceMax"})))
+    assert [made.op_type for made in graph] == ["Relu", "ReduceMax"]
+
+
+@pytest.mark.parametrize("dtype", [ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16])
+def test_a_float_becomes_uint8_through_int64_where_the_cast_saturates(dtype: ir.DataType) -> None:
+    cast = node("Cast", dtype, to=int(ir.DataType.UINT8))
+    cast.outputs[0].type = ir.TensorType(ir.DataType.UINT8)
+    graph = ir.Graph(cast.inputs, cast.outputs, nodes=[cast], opset_imports={"": OPSET}, name="g")
+    legalize(ir.Model(graph, ir_version=10), Kernels({}, uint8_casts_saturate=True, joins_casts=True))
+    assert [(made.op_type, made.outputs[0].dtype) for made in graph] == [
+        ("Cast", ir.DataType.INT64),
+        ("Max", ir.DataType.INT64),  # keeps ONNX Runtime from fusing the casts
+        ("Cast", ir.DataType.UINT8),
+    ]

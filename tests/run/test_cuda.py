@@ -168,6 +168,37 @@ def recordings(report: Any) -> Any:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_extrema_of_infinities_are_infinite(dtype: torch.dtype) -> None:
+    def extrema(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        pooled = torch.nn.functional.max_pool1d(x[None], 3)[0]
+        return x.amax(1), x.amin(1), x.amax(), x.max(1).values, torch.softmax(x, 1), pooled
+
+    inf = float("inf")
+    rows = [[-inf] * 3, [inf] * 3, [-inf, float("nan"), -inf], [-inf, torch.finfo(dtype).min, -inf], [1, -inf, inf]]
+    x = torch.tensor(rows, dtype=dtype, device="cuda")
+    run = compiled(extrema, fallback="quiet")
+    for expected, result in zip(extrema(x), run(x), strict=True):
+        torch.testing.assert_close(result, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_negative_numbers_become_uint8_as_in_eager(dtype: torch.dtype) -> None:
+    x = torch.tensor([-1, -1.5, -100, 0, 200, 255, 300], dtype=dtype, device="cuda")
+    torch.testing.assert_close(compiled(lambda x: x.byte())(x), x.byte())
+
+
+def test_sessions_that_copy_from_the_host_end_at_any_time() -> None:
+    """Concat of many operands has a list of them copied from the host."""
+    for size in range(1, 20):
+        parts = [torch.randn(size, device="cuda") for _ in range(40)]
+        run = compiled(lambda *xs: torch.cat(xs).relu())
+        for _ in range(size % 5 + 1):
+            close(run(*parts), torch.cat(parts).relu())
+        del run
+        gc.collect()
+
+
 def test_a_shape_that_repeats_is_recorded_and_replayed() -> None:
     net = model()
     with collecting() as report:

@@ -102,7 +102,14 @@ def _kernels(provider: str) -> Kernels:
     onnxruntime()
     if provider == _CUDA:
         table = cuda_kernels.table()
-        return Kernels(table, joins_casts=True, inexact_int64=_REDUCE_IN_DOUBLE, is_complete=True)
+        return Kernels(
+            table,
+            loses_infinity=frozenset({"MaxPool", "ReduceMax", "ReduceMin"}),
+            joins_casts=True,
+            uint8_casts_saturate=True,
+            inexact_int64=_REDUCE_IN_DOUBLE,
+            is_complete=True,
+        )
     registered: dict[tuple[str, str], list[tuple[range, Mapping[str, Sequence[str]]]]] = {}
     for kernel in ortvalue.binding().get_registered_ep_kernel_defs(provider):
         versions = range(kernel.version_range[0], kernel.version_range[1] + 1)
@@ -110,7 +117,7 @@ def _kernels(provider: str) -> Kernels:
     return Kernels(
         registered,
         where_loses_zero_sign=True,
-        max_pool_loses_infinity=True,
+        loses_infinity=frozenset({"MaxPool"}),
         sigmoid_loses_small=True,
         joins_casts=True,
         inexact_int64=_COMPARE_32_BITS | _REDUCE_IN_DOUBLE,

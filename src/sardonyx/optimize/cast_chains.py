@@ -1,4 +1,4 @@
-"""Pairs of casts that ONNX Runtime wrongly fuses although the first one is lossy.
+"""Casts to integers: those of floats to uint8 on CUDA, and pairs that ONNX Runtime wrongly fuses.
 
 It fuses Cast(Cast(x, int64), int32) of a float into Cast(x, int32), which saturates instead of taking the low bits, and
 Cast(Cast(x, float), int8) of an int64 or double into a cast that does not round to single precision.
@@ -9,17 +9,30 @@ from __future__ import annotations
 import onnx_ir as ir
 
 _T = ir.DataType
+_FLOATS = frozenset({_T.FLOAT, _T.FLOAT16, _T.BFLOAT16})
 _NARROW = frozenset({_T.INT32, _T.INT16, _T.INT8, _T.UINT8})
 _LOSES = {
     _T.DOUBLE: (_T.INT64, _T.FLOAT, _T.FLOAT16, _T.BFLOAT16),
     _T.FLOAT: (_T.INT64, _T.FLOAT16, _T.BFLOAT16),
-    _T.FLOAT16: (_T.BFLOAT16,),
+    _T.FLOAT16: (_T.INT64, _T.BFLOAT16),
     _T.BFLOAT16: (_T.INT64, _T.FLOAT16),
     _T.INT64: (_T.DOUBLE, _T.FLOAT, _T.FLOAT16, _T.BFLOAT16),
     _T.INT32: (_T.FLOAT, _T.FLOAT16, _T.BFLOAT16),
     _T.INT16: (_T.FLOAT16, _T.BFLOAT16),
 }
-"""Source dtypes of the first cast, and the dtypes that cannot represent all of their values."""
+"""Source dtypes of the first cast, and the dtypes that cannot represent all of their values.
+
+Infinity and NaN are no integers."""
+
+
+def cast_through_int64(graph: ir.Graph) -> None:
+    """Cast floats to int64 before uint8, in place: the CUDA provider's cast returns 0 for negative numbers."""
+    for node in list(graph):
+        source = node.inputs[0] if _is_cast(node) else None
+        if source is not None and source.dtype in _FLOATS and node.outputs[0].dtype == _T.UINT8:
+            to = [ir.AttrInt64("to", int(_T.INT64))]
+            wide = _insert(graph, node, ir.Node("", "Cast", [source], to, num_outputs=1), _T.INT64)
+            node.replace_input_with(0, wide)
 
 
 def separate_casts(graph: ir.Graph) -> None:

@@ -11,10 +11,10 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from sardonyx.optimize.cast_chains import separate_casts
+from sardonyx.optimize.cast_chains import cast_through_int64, separate_casts
 from sardonyx.optimize.exact_int64 import compose_exact
 from sardonyx.optimize.function_body import function_body
-from sardonyx.optimize.pool_infinities import keep_infinities
+from sardonyx.optimize.infinities import keep_infinities
 from sardonyx.optimize.signed_zeros import keep_zero_signs
 from sardonyx.optimize.small_sigmoids import compose_sigmoids
 from sardonyx.optimize.subgraphs import bodies_of, graphs_of
@@ -46,12 +46,14 @@ class Kernels:
     table: Mapping[tuple[str, str], KernelTypes]
     where_loses_zero_sign: bool = False
     """Whether its Where returns 0 for a −0 from its first choice."""
-    max_pool_loses_infinity: bool = False
-    """Whether its MaxPool returns the lowest finite number for a window of −∞."""
+    loses_infinity: frozenset[str] = frozenset()
+    """Operators that return the lowest finite number as the maximum of nothing but −∞, and the same for minima."""
     sigmoid_loses_small: bool = False
     """Whether its Sigmoid of float32 has no relative error bound: it returns 0 for large negative numbers."""
     joins_casts: bool = False
     """Whether it fuses two casts although the first is lossy."""
+    uint8_casts_saturate: bool = False
+    """Whether its Cast of a float to uint8 returns 0 for negative numbers, rather than their low bits as torch does."""
     inexact_int64: frozenset[str] = frozenset()
     """Operators whose int64 kernels do not compute in 64 bits."""
     is_complete: bool = False
@@ -86,10 +88,13 @@ def legalize(model: ir.Model, kernels: Kernels) -> Counter[str]:
         if kernels.where_loses_zero_sign:
             keep_zero_signs(graph)
     compose_exact(model, kernels.inexact_int64)
-    if kernels.max_pool_loses_infinity:
-        keep_infinities(model)
+    if kernels.loses_infinity:
+        keep_infinities(model, kernels.loses_infinity)
     if kernels.sigmoid_loses_small:
         compose_sigmoids(model)
+    if kernels.uint8_casts_saturate:
+        for graph in graphs_of(model.graph):
+            cast_through_int64(graph)
     if kernels.joins_casts:
         for graph in graphs_of(model.graph):
             separate_casts(graph)

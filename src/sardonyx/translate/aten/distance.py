@@ -34,11 +34,13 @@ def cdist(g: Builder, x: Value, y: Value, p: float, compute_mode: int | None) ->
 
 
 def _norm(g: Builder, difference: Value, p: float) -> Value:
-    """Return the norm of each difference; for p = 0 a count, in which NaN remains NaN, unlike in torch's norm."""
+    """Return the norm of each difference; for p = 0 a count, in which NaN remains NaN, except on CUDA."""
     if p:
         return linalg_vector_norm(g, difference, p, [-1])
-    differs = g.cast(g.Not(g.Equal(difference, g.scalar(0, g.out.dtype))), g.out.dtype)
-    return g.ReduceSum(g.Where(g.IsNaN(difference), difference, differs), g.ints([-1]), keepdims=0)
+    counted = g.cast(g.Not(g.Equal(difference, g.scalar(0, g.out.dtype))), g.out.dtype)
+    if g.out.device.type != "cuda":
+        counted = g.Where(g.IsNaN(difference), difference, counted)
+    return g.ReduceSum(counted, g.ints([-1]), keepdims=0)
 
 
 def _differences(g: Builder, x: Value, y: Value) -> Value:

@@ -144,7 +144,11 @@ def batch_norm_inference(
     weight = weight if weight is not None else g.expand(g.scalar(1, dtype), [channels])
     bias = bias if bias is not None else g.expand(g.scalar(0, dtype), [channels])
     y = g.BatchNormalization(x, weight, bias, running_mean, running_var, epsilon=eps, momentum=1 - momentum)
-    return y, running_mean, running_var
+    if g.out[1].device.type != "cuda":  # torch returns empty statistics
+        return y, running_mean, running_var
+    wide = g.cast(running_var, g.out[2].dtype)
+    rstd = g.Reciprocal(g.Sqrt(g.Add(wide, g.scalar(eps, g.out[2].dtype))))
+    return y, g.cast(running_mean, g.out[1].dtype), rstd
 
 
 def _per_channel(g: Builder, x: Value, values: Value) -> Value:

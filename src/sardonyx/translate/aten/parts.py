@@ -21,11 +21,16 @@ def _parts(x: Number) -> tuple[Number, Number, Value]:
     ordinary = g.And(g.Greater(size.value, x.like(0).value), size < math.inf)
     size = size.where(ordinary, 1)
     exponent = (size.log() / math.log(2)).floor() + 1
-    mantissa = size * x.like(2) ** (-exponent)
+    mantissa = _rounded(size * x.like(2) ** (-exponent))  # the power may be inexact on CUDA
     # The logarithm of a power of two, or of a number next to it, may be rounded to the wrong side.
     high, low = g.Not(mantissa < 1), mantissa < 0.5
     exponent = (exponent + 1).where(high, (exponent - 1).where(low, exponent))
     return (mantissa / 2).where(high, (mantissa * 2).where(low, mantissa)), exponent, ordinary
+
+
+def _rounded(x: Number) -> Number:
+    """Return x in single precision, which has every digit of a number that was cast to double precision."""
+    return Number(x.g, x.g.cast(x.g.cast(x.value, torch.float32), x.g.dtype(x.value)))
 
 
 @aten("frexp.Tensor")

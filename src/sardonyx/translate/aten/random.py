@@ -13,6 +13,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from sardonyx import dtypes
 from sardonyx.errors import Unsupported
 from sardonyx.sizes import Dim
 from sardonyx.translate.aten.indexing import element_count
@@ -256,6 +257,8 @@ def _fractional_max_pool(
     count = len(kernel)
     spatial, planes = g.dims(x)[-count:], element_count(g.dims(x)[:-count])
     places = g.reshape(places, [planes, count])
+    if g.out[0].device.type == "cuda":  # torch rounds each step to half precision on the CPU alone
+        places = g.cast(places, dtypes.accumulation_dtype(g.dtype(places)))
     at = g.scalar(0, torch.int64)
     for axis in range(count):
         place = g.shaped(g.slice(places, 1, order[axis], order[axis] + 1), [planes, 1])
