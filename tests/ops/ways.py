@@ -102,8 +102,12 @@ def _there(leaf: Any, device: str = "ort") -> Any:
 
 
 def is_fit_for_cuda(op: Any, sample: Any) -> bool:
-    """Whether torch itself gives one result for a sample on CUDA."""
-    return not (op.name in UNFIT_ON_CUDA and sample.name == EDGES) and not _repeats_indices(op, sample)
+    """Whether torch itself gives one result for a sample on CUDA, of the dtype that it promises backends."""
+    if op.name in UNFIT_ON_CUDA and sample.name == EDGES:
+        return False
+    if op.name == "unique_consecutive" and torch.__version__ < "2.13" and sample.kwargs.get("return_counts"):
+        return False  # its counts are integers, but torch tells backends that they have the dtype of the elements
+    return not _repeats_indices(op, sample)
 
 
 def _repeats_indices(op: Any, sample: Any) -> bool:
