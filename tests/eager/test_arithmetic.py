@@ -46,3 +46,9 @@ def test_infinite_divisors_and_signs_of_zero() -> None:
         got, wanted = function(near, far).cpu(), function(x, y)
         assert torch.equal(got, wanted)
         assert torch.equal(got.signbit(), wanted.signbit())
+
+
+def test_the_factor_of_a_double_product_is_not_rounded_to_single_precision() -> None:
+    a, b, c = (torch.randn(2, 5, 5, dtype=torch.float64) for _ in range(3))
+    result = torch.baddbmm(a.to("ort"), b.to("ort"), c.to("ort"), beta=0.2, alpha=0.6).cpu()
+    torch.testing.assert_close(result, torch.baddbmm(a, b, c, beta=0.2, alpha=0.6), rtol=1e-13, atol=1e-13)

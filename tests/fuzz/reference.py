@@ -44,10 +44,11 @@ _NORMS = frozenset({"native_layer_norm", "native_group_norm"})
 _LOGARITHMS = frozenset({"_log_softmax", "log_sigmoid_forward"})
 """Operators whose zeros are logarithms of numbers just below one."""
 _LIMITED = frozenset({"prod", "cumprod", "gelu", "histc"})
-"""Operators of which torch's results are wrong at limits: products and counts in half precision, gelu of infinity."""
+"""Operators of which torch's results are wrong at limits: products and counts in half precision, gelu of infinity and
+where tanh is −1."""
 _SCALAR_KERNELS = {"hardtanh_backward": lambda grad, x, low, high: torch.where((x <= low) | (x >= high), 0, grad)}
 """Operators whose vectorized kernels in torch give other results for NaN: what their scalar kernels compute."""
-_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
+_SINGLE_OR_LESS = frozenset({torch.float16, torch.bfloat16, torch.float32})
 
 
 class RoundingNoise(TorchDispatchMode):
@@ -81,7 +82,7 @@ class RoundingNoise(TorchDispatchMode):
         return disturbed
 
     def _called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call an operator; with every other seed, those that are wrong at limits compute in a wider type.
+        """Call an operator; with every other seed, those that are wrong at limits compute in double precision.
 
         Those with two kinds of kernels use the other one.
         """
@@ -89,11 +90,10 @@ class RoundingNoise(TorchDispatchMode):
         if self._keeps_equal and name in _SCALAR_KERNELS:
             return _SCALAR_KERNELS[name](*args)
         result = func(*args, **kwargs)
-        if not self._keeps_equal or name not in _LIMITED or result.dtype not in _WIDER:
+        if not self._keeps_equal or name not in _LIMITED or result.dtype not in _SINGLE_OR_LESS:
             return result
-        wider = _WIDER[result.dtype]
-        kwargs = {**kwargs, "dtype": wider} if "dtype" in kwargs else kwargs
-        return func(args[0].to(wider), *args[1:], **kwargs).to(result.dtype)
+        kwargs = {**kwargs, "dtype": torch.float64} if "dtype" in kwargs else kwargs
+        return func(args[0].double(), *args[1:], **kwargs).to(result.dtype)
 
     def _off_by_mean(self, normalized: Tensor, x: Tensor, factors: Tensor) -> Tensor:
         """With noise as large as that of the mean, times the reciprocal deviation; what is no larger may be zero."""

@@ -35,6 +35,7 @@ constexpr Slot kCreateEnvWithGlobalThreadPools = Slot(119);
 constexpr Slot kDisablePerSessionThreads = Slot(120);
 constexpr Slot kCreateThreadingOptions = Slot(121);
 constexpr Slot kReleaseThreadingOptions = Slot(122);
+constexpr Slot kAddSessionConfigEntry = Slot(130);
 constexpr Slot kSetGlobalIntraOpNumThreads = Slot(147);
 constexpr Slot kSetGlobalInterOpNumThreads = Slot(148);
 constexpr Slot kSetGlobalSpinControl = Slot(149);
@@ -219,6 +220,10 @@ class Session {
     }
     check(ort::call<Status*(ort::SessionOptions*)>(ort::kDisableMemPattern)(options));
     check(ort::call<Status*(ort::SessionOptions*, int)>(ort::kSetSessionLogSeverityLevel)(options, 3));
+    // One rewrite rounds the scale of a double product to float.
+    using Configure = Status*(ort::SessionOptions*, const char*, const char*);
+    check(ort::call<Configure>(ort::kAddSessionConfigEntry)(options, "optimization.disable_specified_optimizers",
+                                                            "MatMulScaleFusion"));
     for (const auto& library : libraries) {
       void* handle = nullptr;
       using Load = Status*(ort::SessionOptions*, const char*, void**);
