@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -147,3 +148,15 @@ def test_gradients_flow_through_results_of_other_strides_than_traced() -> None:
     with torch.enable_grad():
         grads = [torch.autograd.grad((f(x, y) ** 2).sum(), x)[0] for f in (run, loss)]
     torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("function", [F.selu, lambda x: torch.complex(x, x).exp(), lambda x: (x + 1).mT])
+def test_results_may_be_modified_in_place_and_differentiated(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Autograd forbids it for views that a compiled function returns."""
+    torch._dynamo.reset()
+    x = torch.randn(3, 4, 5).permute(2, 1, 0).requires_grad_()
+    with torch.enable_grad():
+        result, expected = torch.compile(function, backend="sardonyx")(x), function(x)
+        assert result.stride() == expected.stride()
+        gradients = [torch.autograd.grad(y.mul_(2).abs().sum(), x)[0] for y in (result, expected)]
+    torch.testing.assert_close(*gradients)

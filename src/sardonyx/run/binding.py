@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from sardonyx.capture.regions import Region, Result
-from sardonyx.run.layout import strides_of_results, with_strides
+from sardonyx.run.layout import over_memory, strides_of_results, with_strides
 from sardonyx.run.random_inputs import RandomSampler, random_sampler
 from sardonyx.sizes import SizesOfCall
 from sardonyx.translate.translator import Translation
@@ -112,7 +112,7 @@ class Binding:
     def restore(self, outputs: list[torch.Tensor], args: Sequence[Any] = ()) -> Sequence[Any]:
         """Return the results of a call, from the engine's outputs and from arguments that are returned unchanged."""
         for index, shape in self.reshaped.items():
-            outputs[index] = _reshape_memory(outputs[index], shape)
+            outputs[index] = over_memory(outputs[index], shape, outputs[index].view(shape).stride())
         if self._outputs_are_results:
             return outputs[: len(self.results)]
         strides = self.strides or (None,) * len(self.results)
@@ -131,16 +131,11 @@ def restore_result(
     if result.number:
         return value.item()
     if result.complex:
-        value = torch.view_as_complex(value)
+        numbers = torch.view_as_complex(value)
+        value = over_memory(numbers, numbers.shape, numbers.stride())
     if result.device is not None:
         value = value.to(result.device)
     if result.order is not None:
-        value = value.permute([result.order.index(axis) for axis in range(value.dim())])
+        permuted = value.permute([result.order.index(axis) for axis in range(value.dim())])
+        value = over_memory(value, permuted.shape, permuted.stride())
     return value if strides is None else with_strides(value, strides(args))
-
-
-def _reshape_memory(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return a tensor over the same memory with another shape, not a view: callers may modify it in place."""
-    view = x.view(shape)
-    reshaped = torch.empty(0, dtype=x.dtype, device=x.device)
-    return reshaped.set_(x.untyped_storage(), view.storage_offset(), shape, view.stride())

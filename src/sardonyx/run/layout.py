@@ -31,7 +31,7 @@ def with_strides(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     if not value.numel() or all(
         size == 1 or old == new for size, old, new in zip(value.shape, value.stride(), strides, strict=True)
     ):
-        return value.as_strided(value.shape, strides)
+        return over_memory(value, value.shape, strides)
     strided = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
     if not torch._debug_has_internal_overlap(strided):
         return strided.copy_(value)
@@ -39,4 +39,13 @@ def with_strides(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     size = strided.untyped_storage().nbytes() // strided.element_size()
     memory = torch.empty(size, dtype=value.dtype, device=value.device)
     memory[torch.arange(size, device=value.device).as_strided(value.shape, strides)] = value
-    return memory.as_strided(value.shape, strides)
+    return over_memory(memory, value.shape, strides)
+
+
+def over_memory(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+    """Return a tensor over the memory of another one from its first element on.
+
+    It is not a view: autograd forbids to modify views in place that a compiled function returns.
+    """
+    made = torch.empty(0, dtype=x.dtype, device=x.device)
+    return made.set_(x.untyped_storage(), x.storage_offset(), shape, strides)
