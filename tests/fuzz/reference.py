@@ -40,10 +40,11 @@ _SUM_PRODUCTS = frozenset(
     ["mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "convolution", "linear"]
 )
 """Operators whose zeros have the sign that the order of their sums gives."""
-_CHOOSING = frozenset(
-    """maximum minimum fmax fmin clamp clamp_ clamp_min clamp_max amax amin aminmax max min sort topk median kthvalue
-    cummax cummin hardtanh""".split()
-)
+_CHOOSING_NAMES = """
+maximum minimum fmax fmin clamp clamp_ clamp_min clamp_max amax amin aminmax max min sort topk median kthvalue
+cummax cummin hardtanh
+"""
+_CHOOSING = frozenset(_CHOOSING_NAMES.split())
 """Operators that give 0.0 or -0.0 where they choose among both."""
 _NORMS = frozenset({"native_layer_norm", "native_group_norm"})
 """Operators that subtract a mean, so that what is left of equal elements is the rounding of the mean."""

@@ -150,7 +150,7 @@ def test_gradients_flow_through_results_of_other_strides_than_traced() -> None:
     torch.testing.assert_close(*grads)
 
 
-@pytest.mark.parametrize("function", [F.selu, lambda x: torch.complex(x, x).exp(), lambda x: (x + 1).mT])
+@pytest.mark.parametrize("function", [F.selu, lambda x: torch.complex(x, x * x), lambda x: (x + 1).mT])
 def test_results_may_be_modified_in_place_and_differentiated(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Autograd forbids it for views that a compiled function returns."""
     torch._dynamo.reset()
