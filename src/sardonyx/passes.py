@@ -256,8 +256,8 @@ def leave_reshapes_to_torch(model: ir.Model, context: Context) -> ir.Model:
 
 
 def replace_cuda_products(model: ir.Model, context: Context) -> ir.Model:
-    """Let our own operator compute matrix products on CUDA, with their bias and residual, and side by side."""
-    _add_library(context, cuda_matrix_products(model, context.options, kernels=wants_kernels(context)))
+    """Let our own operator compute matrix products on CUDA, with their bias, and side by side."""
+    _add_library(context, cuda_matrix_products(model, context.options))
     return model
 
 

@@ -61,12 +61,9 @@ def native(model: ir.Model, options: Options, device: str = "cpu") -> Path | Non
     return library
 
 
-def cuda_matrix_products(model: ir.Model, options: Options, *, kernels: bool = False) -> Path | None:
-    """Replace matrix products of a model on CUDA, in place; return their library, or None as `native` does.
-
-    `kernels` says that `native` will be called for the model too.
-    """
-    return _attempt(lambda: cuda_products.use_cuda_products(model, options, kernels=kernels), options)
+def cuda_matrix_products(model: ir.Model, options: Options) -> Path | None:
+    """Replace matrix products of a model on CUDA, in place; return their library, or None as `native` does."""
+    return _attempt(lambda: cuda_products.use_cuda_products(model, options), options)
 
 
 _T = TypeVar("_T")

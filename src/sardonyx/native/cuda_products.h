@@ -1,9 +1,8 @@
-// Matrix products on a GPU by cuBLASLt: one operator computes x·w₀ + b₀ + z₀, x·w₁ + b₁ + z₁, … of one x.
+// Matrix products on a GPU by cuBLASLt: one operator computes x·w₀ + b₀, x·w₁ + b₁, … of one x.
 //
 // ONNX Runtime adds the bias of a product by a second kernel, and runs products of the same x one after another, though
-// each may be too small to fill the GPU. Here the bias, a row, and a residual, which has the shape of the result, are
-// added by the product's kernel in float32 before it rounds, and the products run side by side where that is faster.
-// cuBLASLt proposes several algorithms for a product; the second call of a shape measures them.
+// each may be too small to fill the GPU. Here the bias is added by the product's kernel, and the products run side by
+// side where that is faster. cuBLASLt proposes several algorithms for a product; the second call of a shape measures them.
 //
 // Nothing is linked, and no header of CUDA is needed: torch has loaded the libraries.
 #pragma once
@@ -28,7 +27,6 @@ using Address = unsigned long long;
 constexpr int kMostProducts = 4;
 constexpr int kMostAlgorithms = 8;
 constexpr int kAlignment = 16;  // bytes that algorithms may assume
-constexpr size_t kBytes = 2;    // of an element
 constexpr size_t kWorkspace = size_t{16} << 20, kBranchWorkspace = size_t{4} << 20;
 constexpr int kMeasuredCalls = 5;
 constexpr size_t kCacheBytes = size_t{128} << 20;  // more than a GPU's L2 cache has
@@ -142,29 +140,17 @@ ort::Status* lt_status(int code, const char* what) {
   return ort::failure(message);
 }
 
-// A product y = x·w + b + z of one shape, in row-major order. To cuBLASLt, whose matrices are column-major, it is
-// yᵀ = wᵀ·xᵀ + zᵀ, and the bias is a column.
+// A product y = x·w + b of one shape, in row-major order. To cuBLASLt, whose matrices are column-major, it is
+// yᵀ = wᵀ·xᵀ, and the bias is a column.
 struct Shape {
   int64_t rows, columns, depth;
   int type;         // of the elements
   bool transposed;  // w is stored as columns × depth
-  bool bias, residual;
+  bool bias;
   size_t workspace;
-  using Key = std::array<int64_t, 8>;
-  Key key() const {
-    return {rows, columns, depth, type, transposed, bias, residual, static_cast<int64_t>(workspace)};
+  auto key() const {
+    return std::array<int64_t, 7>{rows, columns, depth, type, transposed, bias, static_cast<int64_t>(workspace)};
   }
-};
-
-struct Operands {
-  const void* x = nullptr;
-  int count = 0;
-  struct Product {
-    const void* w = nullptr;
-    const void* bias = nullptr;
-    const void* residual = nullptr;
-    void* y = nullptr;
-  } products[kMostProducts];
 };
 
 class Plan {
@@ -200,12 +186,11 @@ class Plan {
   void choose(int index) { chosen_ = index; }
 
   // The bias is part of the descriptor: calls of one plan must not overlap on the host.
-  int run(const void* x, const Operands::Product& p, Address workspace, Handle stream) {
+  int run(const void* x, const void* w, const void* bias, void* y, Address workspace, Handle stream) {
     const Libraries& l = *libraries();
-    if (shape_.bias) l.matmul_set(matmul_, kBiasPointer, &p.bias, sizeof p.bias);
-    const float one = 1, beta = shape_.residual ? 1 : 0;
-    const void* added = shape_.residual ? p.residual : p.y;
-    return l.matmul(lt_, matmul_, &one, p.w, w_, x, x_, &beta, added, y_, p.y, y_, &proposals_[chosen_].algorithm,
+    if (shape_.bias) l.matmul_set(matmul_, kBiasPointer, &bias, sizeof bias);
+    const float one = 1, zero = 0;
+    return l.matmul(lt_, matmul_, &one, w, w_, x, x_, &zero, y, y_, y, y_, &proposals_[chosen_].algorithm,
                     reinterpret_cast<void*>(workspace), shape_.workspace, stream);
   }
 
@@ -273,6 +258,16 @@ struct Branches {
   }
 };
 
+struct Operands {
+  const void* x = nullptr;
+  int count = 0;
+  struct Product {
+    const void* w = nullptr;
+    const void* bias = nullptr;
+    void* y = nullptr;
+  } products[kMostProducts];
+};
+
 // Measures work of a stream with a cold cache: in a model, other layers have been in it since the last call.
 class Stopwatch {
  public:
@@ -331,7 +326,7 @@ class Group {
   // to flush the cache, stays as it is.
   void measure(const Operands& o, Branches& branches, Handle stream, const std::vector<Shape>& shapes) {
     static std::mutex measuring;
-    static std::map<Shape::Key, int> known;
+    static std::map<std::array<int64_t, 7>, int> known;
     const std::lock_guard<std::mutex> alone(measuring);
     Stopwatch stopwatch(branches, stream);
     for (int i = 0; i < o.count; ++i) {
@@ -360,7 +355,8 @@ class Group {
 
  private:
   int run_one(int i, const Operands& o, Address workspace, Handle stream) {
-    return plans_[i]->run(o.x, o.products[i], workspace, stream);
+    const auto& p = o.products[i];
+    return plans_[i]->run(o.x, p.w, p.bias, p.y, workspace, stream);
   }
 
   int run_in_turn(const Operands& o, Branches& branches, Handle stream) {
@@ -413,7 +409,7 @@ class AlignedCopies {
   std::vector<Address> copies_;
 };
 
-// A node: inputs x, then for each product w and, if it has them, its bias and its residual.
+// A node: inputs x, then for each product w and, if it has one, its bias.
 class Products {
  public:
   ort::Status* make(const ort::Info* info, int type) {
@@ -421,9 +417,7 @@ class Products {
     if (!libraries()) return ort::failure("libcuda or libcublasLt was not found");
     if (auto s = read(info, "transposed", transposed_)) return s;
     if (auto s = read(info, "biased", biased_)) return s;
-    if (auto s = read(info, "added", added_)) return s;
-    const size_t count = biased_.size();
-    return transposed_.size() == count && added_.size() == count && count > 0 && count <= kMostProducts
+    return transposed_.size() == biased_.size() && !biased_.empty() && biased_.size() <= kMostProducts
                ? nullptr
                : ort::failure("Products has invalid attributes");
   }
@@ -456,22 +450,9 @@ class Products {
     return get(info, name, values.data(), &count);
   }
 
-  // A bias or a residual, which must have these sizes.
-  static ort::Status* addend(ort::Context* context, size_t index, const int64_t* dims, size_t rank,
-                             AlignedCopies& copies, const void*& data) {
-    ort::Tensor tensor;
-    if (auto s = ort::input(context, index, tensor)) return s;
-    if (tensor.rank != rank || !std::equal(dims, dims + rank, tensor.dims)) {
-      return ort::failure("a bias or residual of Products has another shape");
-    }
-    int64_t count = 1;
-    for (size_t axis = 0; axis < rank; ++axis) count *= dims[axis];
-    data = tensor.data;
-    return copies.align(data, count * kBytes);
-  }
-
   ort::Status* operands_of(ort::Context* context, ort::Tensor& x, AlignedCopies& copies, std::vector<Shape>& shapes,
                            Operands& operands) {
+    constexpr size_t kBytes = 2;
     const int64_t depth = x.dims[x.rank - 1];
     int64_t rows = 1;
     for (size_t axis = 0; axis + 1 < x.rank; ++axis) rows *= x.dims[axis];
@@ -481,25 +462,24 @@ class Products {
     size_t next = 1;
     for (int i = 0; i < operands.count; ++i) {
       auto& product = operands.products[i];
-      ort::Tensor w;
+      ort::Tensor w, bias;
       if (auto s = ort::input(context, next++, w)) return s;
       const bool transposed = transposed_[i] != 0;
       const int64_t columns = w.dims[transposed ? 0 : 1];
       if (w.rank != 2 || w.dims[transposed ? 1 : 0] != depth) return ort::failure("w of Products has another depth");
       product.w = w.data;
       if (auto s = copies.align(product.w, columns * depth * kBytes)) return s;
+      if (biased_[i]) {
+        if (auto s = ort::input(context, next++, bias)) return s;
+        if (bias.rank != 1 || bias.dims[0] != columns) return ort::failure("a bias of Products has another size");
+        product.bias = bias.data;
+        if (auto s = copies.align(product.bias, columns * kBytes)) return s;
+      }
       int64_t dims[ort::Tensor::kMostDims];
       std::copy(x.dims, x.dims + x.rank, dims);
       dims[x.rank - 1] = columns;
-      if (biased_[i]) {
-        if (auto s = addend(context, next++, &columns, 1, copies, product.bias)) return s;
-      }
-      if (added_[i]) {
-        if (auto s = addend(context, next++, dims, x.rank, copies, product.residual)) return s;
-      }
       if (auto s = ort::output(context, i, dims, x.rank, &product.y)) return s;
-      shapes.push_back({rows, columns, depth, type_, transposed, biased_[i] != 0, added_[i] != 0,
-                        i ? kBranchWorkspace : kWorkspace});
+      shapes.push_back({rows, columns, depth, type_, transposed, biased_[i] != 0, i ? kBranchWorkspace : kWorkspace});
     }
     return nullptr;
   }
@@ -531,7 +511,7 @@ class Products {
     bool measured = false;
   };
   int type_ = kHalf;
-  std::vector<int64_t> transposed_, biased_, added_;
+  std::vector<int64_t> transposed_, biased_;
   std::mutex running_;
   std::map<int64_t, Known> groups_;
 };

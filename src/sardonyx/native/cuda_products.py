@@ -1,24 +1,19 @@
 """Matrix products on a GPU as nodes of our own library over cuBLASLt, see cuda_products.h.
 
-A product takes its bias and a residual along, and products of the same operand become one node that can run them side
-by side.
+A product takes its bias along, and products of the same operand become one node that can run them side by side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
 
-from sardonyx.errors import SardonyxError
-from sardonyx.native.cost import elements_of
-from sardonyx.native.cuda_skip_norms import bias_of, is_skip_norm, split_skip_norm
-from sardonyx.native.partition import registration, replace_value
+from sardonyx.native.partition import registration
 from sardonyx.native.session import onnxruntime, register
 from sardonyx.native.table import int_of
-from sardonyx.native.targets import target_for
 from sardonyx.options import Options
 from sardonyx.sizes import Dims
 from sardonyx.toolchain import compiler
@@ -34,100 +29,54 @@ _MULTIPLE = 8
 
 @dataclass(frozen=True)
 class _Product:
-    """A node that multiplies by a weight, and the nodes that add a bias and a residual, if any; a Gemm adds either."""
+    """A node that multiplies by a weight, and the node that adds a bias to its result, if any."""
 
     node: ir.Node
     weight: ir.Value
     transposed: bool
     bias: ir.Value | None = None
-    bias_addition: ir.Node | None = None
-    residual_addition: ir.Node | None = None
-
-    @property
-    def residual(self) -> ir.Value | None:
-        """Read from its node: if it is the result of another product, that may have been replaced."""
-        if self.residual_addition is None:
-            return None
-        if self.residual_addition is self.node:
-            return self.node.inputs[2]
-        biased = (self.bias_addition or self.node).outputs[0]
-        return _other_addend(self.residual_addition, biased)
-
-    @property
-    def nodes(self) -> list[ir.Node]:
-        nodes = (self.node, self.bias_addition, self.residual_addition)
-        return [x for x in dict.fromkeys(nodes) if x is not None]
+    addition: ir.Node | None = None
 
     @property
     def result(self) -> ir.Value:
-        return self.nodes[-1].outputs[0]
+        return (self.addition or self.node).outputs[0]
 
     @property
-    def inputs(self) -> list[ir.Value]:
-        """What the library reads of it besides the first operand."""
-        return [x for x in (self.weight, self.bias, self.residual) if x is not None]
+    def nodes(self) -> list[ir.Node]:
+        return [self.node, *([self.addition] if self.addition is not None else [])]
 
 
-def use_cuda_products(model: ir.Model, options: Options, *, kernels: bool) -> Path | None:
-    """Replace the matrix products of a model in half precision, in place; return the library, None without products.
-
-    With `kernels`, native ones will compute norms: a product then takes along the residual of the norm behind it too.
-    """
-    if next(_products(model.graph), None) is None:
+def use_cuda_products(model: ir.Model, options: Options) -> Path | None:
+    """Replace the matrix products of a model in half precision, in place; return the library, None without products."""
+    groups = list(_groups(model.graph))
+    if not groups:
         return None
     library = _build(options)
-    if kernels and _has_compiler():
-        _split_norms(model.graph, target_for("cuda").min_elements if options.native == "auto" else 0)
-    for group in list(_groups(model.graph)):
+    for group in groups:
         _replace(model.graph, group)
     model.graph.opset_imports[DOMAIN] = 1
     return library
 
 
-def _has_compiler() -> bool:
-    """Whether native kernels for a GPU can be compiled."""
-    try:
-        target_for("cuda").compiler_version()
-    except SardonyxError:
-        return False
-    return True
-
-
 def _build(options: Options) -> Path:
     """Return the library, checked to load."""
-    library = compiler.build_library(library_source(), options)
+    headers = [read_header("sardonyx.toolchain", "ort.h"), read_header("sardonyx.native", "cuda_products.h")]
+    registered = registration(DOMAIN, ["products_half", "products_bfloat"])
+    library = compiler.build_library("\n".join([*headers, registered]), options)
     register(onnxruntime().SessionOptions(), library)
     return library
 
 
-def library_source() -> str:
-    """Return the C++ source of the library."""
-    headers = [read_header("sardonyx.toolchain", "ort.h"), read_header("sardonyx.native", "cuda_products.h")]
-    return "\n".join([*headers, registration(DOMAIN, ["products_half", "products_bfloat"])])
-
-
 def _groups(graph: ir.Graph) -> Iterator[Sequence[_Product]]:
-    """Yield the products that become one node each: those of the same operand, and each that adds a residual."""
-    by_operand: dict[ir.Value | None, list[_Product]] = {}
-    additions: set[ir.Node] = set()
-    for product in _products(graph):
-        addition = _residual_addition(product)
-        if addition is None or addition in additions:  # a sum of two products is added by one of them
-            by_operand.setdefault(product.node.inputs[0], []).append(product)
-        else:
-            additions.add(addition)
-            yield [replace(product, residual_addition=addition)]
+    """Yield the products that become one node each: those of the same operand."""
+    by_operand: dict[ir.Value, list[_Product]] = {}
+    for node in graph:
+        product = _product(node)
+        if product is not None and node.inputs[0] is not None:
+            by_operand.setdefault(node.inputs[0], []).append(product)
     for products in by_operand.values():
         for start in range(0, len(products), _MOST_PRODUCTS):
             yield products[start : start + _MOST_PRODUCTS]
-
-
-def _products(graph: ir.Graph) -> Iterator[_Product]:
-    """Yield the products that the library supports, with their biases."""
-    for node in graph:
-        product = _product(node)
-        if product is not None:
-            yield product if product.bias is not None or product.residual is not None else _with_bias(product)
 
 
 def _product(node: ir.Node) -> _Product | None:
@@ -143,12 +92,10 @@ def _product(node: ir.Node) -> _Product | None:
     if node.op_type == "Gemm" and not _is_plain_gemm(node):
         return None
     transposed = node.op_type == "Gemm" and bool(int_of(node, "transB", 0))
-    product, addend = _Product(node, weight, transposed), rest[0] if rest else None
-    if addend is None:
-        return product
-    if _is_row(addend, node.outputs[0]):
-        return replace(product, bias=addend)
-    return replace(product, residual_addition=node) if _is_like(addend, node.outputs[0]) else None
+    bias = rest[0] if rest else None
+    if bias is not None:
+        return _Product(node, weight, transposed, bias) if _is_row(bias, node.outputs[0]) else None
+    return _with_addition(_Product(node, weight, transposed))
 
 
 def _is_plain_gemm(node: ir.Node) -> bool:
@@ -156,67 +103,23 @@ def _is_plain_gemm(node: ir.Node) -> bool:
     return not int_of(node, "transA", 0) and all(scale == 1 for scale in scales)
 
 
-def _with_bias(product: _Product) -> _Product:
+def _with_addition(product: _Product) -> _Product:
     """Return the product with the bias that is added to its result, if nothing else reads the result."""
-    result, add = product.result, _addition(product.result)
-    bias = _other_addend(add, result) if add is not None else None
-    if bias is None or not _is_row(bias, result):
+    result = product.node.outputs[0]
+    uses = list(result.uses())
+    if len(uses) != 1 or result.is_graph_output():
         return product
-    return replace(product, bias=bias, bias_addition=add)
-
-
-def _residual_addition(product: _Product) -> ir.Node | None:
-    """Return the node that adds a value of the same shape to the result, if nothing else reads the result."""
-    if product.residual_addition is not None:
-        return product.residual_addition
-    result, add = product.result, _addition(product.result)
-    residual = _other_addend(add, result) if add is not None else None
-    return add if residual is not None and _is_like(residual, result) else None
-
-
-def _addition(result: ir.Value) -> ir.Node | None:
-    """Return the addition of the same shape that alone reads a value."""
-    reader = _only_reader(result)
-    if reader is None or reader.domain or reader.op_type != "Add" or _dims(reader.outputs[0]) != _dims(result):
-        return None
-    return reader
-
-
-def _only_reader(result: ir.Value) -> ir.Node | None:
-    """Return the node of the same graph that alone reads a value."""
-    uses, producer = list(result.uses()), result.producer()
-    if len(uses) != 1 or result.is_graph_output() or producer is None or uses[0].node.graph is not producer.graph:
-        return None
-    return uses[0].node
-
-
-def _other_addend(node: ir.Node, addend: ir.Value) -> ir.Value | None:
-    return next((x for x in node.inputs[:2] if x is not addend), None)
-
-
-def _is_like(x: ir.Value, result: ir.Value) -> bool:
-    return len(_dims(x)) > 1 and _dims(x) == _dims(result) and x.dtype == result.dtype
+    add = uses[0].node
+    if add.op_type != "Add" or add.domain or add.graph is not product.node.graph:
+        return product
+    bias = next((x for x in add.inputs if x is not result and x is not None), None)
+    if bias is None or not _is_row(bias, result) or _dims(add.outputs[0]) != _dims(result):
+        return product
+    return _Product(product.node, product.weight, product.transposed, bias, add)
 
 
 def _is_row(bias: ir.Value, result: ir.Value) -> bool:
     return _is_given(bias) and _dims(bias) == _dims(result)[-1:] and bias.dtype == result.dtype
-
-
-def _split_norms(graph: ir.Graph, min_elements: int) -> None:
-    """Split norms of a product and a residual, which the product then adds, if native kernels compute plain norms."""
-    for product in list(_products(graph)):
-        norm = _only_reader(product.result)
-        if norm is not None and _takes_addends(product, norm) and elements_of(norm.outputs[0]) >= min_elements:
-            split_skip_norm(graph, norm, product.result)
-
-
-def _takes_addends(product: _Product, norm: ir.Node) -> bool:
-    """Whether a node is a norm, and a product can add what the norm adds to its result."""
-    if not is_skip_norm(norm) or product.residual is not None:
-        return False
-    bias, residual = bias_of(norm), _other_addend(norm, product.result)
-    takes_bias = bias is None or (product.bias is None and _is_row(bias, product.result))
-    return takes_bias and residual is not None and _is_like(residual, product.result)
 
 
 def _is_given(x: ir.Value) -> bool:
@@ -234,20 +137,25 @@ def _is_multiple(size: object) -> bool:
 
 
 def _replace(graph: ir.Graph, group: Sequence[_Product]) -> None:
-    """Replace the products of one operand by a node in the place of the first, or of its residual's addition."""
+    """Replace the products of one operand by a node in the place of the first."""
     operand = group[0].node.inputs[0]
     assert operand is not None
     assert operand.dtype is not None
-    inputs = [operand, *(x for product in group for x in product.inputs)]
+    inputs = [operand]
+    for product in group:
+        inputs += [product.weight, *([product.bias] if product.bias is not None else [])]
     attributes = [
         ir.AttrInt64s("transposed", [int(product.transposed) for product in group]),
         ir.AttrInt64s("biased", [int(product.bias is not None) for product in group]),
-        ir.AttrInt64s("added", [int(product.residual is not None) for product in group]),
     ]
     node = ir.Node(DOMAIN, _OPERATORS[operand.dtype], inputs, attributes, num_outputs=len(group))
     node.name = f"products_{group[0].node.name}"
     node.meta["fx"] = group[0].node.meta.get("fx")
-    graph.insert_before(group[0].residual_addition or group[0].node, node)
+    graph.insert_before(group[0].node, node)
     for product, new in zip(group, node.outputs, strict=True):
-        replace_value(product.result, new)
+        old = product.result
+        new.name, new.type, new.shape = old.name, old.type, old.shape
+        new.meta.update(old.meta)
+        old.name = f"{old.name}_replaced"
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
     graph.remove([node for product in group for node in product.nodes], safe=True)

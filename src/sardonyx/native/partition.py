@@ -249,18 +249,13 @@ def _replace(part: KernelGroup, domain: str, replaced: dict[ir.Value, ir.Value])
     node = ir.Node(domain, part.name, inputs, num_outputs=len(outputs))
     node.name = part.node_name
     for old, new in zip(outputs, node.outputs, strict=True):
-        replace_value(old, new)
+        new.name, new.type, new.shape = old.name, old.type, old.shape
+        new.meta.update(old.meta)
+        old.name = f"{old.name}_replaced"
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
         replaced[old] = new
     graph.insert_after(group[-1], node)
     graph.remove(group, safe=True)
-
-
-def replace_value(old: ir.Value, new: ir.Value) -> None:
-    """Replace all uses of a value, as graph output too; the new one takes over its name, type and sizes."""
-    new.name, new.type, new.shape = old.name, old.type, old.shape
-    new.meta.update(old.meta)
-    old.name = f"{old.name}_replaced"
-    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
 
 
 _OPERATOR = """

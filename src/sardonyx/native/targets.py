@@ -73,7 +73,6 @@ _SLOW_ON_CUDA = {
     "Gelu": 2e-12,
     "QuickGelu": 2e-12,
     "LayerNormalization": 7e-12,
-    "RMSNormalization": 7e-12,  # ONNX Runtime's kernel of LayerNormalization, without the mean
     "RotaryEmbedding": 4e-12,
     "Pad": 6e-12,
 }
