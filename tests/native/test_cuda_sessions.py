@@ -103,6 +103,19 @@ def test_an_operator_with_a_slow_kernel_is_worth_one_of_its_own() -> None:
     assert plan_kernels(model).groups == []
 
 
+@pytest.mark.parametrize("dtype", ["FLOAT16", "BFLOAT16", "FLOAT"])
+def test_norms_of_sums_in_half_precision_are_native(dtype: str) -> None:
+    """ONNX Runtime's round the sum before they normalize it; in single precision they are left to it."""
+    elements = getattr(TensorProto, dtype)
+    nodes = [helper.make_node("SkipSimplifiedLayerNormalization", ["x", "y", "g"], ["z"], domain="com.microsoft")]
+    inputs = {"x": (elements, SIZE), "y": (elements, SIZE), "g": (elements, SIZE[1:])}
+    model = ir.from_proto(model_of(nodes, inputs, ["z"]))
+    (node,) = model.graph
+    node.outputs[0].type, node.outputs[0].shape = ir.TensorType(ir.DataType[dtype]), ir.Shape(SIZE)
+    groups = plan_kernels(model, library=Library(TARGETS["cuda"])).groups
+    assert groups == ([] if dtype == "FLOAT" else [["SkipSimplifiedLayerNormalization"]])
+
+
 @pytest.mark.parametrize("operator", ["Relu", "Softmax", "Tanh"])
 def test_one_operator_alone_is_no_kernel(operator: str) -> None:
     assert _plan([helper.make_node(operator, ["x"], ["z"])], {"x": (HALF, SIZE)}).groups == []

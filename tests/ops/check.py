@@ -149,7 +149,7 @@ class _Case:
         self.tensors = _tensors(self.arguments)
         self.function = over_tensors(self.op, self.arguments)
         try:
-            self.expected, self.is_random = _eager(self.function, self.tensors)
+            self.expected, self.is_random = run_eager(self.function, self.tensors)
         except Exception:
             self.outcome.rejected = 1
 
@@ -219,7 +219,7 @@ def _judge(case: _Case, actual: Any, run: Callable[..., Any] | None = None) -> O
         ours = _then(run, comparable)
         problem = _random_difference(_then(function, comparable), ours, tensors, expected, actual)
     elif problem:
-        truth = partial(_one_by_one, function) if op.name in REMAINDERS else _then(function, comparable)
+        truth = truth_of(op.name, _then(function, comparable))
         problem = "" if nearer_to_truth(truth, tensors, expected, actual) else problem
     if problem and outcome.way == COMPILED and _is_dynamos_own(case, _then(function, comparable), actual):
         problem = ""
@@ -277,7 +277,7 @@ def _on_cpu(result: Any) -> Any:
     return tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, result)
 
 
-def _eager(function: Callable[..., Any], tensors: list[torch.Tensor]) -> tuple[Any, bool]:
+def run_eager(function: Callable[..., Any], tensors: list[torch.Tensor]) -> tuple[Any, bool]:
     """What torch gives, and whether it drew random numbers for it."""
     torch.manual_seed(SEED)
     before = _rng_state()
@@ -328,6 +328,11 @@ def _completed(result: Any) -> Any:
     """NaN for the factors of matrices that have none."""
     factor, info = result
     return factor.masked_fill(info[..., None, None] != 0, float("nan")), info
+
+
+def truth_of(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that gives the truth in double precision."""
+    return partial(_one_by_one, function) if name in REMAINDERS else function
 
 
 def _one_by_one(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:

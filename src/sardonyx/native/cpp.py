@@ -28,6 +28,8 @@ class Kernel:
     """Whether transposed accesses are computed in tiles."""
     READS_ACROSS = False
     """Whether adjacent threads, not lanes, access adjacent elements, so that short strided rows cost nothing."""
+    CHECKS_SIZES = False
+    """Whether the number of elements of every buffer, inputs too, decides at run time how it is indexed."""
 
     def __init__(self, region: Lowering) -> None:
         self.region = region
@@ -54,7 +56,7 @@ class Kernel:
         for nest in self.nests:
             for dim in dims_in(nest):
                 needed |= sympy.sympify(dim).free_symbols
-        for buffer in (*self.outputs, *self.region.inner):
+        for buffer in (*self.outputs, *self.region.inner, *(self.inputs if self.CHECKS_SIZES else ())):
             needed |= {s for dim in buffer.dims for s in sympy.sympify(dim).free_symbols}
         needed |= {s for dim in self.region.required for s in sympy.sympify(dim).free_symbols}
         missing = needed - sources.keys()

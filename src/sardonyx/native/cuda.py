@@ -47,6 +47,7 @@ class CudaKernel(Kernel):
     HOISTS = False  # a launch takes longer than computing it again
     HAS_TILES = False
     READS_ACROSS = True
+    CHECKS_SIZES = True
 
     def _needs_memory(self, buffer: Buffer) -> bool:
         """Return whether a buffer may have to outlive a sweep: rows can be too long for registers."""

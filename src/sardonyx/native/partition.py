@@ -179,7 +179,7 @@ def _excluded(graph: ir.Graph, choice: Choice, target: Target) -> dict[ir.Node, 
         return {}
     excluded = {node: _NO_GPU_PRODUCTS for node in graph if node.op_type in PRODUCTS}
     if choice == "auto":
-        excluded |= {node: _FUSED for node in graph if node.op_type in target.left}
+        excluded |= {node: _FUSED for node in graph if target.is_left(node)}
         excluded |= {node: _FEW_RESULTS for node in graph if reduces_to_few(node)}
     return excluded
 
