@@ -152,8 +152,8 @@ fuzz: setup
 
 cuda-checks:
 	$(CUDA_PYTHON) -m pytest tests/run/test_cuda.py
-	$(CUDA_PYTHON) -m tests.models.cuda --results build/cuda-models.json
-	$(CUDA_PYTHON) -m tests.ops.sweep --device cuda --quick --dtypes float32,float16,bfloat16 --results build/cuda-operators.json
+	$(CUDA_PYTHON) -m tests.models.cuda --results docs/cuda-models.json
+	$(CUDA_PYTHON) -m tests.ops.sweep --device cuda --quick --dtypes float32,float16,bfloat16 --results docs/cuda-operators.json
 
 train-sweep: setup
 	$(BIN)/python -m tests.train.sweep --results docs/training-sweep.json --page docs/training-sweep.md

@@ -25,10 +25,19 @@ INTERRUPTED = 130
 
 
 def versions() -> dict[str, str]:
-    """What the results were made with."""
+    """What the results were made with; onnxruntime, which several packages can provide, by the one that is imported."""
     from importlib.metadata import version
 
-    return {name: version(name) for name in ("sardonyx", "torch", "onnxruntime", "onnx", "onnxscript")}
+    import onnxruntime
+
+    named = {name: version(name) for name in ("sardonyx", "torch", "onnx", "onnxscript")}
+    return {**named, "onnxruntime": onnxruntime.__version__}
+
+
+def _gpu() -> str:
+    import torch
+
+    return torch.cuda.get_device_name()
 
 
 def source() -> str:
@@ -82,13 +91,15 @@ class Results:
     Each line has the date and the state of the code it was made with.
     """
 
-    def __init__(self, path: Path, samples: int | None, executor: str | None = None) -> None:
+    def __init__(self, path: Path, samples: int | None, executor: str | None = None, gpu: str | None = None) -> None:
         self._path = path
         today = datetime.now(UTC).date().isoformat()
         self._stamp = {"date": today, "source": source()}
         self._made = {**self._stamp, "versions": versions(), "samples": samples, "edges": True}
         if executor is not None:
             self._made["executor"] = executor
+        if gpu is not None:
+            self._made["gpu"] = gpu
         self._saved = time.monotonic()
         self.outcomes: list[dict[str, Any]] = []
 
@@ -249,7 +260,7 @@ def _ways(given: argparse.Namespace) -> tuple[str, ...]:
 def main(arguments: Sequence[str] | None = None) -> int:
     given = _arguments(arguments)
     count = 3 if given.quick else given.samples
-    results = Results(given.results, count, given.executor)
+    results = Results(given.results, count, given.executor, _gpu() if given.device == "cuda" else None)
     if given.resume:
         results.load()
     if given.earlier:
