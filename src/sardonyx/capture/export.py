@@ -87,6 +87,7 @@ def capture(
     graph = program.graph_module
     inline_wrappers(graph)
     constants: dict[sympy.Symbol, torch.fx.Node | str] = {**lines, **decompose_composite(graph, preserved)}
+    _require_functional(graph)
     rebase_as_strided(graph.graph)
     if empty:
         _allow_empty_sizes(program)
@@ -106,6 +107,16 @@ def _capture_fake_graph(model: torch.nn.Module, args: Any, kwargs: Any, preserve
     inputs = {index: index for index, _ in enumerate(graph.graph.find_nodes(op="placeholder"))}
     returned: Any = graph.graph.output_node().args[0]
     return Captured(graph, {}, inputs, tuple(returned), {}, (), specialized, in_spec, out_spec)
+
+
+def _require_functional(graph: torch.fx.GraphModule) -> None:
+    """Refuse in-place operators that are left: stages behind this one assume that there are none."""
+    left = next(filter(mutates, graph.graph.nodes), None)
+    if left is not None:
+        raise CaptureError(
+            f"{left.target} modifies a tensor in place, which could not be replaced",
+            hint='use torch.compile(model, backend="sardonyx"), or write it without the in-place operator',
+        )
 
 
 def _allow_empty_sizes(program: ExportedProgram) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Container, Iterator, Sequence, Set
+from collections.abc import Callable, Container, Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -178,7 +178,14 @@ def _trace_decomposition(node: torch.fx.Node, inputs: Sequence[torch.fx.Node]) -
 
     values = [n.meta["val"] for n in inputs]
     with _preserve_symbols(values):
-        return make_fx(call, decomposition_table=decompositions(), _allow_non_fake_inputs=True)(*values)
+        traced = _traced(call, values)
+        if any(map(mutates, traced.graph.nodes)):  # of its own tensors, as in circular padding
+            traced = _traced(torch.func.functionalize(traced, remove="mutations"), values)
+    return traced
+
+
+def _traced(function: Callable[..., Any], values: Sequence[Any]) -> torch.fx.GraphModule:
+    return make_fx(function, decomposition_table=decompositions(), _allow_non_fake_inputs=True)(*values)
 
 
 @contextmanager

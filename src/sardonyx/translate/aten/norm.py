@@ -144,11 +144,12 @@ def batch_norm_inference(
     weight = weight if weight is not None else g.expand(g.scalar(1, dtype), [channels])
     bias = bias if bias is not None else g.expand(g.scalar(0, dtype), [channels])
     y = g.BatchNormalization(x, weight, bias, running_mean, running_var, epsilon=eps, momentum=1 - momentum)
-    if g.out[1].device.type != "cuda":  # torch returns empty statistics
-        return y, running_mean, running_var
-    wide = g.cast(running_var, g.out[2].dtype)
-    rstd = g.Reciprocal(g.Sqrt(g.Add(wide, g.scalar(eps, g.out[2].dtype))))
-    return y, g.cast(running_mean, g.out[1].dtype), rstd
+    if not isinstance(g.out, (tuple, list)) or g.out[1].device.type != "cuda":
+        return y, running_mean, running_var  # not used: without statistics among the results, or empty ones
+    mean, rstd = g.out[1:3]
+    wide = g.cast(running_var, rstd.dtype)
+    deviation = g.Sqrt(g.Add(wide, g.scalar(eps, rstd.dtype)))
+    return y, g.cast(running_mean, mean.dtype), g.Reciprocal(deviation)
 
 
 def _per_channel(g: Builder, x: Value, values: Value) -> Value:
