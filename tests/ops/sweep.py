@@ -61,6 +61,7 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--strict", action="store_true", help="on the device: strictly alone")
     parser.add_argument("--executor", help="of the device (default: its own choice)")
+    parser.add_argument("--wrapper", action="store_true", help="through sardonyx.compile, with fallback")
     parser.add_argument("--export", action="store_true", help="export the samples at the edges of each dtype too")
     parser.add_argument("--only", nargs="*", default=(), help="operators by name, or by prefix with a trailing *")
     parser.add_argument("--own", action="store_true", help="only operators that our own table translates")
@@ -248,10 +249,10 @@ def _database_samples(way: str, count: int | None) -> int | None:
 
 
 def _ways(given: argparse.Namespace) -> tuple[str, ...]:
-    from .ways import COMPILED, CUDA, EXPORTED, FALLBACK, STRICT
+    from .ways import COMPILED, CUDA, EXPORTED, FALLBACK, STRICT, WRAPPED
 
-    if given.device == "cuda":
-        return (CUDA,)
+    if given.wrapper or given.device == "cuda":
+        return (WRAPPED,) if given.wrapper else (CUDA,)
     if not given.device:
         return (COMPILED, EXPORTED) if given.export else (COMPILED,)
     return (STRICT,) if given.strict else (STRICT, FALLBACK)

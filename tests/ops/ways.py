@@ -1,5 +1,5 @@
-"""The ways of a sample: `torch.compile` on the CPU or on CUDA, `sardonyx.export`, or the device `ort`, strictly or with
-fallback."""
+"""The ways of a sample: `torch.compile` on the CPU or on CUDA, `sardonyx.export`, `sardonyx.compile`, or the device
+`ort`, strictly or with fallback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import sardonyx
 from .database import Arguments, over_tensors
 from .edges import EDGES, UNFIT_ON_CUDA
 
-COMPILED, EXPORTED, CUDA, STRICT, FALLBACK = "", "export", "cuda", "device, strict", "device, with fallback"
+COMPILED, EXPORTED, WRAPPED, CUDA = "", "export", "wrapper", "cuda"
+STRICT, FALLBACK = "device, strict", "device, with fallback"
 """Their names. Strictly, everything on the device runs in ONNX Runtime: copies and casts too."""
 
 INDICES_STAY = frozenset({"tensor_split"})
@@ -59,9 +60,15 @@ def exported(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *tensors: sardonyx.export(module, tensors)(*tensors)
 
 
+def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as a module in the wrapper, which may leave operators to torch."""
+    return sardonyx.compile(_Module(function).eval(), fallback="quiet")
+
+
 CAPTURED: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     COMPILED: compiled,
     EXPORTED: exported,
+    WRAPPED: wrapped,
     CUDA: compiled,
 }
 """The ways that make a graph of a whole function: several samples go into one, since most of the time is capture."""
