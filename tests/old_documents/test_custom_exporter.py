@@ -1,7 +1,6 @@
 """torch's onnxrt backend with the custom exporter: the patch of its file, and its programs that train a Llama.
 
-The first of the two programs, without the environment variable, is `examples/llama_training.py`, which
-`tests/test_examples.py` runs.
+A longer form of the first program is `examples/llama_training.py`.
 """
 
 from __future__ import annotations
@@ -39,7 +38,19 @@ def ids_tensor(shape: list[int], vocab_size: int) -> torch.Tensor:
     return torch.tensor(data=values, dtype=torch.long).view(shape).contiguous()
 
 
-def test_with_the_custom_exporter(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("environment", "options"),
+    [
+        pytest.param({}, {"rewrite": True}, id="baseline"),
+        pytest.param({"ONNXRT_CHANGE_REWRITER": "1"}, {}, id="with the custom exporter"),
+    ],
+)
+def test_the_programs(
+    environment: dict[str, str],
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         transformers = pytest.importorskip("transformers")
@@ -67,11 +78,13 @@ def test_with_the_custom_exporter(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     model(input_ids, input_mask)
     expected = train_loop(copy.deepcopy(model), input_ids, input_mask)
 
-    monkeypatch.setitem(os.environ, "ONNXRT_CHANGE_REWRITER", "1")
+    for name, value in environment.items():
+        monkeypatch.setitem(os.environ, name, value)
 
     local_aot_ort, _ = make_aot_ort(
         dynamic=True,
         verbose=1,
+        **options,
     )
 
     with warnings.catch_warnings():
