@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -52,3 +52,17 @@ def test_batch_norm_in_eval_mode_takes_any_batch() -> None:
     for batch in (0, 1, 5):
         x = torch.randn(batch, 2, 6, 6)
         torch.testing.assert_close(program(x), model(x))
+
+
+def test_an_operator_that_reads_a_tensor_while_it_is_decomposed_is_left_to_torch() -> None:
+    class Split(nn.Module):
+        def forward(self, x: Tensor, indices: Tensor) -> Sequence[Tensor]:
+            return torch.tensor_split(x, indices)
+
+    x, indices = torch.arange(6.0), torch.tensor([1, 3])
+    for got, want in zip(
+        sardonyx.compile(Split().eval(), fallback="quiet")(x, indices), Split()(x, indices), strict=True
+    ):
+        torch.testing.assert_close(got, want)
+    with pytest.raises(sardonyx.errors.CaptureError, match="tensor_split"):
+        sardonyx.export(Split().eval(), (x, indices))

@@ -177,10 +177,17 @@ def _trace_decomposition(node: torch.fx.Node, inputs: Sequence[torch.fx.Node]) -
         return result if isinstance(result, (tuple, list)) else (result,)
 
     values = [n.meta["val"] for n in inputs]
-    with _preserve_symbols(values):
-        traced = _traced(call, values)
-        if any(map(mutates, traced.graph.nodes)):  # of its own tensors, as in circular padding
-            traced = _traced(torch.func.functionalize(traced, remove="mutations"), values)
+    try:
+        with _preserve_symbols(values):
+            traced = _traced(call, values)
+            if any(map(mutates, traced.graph.nodes)):  # of its own tensors, as in circular padding
+                traced = _traced(torch.func.functionalize(traced, remove="mutations"), values)
+    except Exception as error:  # such as one that reads the numbers in a tensor
+        what = str(error).partition("\n")[0]
+        raise CaptureError(
+            f"torch cannot decompose {node.target}: {what}",
+            hint='use torch.compile(model, backend="sardonyx"), which leaves the operator to torch',
+        ) from error
     return traced
 
 
