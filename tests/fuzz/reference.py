@@ -48,6 +48,8 @@ _CHOOSING = frozenset(_CHOOSING_NAMES.split())
 """Operators that give 0.0 or -0.0 where they choose among both."""
 _NORMS = frozenset({"native_layer_norm", "native_group_norm"})
 """Operators that subtract a mean, so that what is left of equal elements is the rounding of the mean."""
+_DERIVATIVES = frozenset({"glu_backward", "silu_backward", "gelu_backward", "mish_backward", "logit_backward"})
+"""Operators that multiply a gradient by a sum of terms that can cancel."""
 _LOGARITHMS = frozenset({"_log_softmax", "log_sigmoid_forward"})
 """Operators whose zeros are logarithms of numbers just below one."""
 _LIMITED = frozenset({"prod", "cumprod", "gelu", "histc"})
@@ -84,6 +86,8 @@ class RoundingNoise(TorchDispatchMode):
         disturbed = tree_map(self._disturbed, result)
         if func.overloadpacket.__name__ in _NORMS:
             return (self._off_by_mean(disturbed[0], args[0], result[2]), *disturbed[1:])
+        if func.overloadpacket.__name__ in _DERIVATIVES:
+            return self._off_by_factor(disturbed, args[0])
         if func.overloadpacket.__name__ in _LOGARITHMS:
             return tree_map(self._just_below_zero, disturbed)
         if func.overloadpacket.__name__ in _SUM_PRODUCTS:
@@ -113,6 +117,14 @@ class RoundingNoise(TorchDispatchMode):
         noise = self._noise(normalized.shape)
         moved = normalized.double() + noise * most
         return torch.empty_like(normalized).copy_(torch.where((moved.abs() <= most) & (noise > 0), 0.0, moved))
+
+    def _off_by_factor(self, derivative: Tensor, gradient: Tensor) -> Tensor:
+        """With noise of some ulps of the gradient."""
+        if not gradient.numel() or not derivative.is_floating_point():
+            return derivative
+        most = _ULPS * torch.finfo(derivative.dtype).eps * gradient.abs().nan_to_num(0, 0, 0).max().double()
+        moved = derivative.double() + self._noise(derivative.shape) * most
+        return torch.empty_like(derivative).copy_(moved)
 
     def _noise(self, shape: Sequence[int]) -> Tensor:
         return torch.rand(shape, generator=self._generator, dtype=torch.float64) * 2 - 1
