@@ -142,6 +142,24 @@ def test_branches_are_rewritten_where_they_are(around: str, then: str, other: st
     assert hits[rule] if rule else not hits
 
 
+SLICE = "Slice(x, o, p, o)"
+SPLIT = "Split<axis=0, num_outputs=2>(x)"
+LIMITS = "<int64[1] o = {0}, int64[1] p = {1}>"
+
+
+@pytest.mark.parametrize(
+    ("then", "other"),
+    [
+        (f"a, b = {SPLIT} u = Sub(x, a)", f"i = {SLICE} v = Add(x, i)"),
+        (f"i = {SLICE} u = Add(x, i)", f"a, b = {SPLIT} v = Sub(x, a)"),
+        (f"i = {SLICE} d = Exp(i) a, b = {SPLIT} e = Sub(x, b) u = Add(d, e)", "v = Identity(n)"),
+    ],
+)
+def test_slices_are_outputs_of_a_split_only_where_it_is_visible(then: str, other: str) -> None:
+    text = BRANCHES.format(around="", then=then, other=other)
+    rewritten(text.replace("(float[2,3] y) {", f"(float[2,3] y) {LIMITS} {{"))
+
+
 @pytest.mark.parametrize("copied", [False, True])
 def test_outputs_of_branches_and_of_what_chooses_them_keep_their_names(copied: bool) -> None:
     then, other = "s = Sigmoid(n) p = Mul(s, n) u = Identity(p)", "i = Identity(n) a = Exp(i) v = Identity(a)"

@@ -193,6 +193,63 @@ def test_angles_of_points_on_the_axes() -> None:
 def test_numbers_beyond_half_precision_are_finite_factors() -> None:
     x = torch.tensor([0.0, -0.0, 1e-4, -1.0, math.inf, math.nan], dtype=torch.float16)
     exact([lambda x: (x * 1e9, x / 1e9, x + 1e9, x - 1e9, 1e9 / x, 1e9 - x)], x)
+    exact([lambda x: (x + 1e9, x + 1e5, x - 1e5)], torch.tensor([-65504.0, -math.inf, 65504.0, math.inf]).half())
+
+
+def test_numbers_below_half_precision_are_nonzero_factors() -> None:
+    x = torch.tensor([1e3, -2e4, 1e-3, 0.0, math.inf, math.nan], dtype=torch.float16)
+    exact([lambda x: (x * 1e-9, x / 1e-9, x * 1e-6, x / 1e-6, 1e-9 / x)], x)
+
+
+NUMBERS = (2.5, 0.1, 1e6, 1e-9, -3e5)
+NUMBER_FUNCTIONS: dict[str, Function] = {
+    "mul": lambda x, k: (x * k, k * x, x * (k * 2)),
+    "div": lambda x, k: (x / k, k / x),
+    "add": lambda x, k: (x + k, k + x),
+    "sub": lambda x, k: (x - k, k - x),
+    "pow": lambda x, k: k**x,
+    "floor_divide": lambda x, k: x // k,
+    "truncated quotient": lambda x, k: torch.div(x, k, rounding_mode="trunc"),
+    "remainder": lambda x, k: (x % k, torch.fmod(x, k)),
+}
+
+
+class Called(torch.nn.Module):
+    """Calls a function."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor, number: float) -> Any:
+        return self.function(x, number)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", NUMBER_FUNCTIONS)
+def test_number_inputs_are_rounded_to_half_precision_only_where_torch_does(name: str, dtype: torch.dtype) -> None:
+    function = NUMBER_FUNCTIONS[name]
+    x = torch.tensor([1e-3, 2e-3, -1e-4, 1.0, 3.0, 10.0, -2e4, 3e4], dtype=dtype)
+    exported = sardonyx.export(Called(function).eval(), (x, 2.5))
+    compiled = onnx(function, dynamic=True)
+    for number in NUMBERS:
+        same(exported(x, number), function(x, number))
+        same(compiled(x, number), function(x, number))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_tensors_without_dimensions_are_factors_in_their_own_precision(dtype: torch.dtype) -> None:
+    x = torch.tensor([1e-3, -1e-4, 3.0, 2e4], dtype=dtype)
+    for number in (torch.tensor(1e6), torch.tensor(1e-9, dtype=torch.float64), torch.tensor(100001)):
+        exact([lambda x, k: (x * k, x / k, x + k, x // k)], x, number)
+
+
+def test_sizes_beyond_half_precision_are_finite_factors() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x * y.shape[0], x / y.shape[0]
+
+    x, y = torch.tensor([1e-3, -1e-4, 3.0, 2e4]).half(), torch.zeros(100001)
+    same(onnx(function, dynamic=True)(x, y), function(x, y))
 
 
 def test_nan_to_num_replaces_only_what_was_there() -> None:

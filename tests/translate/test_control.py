@@ -61,6 +61,17 @@ def test_branches_of_different_sizes() -> None:
     )
 
 
+def test_branches_with_chunks_and_slices_of_one_operand() -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x.chunk(3)[0] + 1, lambda x: x[:1] * 2, (x,))
+
+    def sliced_first(x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x[:1].exp() + x.chunk(3)[0].sin(), lambda x: x[:1] * 2, (x,))
+
+    agree_both_ways(function, torch.rand(3, 4))
+    agree_both_ways(sliced_first, torch.rand(3, 4))
+
+
 def test_a_branch_that_returns_a_constant() -> None:
     held = torch.arange(12.0, dtype=torch.float64).reshape(3, 4)
     agree_both_ways(lambda x: torch.cond(x.sum() > 0, lambda x: held * 1, lambda x: x + held, (x,)), torch.rand(3, 4))

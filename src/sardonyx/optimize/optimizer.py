@@ -159,7 +159,7 @@ class _Rewriter:
             if node.domain:
                 imports = self._graph.opset_imports
                 imports[node.domain] = max(imports.get(node.domain, 1), node.version or 1)
-        if not _is_sorted(self._graph):
+        if not all(map(_is_sorted, graphs_of(self._graph))):
             self._graph.sort()
         return self.hits
 

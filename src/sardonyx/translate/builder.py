@@ -183,6 +183,10 @@ class Builder:
         described: torch.Tensor = self._origin.args[index].meta["val"]
         return described
 
+    def operand_metadata(self) -> list[Any]:
+        """Return FX's metadata of the tensors and symbolic numbers that the operator being translated reads."""
+        return [source.meta.get("val") for source in self._origin.all_input_nodes]
+
     # Constants
 
     def constant(self, array: np.ndarray, dtype: ir.DataType | None = None) -> ir.Value:

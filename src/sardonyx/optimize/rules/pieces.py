@@ -97,7 +97,7 @@ def slices_as_split(m: Match) -> ir.Value:
     m.require(piece is not None, "not a slice along one axis")
     assert piece is not None
     source, axis, start, _ = piece
-    existing = _existing_split_output(piece)
+    existing = _existing_split_output(m.node, piece)
     if existing is not None:
         return existing
     siblings = [node for node, index in source.uses() if index == 0 and node.op_type == "Slice"]
@@ -114,7 +114,8 @@ def slices_as_split(m: Match) -> ir.Value:
     return outputs[[begin for begin, _ in tiles].index(start)]
 
 
-def _existing_split_output(piece: Piece) -> ir.Value | None:
-    """Return the output of an existing Split that is the same part."""
-    splits = [use.node for use in piece[0].uses() if use.node.op_type == "Split"]
+def _existing_split_output(node: ir.Node, piece: Piece) -> ir.Value | None:
+    """Return the output of a Split in the node's graph that is the same part; other branches cannot be read."""
+    readers = [use.node for use in piece[0].uses()]
+    splits = [reader for reader in readers if reader.op_type == "Split" and reader.graph is node.graph]
     return next((output for split in splits for output in split.outputs if _piece(output) == piece), None)

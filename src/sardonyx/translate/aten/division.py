@@ -8,7 +8,7 @@ import onnx_ir as ir
 import torch
 
 from sardonyx import dtypes
-from sardonyx.translate.aten.pointwise import binary, operands
+from sardonyx.translate.aten.pointwise import accumulation_operands, binary, has_unrounded_number, operands
 from sardonyx.translate.aten.signs import sign_factor
 from sardonyx.translate.builder import Builder, Operand
 from sardonyx.translate.table import aten
@@ -22,6 +22,12 @@ def _wide_operands(g: Builder, *xs: Operand) -> list[Value]:
     """Return the operands in torch's dtype for dividing: half precision in single, narrow integers in int32."""
     wide = torch.int32 if g.out.dtype in _NARROW else dtypes.accumulation_dtype(g.out.dtype)
     return [g.cast(x, wide) for x in operands(g, *xs)]
+
+
+def _divides_by_number(g: Builder, x: Operand, y: Operand) -> bool:
+    """Whether torch divides in floating point without rounding a number, or the quotient, to half precision."""
+    number = has_unrounded_number(g) or not (isinstance(x, Value) and isinstance(y, Value))
+    return number and g.out.dtype.is_floating_point
 
 
 def _narrow(g: Builder, x: Value) -> Value:
@@ -39,6 +45,8 @@ def div_mode(g: Builder, x: Operand, y: Operand, rounding_mode: str | None = Non
         return div(g, x, y)
     if rounding_mode == "floor":
         return floor_divide(g, x, y)
+    if _divides_by_number(g, x, y):
+        return _narrow(g, truncate(g, g.Div(*accumulation_operands(g, x, y))))
     if g.out.dtype.is_floating_point:
         return truncate(g, div(g, x, y))
     return _narrow(g, _truncate_quotient(g, *_wide_operands(g, x, y)))
@@ -46,7 +54,7 @@ def div_mode(g: Builder, x: Operand, y: Operand, rounding_mode: str | None = Non
 
 @aten("floor_divide", "floor_divide.Scalar")
 def floor_divide(g: Builder, x: Operand, y: Operand) -> Value:
-    x, y = _wide_operands(g, x, y)
+    x, y = (accumulation_operands if _divides_by_number(g, x, y) else _wide_operands)(g, x, y)
     return _narrow(g, (_real_floor if g.out.dtype.is_floating_point else _integer_floor)(g, x, y))
 
 

@@ -37,25 +37,45 @@ def add(g: Builder, x: Operand, y: Operand, alpha: Operand = 1) -> Value:
     return g.Or(x, y) if g.out.dtype == torch.bool else g.Add(x, y)
 
 
-def _overflows(g: Builder, *xs: Operand) -> bool:
-    """Whether a number is infinite in half precision, in which case torch computes in single."""
+def binary(g: Builder, op_type: str, x: Operand, y: Operand) -> Value:
+    """Append a binary operator in the dtype of the result; in single precision if torch does not round a number."""
+    # In half precision, torch's CPU kernels round numbers before they add them, its CUDA kernels do not.
+    exact = op_type in ("Mul", "Div") or (op_type in ("Add", "Sub") and g.out.device.type == "cuda")
+    if not exact or not (_is_out_of_range(g, op_type, x, y) or has_unrounded_number(g)):
+        return g.node(op_type, operands(g, x, y))
+    return g.cast(g.node(op_type, accumulation_operands(g, x, y)), g.out.dtype)
+
+
+def _is_out_of_range(g: Builder, op_type: str, *xs: Operand) -> bool:
+    """Whether half precision has not the magnitude of a number: it would be infinite, or a factor lose digits."""
     if g.out.dtype not in (torch.float16, torch.bfloat16):
         return False
-    numbers = [x for x in xs if isinstance(x, (int, float)) and math.isfinite(x)]
-    return any(abs(number) > torch.finfo(g.out.dtype).max for number in numbers)
+    limits = torch.finfo(g.out.dtype)
+    numbers = [abs(x) for x in xs if isinstance(x, (int, float)) and math.isfinite(x)]
+    return any(x > limits.max or (op_type in ("Mul", "Div") and 0 < x < limits.tiny) for x in numbers)
 
 
-def binary(g: Builder, op_type: str, x: Operand, y: Operand) -> Value:
-    """Append a binary operator in the dtype of the result."""
-    if not _overflows(g, x, y):
-        return g.node(op_type, operands(g, x, y))
-    return g.cast(g.node(op_type, [g.cast(v, torch.float32) for v in (x, y)]), g.out.dtype)
+def has_unrounded_number(g: Builder) -> bool:
+    """Whether torch uses the exact value of an operand with a result in half precision.
+
+    It does so for numbers, here symbolic ones, and for tensors without dimensions on the CPU.
+    """
+    out = g.out.dtype
+    return out in (torch.float16, torch.bfloat16) and any(_is_unrounded(x, out) for x in g.operand_metadata())
+
+
+def _is_unrounded(val: Any, dtype: torch.dtype) -> bool:
+    if isinstance(val, torch.Tensor):
+        return not val.dim() and val.device.type == "cpu" and val.dtype != dtype
+    return isinstance(val, (torch.SymInt, torch.SymFloat))
 
 
 @aten("sub.Tensor", "sub.Scalar")
 def sub(g: Builder, x: Operand, y: Operand, alpha: Operand = 1) -> Value:
+    if _is(alpha, 1):
+        return binary(g, "Sub", x, y)
     x, y = operands(g, x, y)
-    return g.Sub(x, y if _is(alpha, 1) else _times(g, y, alpha))
+    return g.Sub(x, _times(g, y, alpha))
 
 
 @aten("rsub.Tensor", "rsub.Scalar")
