@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from sardonyx import OptionError, Options
+import sardonyx
+from sardonyx import OptionError, Options, compat
 from sardonyx.options import defaults
 
 
@@ -92,6 +94,22 @@ def test_more_is_laid_over_what_is_given() -> None:
 def test_a_wrong_option_says_what_would_be_right(wrong: Any, hint: str) -> None:
     with pytest.raises(OptionError, match=hint):
         Options.of(wrong)
+
+
+@pytest.mark.parametrize(
+    ("function", "keyword", "hint"),
+    [
+        (lambda **given: sardonyx.export(torch.nn.ReLU(), (torch.ones(2),), **given), "dynamc", "'dynamic_shapes'"),
+        (lambda **given: sardonyx.export(torch.nn.ReLU(), (torch.ones(2),), **given), "dynamic", "'dynamic_shapes'"),
+        (lambda **given: sardonyx.compile(torch.nn.ReLU(), **given), "dynamc", "'dynamic'"),
+        (compat.make_aot_ort, "dynamc", "'dynamic'"),
+        (lambda **given: compat.to_onnx(torch.nn.ReLU(), (torch.ones(2),), **given), "target_opse", "'target_opset'"),
+        (compat.make_aot_ort, "falback", "'fallback'"),
+    ],
+)
+def test_a_misspelled_keyword_suggests_those_of_its_function(function: Any, keyword: str, hint: str) -> None:
+    with pytest.raises(OptionError, match=rf"did you mean {hint}\?$"):
+        function(**{keyword: 1})
 
 
 @pytest.mark.parametrize("name", [x.name for x in dataclasses.fields(Options) if x.name != "session_options"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import json
 import os
 import shlex
@@ -153,14 +154,14 @@ class Options:
             if isinstance(getattr(self, name), os.PathLike):
                 object.__setattr__(self, name, os.fspath(getattr(self, name)))
         _check_flags(self.compile_options)
-        for name, validate in _VALIDATORS.items():
-            validate(getattr(self, name))
         if self.cache_size < 1:
             raise OptionError(f"cache_size is {self.cache_size!r}", hint="use an integer of at least 1")
         if self.cache_bytes < 0:
             raise OptionError(f"cache_bytes is {self.cache_bytes!r}", hint="use a number of bytes")
         if self.translations is not None:
             object.__setattr__(self, "translations", _qualify_names(self.translations))
+        for name, validate in _VALIDATORS.items():
+            validate(getattr(self, name))
         if self.opset is not None and self.opset < opsets.OLDEST:
             raise OptionError(
                 f"opset is {self.opset!r}", hint=f"use an integer from {opsets.OLDEST} on, or leave it out"
@@ -216,6 +217,15 @@ def _check_type(option: dataclasses.Field[Any], value: object) -> None:
     if not accepts(value):
         hint = "use a name; sardonyx.engines() lists them" if option.name == "engine" else hint
         raise OptionError(f"{option.name} is {value!r}", hint=hint)
+
+
+def check_providers(name: str, value: Any) -> Sequence[Provider] | None:
+    """Return the list of providers of another program's option; raise if it is not one."""
+    accepts, hint = _TYPES["Sequence[Provider] | None"]
+    if not accepts(value):
+        raise OptionError(f"{name} is {value!r}", hint=hint)
+    providers: Sequence[Provider] | None = value
+    return providers
 
 
 def _qualify_names(translations: Mapping[Any, Any]) -> Mapping[str, Callable[..., Any]]:
@@ -334,6 +344,30 @@ def _check_flags(text: str) -> None:
         shlex.split(text)
     except ValueError as error:
         raise OptionError(f"compile_options is {text!r}: {error}", hint="quote as in a shell") from error
+
+
+def check_keywords(given: Mapping[str, Any], *functions: Callable[..., Any]) -> None:
+    """Raise for a keyword that is no option but resembles a keyword of these functions.
+
+    >>> def draw(*, width=1, **options):
+    ...     check_keywords(options, draw)
+    >>> draw(widht=2)
+    Traceback (most recent call last):
+    sardonyx.errors.OptionError: unknown option 'widht'
+      next: did you mean 'width'?
+    """
+    names = [f.name for f in dataclasses.fields(Options)]
+    own = [name for function in functions for name in _keywords_of(function)]
+    for key in given:
+        near = difflib.get_close_matches(key, [*own, *names], n=1)
+        if near and near[0] in own and key not in (*own, *names):
+            raise OptionError(f"unknown option {key!r}", hint=f"did you mean {near[0]!r}?")
+
+
+def _keywords_of(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the optional arguments of a function."""
+    parameters = inspect.signature(function).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.default is not inspect.Parameter.empty]
 
 
 def _check_names(cls: type[Options], values: Mapping[str, Any]) -> dict[str, Any]:

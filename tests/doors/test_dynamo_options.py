@@ -150,9 +150,53 @@ class TestOptions:
         with pytest.raises(sardonyx.OptionError, match="CPUExecutionProvider"):
             compiled(torch.sin, providers=providers)(torch.randn(3))
 
-    def test_an_unknown_session_option_is_an_error(self) -> None:
-        with pytest.raises(sardonyx.OptionError, match="no_such"):
-            compiled(torch.sin, session_options={"no_such": 1})(torch.randn(3))
+    @pytest.mark.parametrize(
+        ("given", "hint"),
+        [
+            ({"no_such": 1}, "known attributes: .*intra_op_num_threads"),
+            ({"intra_op_threads": 1}, "did you mean 'intra_op_num_threads'"),
+            ({"intra_op_num_threads": "x"}, "use a value of type int"),
+            ({"config": 3}, "use a dict"),
+            ({"custom_ops": "operators.so"}, "use a list of paths"),
+            ({3: 4}, "known attributes"),
+        ],
+    )
+    def test_a_wrong_session_option_says_what_would_be_right(self, given: dict[Any, Any], hint: str) -> None:
+        with pytest.raises(sardonyx.OptionError, match=hint):
+            compiled(torch.sin, session_options=given)(torch.randn(3))
+
+    @pytest.mark.parametrize(
+        ("name", "hint"),
+        [
+            ("aten::sinn", "did you mean 'aten::sin'"),
+            ("aten::sin.default", "its name is 'aten::sin'"),
+            ("aten::zzzzzz", "a name such as"),
+            ("nobodys::op", "load the library"),
+        ],
+    )
+    def test_a_translation_of_no_operator_is_an_error(self, name: str, hint: str) -> None:
+        with pytest.raises(BackendCompilerFailed, match=hint):
+            compiled(torch.sin, translations={name: lambda g, x: x})(torch.randn(3))
+        with pytest.raises(sardonyx.OptionError, match=hint):
+            sardonyx.export(torch.sin, (torch.randn(3),), translations={name: lambda g, x: x})
+
+    @pytest.mark.parametrize("opset", [99, 2**40])
+    def test_an_opset_that_onnx_does_not_have_is_an_error(self, opset: int) -> None:
+        supported = r"use an integer from 18 to \d\d"
+        with pytest.raises(BackendCompilerFailed, match=supported):
+            compiled(torch.sin, opset=opset)(torch.randn(3))
+        with pytest.raises(sardonyx.OptionError, match=supported):
+            sardonyx.compile(nn.ReLU(), opset=opset)
+        with pytest.raises(sardonyx.OptionError, match=supported):
+            sardonyx.export(torch.sin, (torch.randn(3),), opset=opset)
+
+    def test_an_opset_that_onnxruntime_does_not_have_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*args: Any, **kwargs: Any) -> None:
+            raise RuntimeError("Current official support for domain ai.onnx is till opset 22.")
+
+        monkeypatch.setattr(onnxruntime, "InferenceSession", refuse)
+        with pytest.raises(sardonyx.OptionError, match=r"(?s)opset is 23.*use an integer from 18 to 22"):
+            compiled(torch.cos, opset=23)(torch.randn(3))
 
     @pytest.mark.parametrize("opset", [18, 20, 22, 23])
     def test_opset_can_be_chosen(self, opset: int, tmp_path: Path) -> None:
@@ -196,6 +240,12 @@ class TestOldOptions:
         assert convert_legacy_options(options) == {"providers": [("CPUExecutionProvider", settings)]}
         x = torch.randn(3)
         close(torch.compile(torch.sin, backend="onnxrt", options=options)(x), x.sin())
+
+    @pytest.mark.parametrize("name", ["preferred_execution_providers", "default_execution_providers"])
+    @pytest.mark.parametrize("value", ["CPUExecutionProvider", [3], 3, [()]], ids=str)
+    def test_providers_are_a_list(self, name: str, value: Any) -> None:
+        with pytest.raises(sardonyx.OptionError, match=f"(?s){name} is .*use a list"):
+            convert_legacy_options({name: value})
 
     def test_new_names_work_there_too(self) -> None:
         x = torch.randn(3)

@@ -39,6 +39,8 @@ def test_an_operator_is_added_in_one_line() -> None:
 def test_what_cannot_be_declared() -> None:
     with pytest.raises(ValueError, match="torch has no operator 'aten::no_such'"):
         eager.declare({"aten::no_such": nodes.Abs("self")})
+    with pytest.raises(DeclarationError, match="did you mean 'aten::igamma'"):
+        eager.declare({"aten::igama": nodes.Abs("self")})
     with pytest.raises(ValueError, match="takes self, other, not x"):
         eager.declare({"aten::igamma": nodes.Abs("x")})
     with pytest.raises(AttributeError, match="ONNX has no operator 'abs'"):

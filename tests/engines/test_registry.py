@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 import sardonyx
 from sardonyx.engines import Availability, Engine, Job, Runner, engines, find, register, registry
-from sardonyx.errors import EngineError, OptionError
+from sardonyx.errors import EngineError, MissingDependency, OptionError
 
 MODULE = """
 import torch
@@ -122,6 +123,22 @@ class TestRegister:
 def test_an_unknown_name_is_an_error_with_a_suggestion() -> None:
     with pytest.raises(OptionError, match="did you mean 'openvino'"):
         find("open_vino")
+
+
+@pytest.mark.parametrize("name", ["openvino", "iree"])
+def test_an_engine_that_is_not_installed_is_an_error_with_a_hint(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr(sys.modules[type(find(name)).__module__], "version", missing)
+    doors = (
+        lambda x: torch.compile(torch.sin, backend="sardonyx", options={"engine": name})(x),
+        lambda x: sardonyx.compile(torch.nn.ReLU(), engine=name)(x),
+        lambda x: sardonyx.export(torch.nn.ReLU(), (x,), engine=name)(x),
+    )
+    for run in doors:
+        with pytest.raises(MissingDependency, match=rf'(?s)needs the package {name}.*pip install "sardonyx\[{name}\]"'):
+            run(torch.ones(3))
 
 
 def test_onnxruntime_refuses_settings_that_it_does_not_have() -> None:

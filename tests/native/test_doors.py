@@ -27,6 +27,10 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def truncated(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.div(x, y, rounding_mode="trunc")
+
+
 def kernels(model: ir.Model) -> list[str]:
     return [node.op_type for node in model.graph if node.domain.startswith(DOMAIN)]
 
@@ -199,3 +203,12 @@ def test_operators_that_are_widened_are_in_kernels_too() -> None:
     x = torch.randn(2, 2, 2, dtype=torch.float16)
     run = torch.compile(gated, backend="sardonyx", options={"native": True})
     torch.testing.assert_close(run(x), gated(x))
+
+
+@pytest.mark.parametrize("divide", [torch.floor_divide, torch.remainder, torch.fmod, truncated])
+def test_a_division_of_integers_by_zero_is_an_error_with_kernels_too(divide: Callable[..., Any]) -> None:
+    numbers = torch.tensor([1, 2, -3], dtype=torch.int32)
+    compiled = torch.compile(lambda x, y: divide(x + 1, y) * 2, backend="sardonyx", options={"native": True})
+    same(compiled(numbers, numbers), divide(numbers + 1, numbers) * 2)
+    with pytest.raises(sardonyx.errors.EngineError, match="by zero"):
+        compiled(numbers, torch.zeros_like(numbers))

@@ -11,8 +11,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from sardonyx import native
-from sardonyx.native.partition import plan_kernels
+from sardonyx.native.partition import Library, plan_kernels
 from sardonyx.native.select import select
+from sardonyx.native.targets import TARGETS
 from tests.native.running import Together, compare, model_of, operators_in, run, session_of
 
 F = TensorProto.FLOAT
@@ -135,6 +136,20 @@ def test_minus_zero_is_not_zero() -> None:
     zeros = {"p": np.array(0.0, np.float32), "m": np.array(-0.0, np.float32)}
     nodes = [N("Div", ["x", "p"], ["y"]), N("Div", ["x", "m"], ["z"])]
     compare(model_of(nodes, {"x": (F, [4])}, ["y", "z"], zeros), {"x": np.ones(4, np.float32)})
+
+
+@pytest.mark.parametrize("op", ["Div", "Mod"])
+def test_integers_are_divided_in_a_kernel_only_by_constants_without_zeros(op: str) -> None:
+    def model(**divisor: np.ndarray) -> onnx.ModelProto:
+        kind = TensorProto.INT32
+        inputs = {"x": (kind, [3]), **({} if divisor else {"by": (kind, [3])})}
+        return model_of([N(op, ["x", "by"], ["y"])], inputs, ["y"], divisor)
+
+    assert _groups(model(by=np.array([1, -2, 3], np.int32)), "all") == [[op]]
+    for unsafe in (model(), model(by=np.array([1, 0, 3], np.int32))):
+        assert _groups(unsafe, "all") == []
+        on_cuda = plan_kernels(ir.from_proto(unsafe), choice="all", library=Library(TARGETS["cuda"]))
+        assert on_cuda.groups == [[op]]  # as in torch, no error there
 
 
 # Control flow

@@ -22,7 +22,7 @@ from sardonyx.doors import dynamo
 from sardonyx.doors.export import export
 from sardonyx.doors.program import Program
 from sardonyx.errors import OptionError
-from sardonyx.options import NUMBER, Options, defaults
+from sardonyx.options import NUMBER, Options, check_keywords, defaults
 from sardonyx.telemetry import dump
 from sardonyx.telemetry.intercept import intercept, show_graph_calls
 
@@ -99,6 +99,7 @@ def make_aot_ort(
         chosen["session_options"] = {"graph_optimization_level": _level(ort_optimization_level)}
     if dump_prefix is not None:
         chosen["dump"] = f"{dump_prefix}_{NUMBER}"
+    check_keywords(chosen, make_aot_ort)
     Options.of(chosen)  # raise for a wrong option here, not at the first call
     _show_logs(verbose)
 
@@ -204,6 +205,7 @@ def to_onnx(
     >>> [node.op_type for node in to_onnx(torch.nn.Linear(4, 2).eval(), (torch.ones(3, 4),)).graph.node]
     ['Gemm']
     """
+    check_keywords(more, to_onnx, export)
     chosen = options or OptimizationOptions()
     _show_logs(max(verbose, chosen.verbose))
     opsets = target_opset if isinstance(target_opset, Mapping) else {"": target_opset}

@@ -10,7 +10,7 @@ import torch
 
 from sardonyx.capture import aot
 from sardonyx.errors import OptionError
-from sardonyx.options import Options, Provider
+from sardonyx.options import Options, Provider, check_providers
 from sardonyx.pipeline import compile_graph
 from sardonyx.run import sessions
 from sardonyx.run.autograd import CapturedGraph, with_full_autograd
@@ -88,7 +88,8 @@ _RENAMED = {
     "pre_ort_model_transforms": "transforms",
     "preallocate_output": "preallocate_outputs",
 }
-_PROVIDER_OPTIONS = ("preferred_execution_providers", "default_execution_providers", "infer_execution_providers")
+_PROVIDER_LISTS = ("preferred_execution_providers", "default_execution_providers")
+_PROVIDER_OPTIONS = (*_PROVIDER_LISTS, "infer_execution_providers")
 
 
 def convert_legacy_options(options: Any) -> Options | dict[str, Any]:
@@ -100,10 +101,7 @@ def convert_legacy_options(options: Any) -> Options | dict[str, Any]:
     if converted.pop("use_aot_autograd", True) is False:
         log.info("use_aot_autograd=False has no effect: graphs always come from AOTAutograd")
     converted.pop("export_options", None)
-    providers = [
-        *(old.get("preferred_execution_providers") or ()),
-        *(old.get("default_execution_providers") or ()),
-    ]
+    providers = [provider for name in _PROVIDER_LISTS for provider in check_providers(name, old.get(name)) or ()]
     if providers:
         converted["providers"] = _first_of_each_name(providers)
     if converted.get("transforms") is None:

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-import onnx
 import onnx_ir as ir
 import sympy
 import torch
@@ -24,7 +23,7 @@ from sardonyx.doors.program import CallSpec, Program
 from sardonyx.engines.registry import opset_of_files
 from sardonyx.errors import OptionError, VerificationError
 from sardonyx.optimize.legalize import unsupported_reason
-from sardonyx.options import Options
+from sardonyx.options import Options, check_keywords
 from sardonyx.pipeline import build_file
 from sardonyx.run.binding import Binding
 from sardonyx.sizes import dim_of, dims_of
@@ -76,6 +75,7 @@ def export(
     >>> program.model.graph.inputs[0].shape
     Shape([SymbolicDim('batch'), 4])
     """
+    check_keywords(options, export)
     model, chosen = _as_module(model), _chosen(options, opset, translations)
     args, kwargs = (args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs or {})
     with collecting() as report:
@@ -103,10 +103,7 @@ def export(
 
 
 def _chosen(options: Mapping[str, Any], opset: int | None, translations: Mapping[Any, Any] | None) -> Options:
-    """Return the options, with an opset that onnx and the engine support."""
-    newest = onnx.defs.onnx_opset_version()
-    if opset is not None and opset > newest:
-        raise OptionError(f"opset is {opset}, but this onnx supports at most {newest}", hint="use an older opset")
+    """Return the options, with the opset of the engine unless they set one."""
     chosen = Options.of(options, opset=opset)
     own = {} if translations is None else {"translations": translations}
     return Options.of(chosen, opset=opset_of_files(chosen), **own)

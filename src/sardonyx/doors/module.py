@@ -14,7 +14,7 @@ import torch
 from sardonyx import fork
 from sardonyx.doors.session_cache import Build, CacheInfo, Dynamic, SessionCache
 from sardonyx.errors import OptionError
-from sardonyx.options import Options
+from sardonyx.options import Options, check_keywords
 from sardonyx.telemetry.progress import show_progress
 from sardonyx.telemetry.report import Report
 
@@ -40,6 +40,7 @@ def compile(module: torch.nn.Module, *, dynamic: Dynamic = "auto", **options: An
         raise OptionError(f"dynamic is {dynamic!r}", hint='use "auto", True or False')
     if isinstance(module, CompiledModule):
         module = module.original
+    check_keywords(options, compile)
     return CompiledModule(module, Options.of(options), dynamic)
 
 

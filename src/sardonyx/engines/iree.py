@@ -80,6 +80,7 @@ class Iree(Engine):
 
     def identity(self, options: Options) -> str:
         """Return versions and flags."""
+        _require()
         return " ".join((*map(version, _PACKAGES), *_flags(options)))
 
     def compile(self, job: Job, folder: Path) -> None:

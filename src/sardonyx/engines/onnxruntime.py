@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -169,7 +170,7 @@ class OnnxRuntimeRunner(Runner):
                 job.model, options, providers=providers, disabled_optimizers=_inexact_rewrites(job)
             )
         except Exception as error:
-            raise _session_error(error) from error
+            raise _session_error(error, job.options.opset) from error
         if self.stream is not None:
             self.placement = _placement(self._session)
         self._run = self._session._sess.run_with_ortvaluevector
@@ -348,22 +349,57 @@ def session_options(ort: Any, user_options: Any) -> Any:
 
 
 def _changed_attributes(options: Any, default: Any) -> dict[str, Any]:
-    names = [name for name in dir(type(options)) if isinstance(getattr(type(options), name), property)]
+    names = _properties(type(options))
     return {name: getattr(options, name) for name in names if getattr(options, name) != getattr(default, name)}
 
 
+def _properties(cls: type) -> list[str]:
+    return [name for name in dir(cls) if isinstance(getattr(cls, name), property)]
+
+
 def _apply(options: Any, values: Mapping[str, Any]) -> None:
+    known = [*_properties(type(options)), *_ENTRIES]
     for name, value in values.items():
-        if name == "config":
-            for key, entry in value.items():
-                options.add_session_config_entry(key, str(entry))
-        elif name == "custom_ops":
-            for library in value:
-                options.register_custom_ops_library(str(library))
-        elif isinstance(getattr(type(options), name, None), property):
-            setattr(options, name, value)
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "known attributes: " + ", ".join(known)
+            raise OptionError(f"onnxruntime.SessionOptions has no attribute {name!r}", hint=hint)
+        if name in _ENTRIES:
+            _apply_entries(options, name, value)
         else:
-            raise OptionError(f"onnxruntime.SessionOptions has no attribute {name!r}")
+            _set_attribute(options, name, value)
+
+
+def _apply_entries(options: Any, name: str, value: Any) -> None:
+    accepts, hint = _ENTRIES[name]
+    if not accepts(value):
+        raise OptionError(f"session_options has {name!r}: {value!r}", hint=hint)
+    for entry in value:
+        if name == "config":
+            options.add_session_config_entry(entry, str(value[entry]))
+        else:
+            options.register_custom_ops_library(str(entry))
+
+
+_ENTRIES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "config": (
+        lambda value: isinstance(value, Mapping) and all(isinstance(key, str) for key in value),
+        "use a dict with text as its keys",
+    ),
+    "custom_ops": (
+        lambda value: isinstance(value, Sequence) and not isinstance(value, (str, bytes)),
+        "use a list of paths, also for a single one",
+    ),
+}
+"""Entries of the option that are not attributes: a check of the value, and the hint if it fails."""
+
+
+def _set_attribute(options: Any, name: str, value: Any) -> None:
+    try:
+        setattr(options, name, value)
+    except TypeError as error:
+        expected = type(getattr(options, name)).__name__
+        raise OptionError(f"session_options has {name!r}: {value!r}", hint=f"use a value of type {expected}") from error
 
 
 def _providers(ort: Any, job: Job, stream: torch.cuda.Stream | None) -> list[Any]:
@@ -402,7 +438,13 @@ def checked_provider(provider: Any) -> Any:
     return (name, dict(settings)) if settings else name
 
 
-def _session_error(error: Exception) -> EngineError:
+def _session_error(error: Exception, opset: int | None) -> EngineError | OptionError:
+    newest = re.search(_NEWEST_OPSET, str(error))
+    if newest is not None and opset is not None:
+        return OptionError(
+            f"opset is {opset}, but this onnxruntime supports at most {newest[1]}",
+            hint=f"use an integer from {opsets.OLDEST} to {newest[1]}, or leave it out",
+        )
     return _error_class(error)(f"onnxruntime refused the model: {_name_node(error)}", hint=_DUMP_HINT)
 
 
@@ -414,6 +456,7 @@ def _error_class(error: Exception) -> type[EngineError]:
     return MissingKernel if any(text in str(error) for text in _NO_KERNEL) else EngineError
 
 
+_NEWEST_OPSET = r"domain ai\.onnx is till opset (\d+)"
 _NO_KERNEL = ("NOT_IMPLEMENTED", "node_provider_type.empty()")
 """In the errors of a node without a kernel; with CUDA, the pass that inserts copies between providers raises it."""
 

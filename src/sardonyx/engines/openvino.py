@@ -50,7 +50,7 @@ class OpenVino(Engine):
 
     def identity(self, options: Options) -> str:
         """Return its version and the properties that affect compilation."""
-        return f"{version('openvino')} {sorted(_properties(options).items())}"
+        return f"{_installed_version()} {sorted(_properties(options).items())}"
 
     def compile(self, job: Job, folder: Path) -> None:
         """Write the compiled model with its weights."""
@@ -74,8 +74,19 @@ def _openvino() -> Any:
     try:
         import openvino
     except ImportError as error:
-        raise MissingDependency(f"the engine 'openvino' needs the package openvino ({error})", hint=_INSTALL) from error
+        raise _missing(error) from error
     return openvino
+
+
+def _installed_version() -> str:
+    try:
+        return version("openvino")
+    except PackageNotFoundError as error:
+        raise _missing(error) from error
+
+
+def _missing(error: ImportError) -> MissingDependency:
+    return MissingDependency(f"the engine 'openvino' needs the package openvino ({error})", hint=_INSTALL)
 
 
 @cache

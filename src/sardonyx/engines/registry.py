@@ -7,12 +7,13 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 
+import onnx
 import torch
 
 from sardonyx import opsets
 from sardonyx.engines.engine import Availability, Engine
 from sardonyx.errors import EngineError, MissingDependency, OptionError
-from sardonyx.options import Options
+from sardonyx.options import Options, validates
 
 _BUILTIN = {
     "onnxruntime": "sardonyx.engines.onnxruntime:OnnxRuntime",
@@ -43,6 +44,17 @@ def register(engine: Engine) -> None:
 def find(name: str) -> Engine:
     """Return the engine of that name."""
     return _registered.get(name) or _load(name)
+
+
+@validates("opset")
+def _check_opset(opset: int | None) -> None:
+    """Raise for an opset that onnx does not know."""
+    newest = onnx.defs.onnx_opset_version()
+    if opset is not None and opset > newest:
+        raise OptionError(
+            f"opset is {opset}, but this onnx supports at most {newest}",
+            hint=f"use an integer from {opsets.OLDEST} to {newest}, or leave it out",
+        )
 
 
 def opset_of_files(options: Options) -> int:

@@ -83,7 +83,15 @@ template <class V> LANES_INLINE V shifted_right(V a, V b) {
     return static_cast<uint64_t>(y) < 8 * sizeof(T) ? static_cast<T>(x >> y) : static_cast<T>(x < 0 ? -1 : 0);
   });
 }
-template <class V> LANES_INLINE V power(V a, V b) { return each(a, b, [](auto x, auto y) { return static_cast<decltype(x)>(std::pow(x, y)); }); }
+// gcc 12 vectorizes pow(x, 0.5) as sqrt(x), which differs for −0 and −∞.
+template <class V> LANES_INLINE V power(V a, V b) {
+  return each(a, b, [](auto x, auto y) {
+    using T = decltype(x);
+    const auto top = std::numeric_limits<T>::infinity();
+    if (y == static_cast<T>(0.5)) return x == -top ? top : static_cast<T>(std::sqrt(x + T{0}));
+    return static_cast<T>(std::pow(x, y));
+  });
+}
 
 // Odd functions with limits ±1: x·p(x²)/q(x²), fitted to minimize the relative error until the nearest float is ±1. The
 // target gives its division.

@@ -20,6 +20,8 @@ class Kernel:
 
     CHECKS_INDICES = True
     """Whether an index out of range is an error."""
+    RAISES_BY_ZERO = True
+    """Whether a division of integers by zero is an error, which ONNX Runtime's kernels report and ours do not."""
     HAS_PRODUCTS = True
     """Whether it supports matrix products, of weights that it holds."""
     HOISTS = True

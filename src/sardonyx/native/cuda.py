@@ -43,6 +43,7 @@ class CudaKernel(Kernel):
     """A region as CUDA C++."""
 
     CHECKS_INDICES = False
+    RAISES_BY_ZERO = False
     HAS_PRODUCTS = False
     HOISTS = False  # a launch takes longer than computing it again
     HAS_TILES = False

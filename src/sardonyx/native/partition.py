@@ -20,6 +20,7 @@ from sardonyx.native.select import (
     expected_savings,
     is_by_name,
     is_narrow,
+    may_divide_by_zero,
     moves_last_axis,
     not_lowerable_error,
     reduces_to_few,
@@ -175,15 +176,19 @@ def _select_groups(graph: ir.Graph, choice: Choice, target: Target) -> Selection
 
 def _excluded(graph: ir.Graph, choice: Choice, target: Target) -> dict[ir.Node, str]:
     """Return the nodes that no kernel of a target computes, and with "auto" those that ONNX Runtime computes better."""
+    excluded: dict[ir.Node, str] = {}
+    if target.kernel.RAISES_BY_ZERO:
+        excluded |= {node: _BY_ZERO for node in graph if may_divide_by_zero(node)}
     if target.kernel.HAS_PRODUCTS:
-        return {}
-    excluded = {node: _NO_GPU_PRODUCTS for node in graph if node.op_type in PRODUCTS}
+        return excluded
+    excluded |= {node: _NO_GPU_PRODUCTS for node in graph if node.op_type in PRODUCTS}
     if choice == "auto":
         excluded |= {node: _FUSED for node in graph if target.is_left(node)}
         excluded |= {node: _FEW_RESULTS for node in graph if reduces_to_few(node)}
     return excluded
 
 
+_BY_ZERO = "a division of integers by what may be zero, which onnxruntime reports as an error"
 _NO_GPU_PRODUCTS = "matrix products run in onnxruntime on a GPU"
 _FUSED = "one kernel of onnxruntime"
 _FEW_RESULTS = "a long reduction to few numbers"

@@ -15,8 +15,8 @@ from sardonyx.errors import OptionError
 from sardonyx.native.cost import Savings, elements_of, estimate_savings
 from sardonyx.native.lower import lower
 from sardonyx.native.nests import count
-from sardonyx.native.region import CannotLower, Lowering, dims_of, is_constant
-from sardonyx.native.table import FLOATS, int_of
+from sardonyx.native.region import CannotLower, Lowering, constant_of, dims_of, is_constant
+from sardonyx.native.table import FLOATS, INTEGERS, int_of
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,14 @@ def is_narrow(node: ir.Node) -> bool:
 
 
 _FEW_CHANNELS = 8
+
+
+def may_divide_by_zero(node: ir.Node) -> bool:
+    """Return whether a node divides integers by anything but a constant without zeros."""
+    if node.domain or node.op_type not in ("Div", "Mod") or node.outputs[0].dtype not in INTEGERS:
+        return False
+    divisor = None if node.inputs[1] is None else constant_of(node.inputs[1])
+    return divisor is None or not divisor.all()
 
 
 def reduces_to_few(node: ir.Node) -> bool:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, TypeAlias, TypeVar
 
 import torch
+
+from sardonyx.errors import DeclarationError, OptionError
+from sardonyx.options import validates
 
 Translation: TypeAlias = Callable[..., Any]
 F = TypeVar("F", bound=Translation)
@@ -86,8 +90,32 @@ def operator_of(name: str) -> Any:
     """
     operator = find_operator(name)
     if operator is None:
-        raise ValueError(f"torch has no operator {name!r}")
+        raise DeclarationError(f"torch has no operator {name!r}", hint=_similar_operator(name))
     return operator
+
+
+@validates("translations")
+def _check_translations(translations: Mapping[str, Translation] | None) -> None:
+    """Raise for an operator that torch does not have: its translation would never be used."""
+    for name in translations or ():
+        operator = find_operator(name)
+        if operator is None:
+            raise OptionError(
+                f"translations has {name!r}, but torch has no such operator", hint=_similar_operator(name)
+            )
+        if name_of(operator) != name:
+            raise OptionError(f"translations has {name!r}", hint=f"its name is {name_of(operator)!r}")
+
+
+def _similar_operator(name: str) -> str:
+    """Return a hint for an unknown operator: a similar name of its namespace."""
+    space, _, rest = name.partition("::")
+    registered = (other.partition("::") for other in torch._C._dispatch_get_all_op_names())
+    known = [other for namespace, _, other in registered if namespace == space]
+    near = difflib.get_close_matches(rest, known, n=1)
+    if near:
+        return f"did you mean '{space}::{near[0]}'?"
+    return "use a name such as 'aten::add.Tensor'" if known else "load the library that registers it first"
 
 
 def find_operator(name: str) -> Any:
