@@ -487,3 +487,9 @@ def test_a_size_that_torch_splits_otherwise_is_an_error() -> None:
     for rows in (0, 2, 8):
         with pytest.raises(ValueError, match=r"the model was exported for calls with .*Mod"):
             program(torch.ones(rows, 6))
+
+
+def test_a_function_without_a_signature_is_refused_with_a_hint() -> None:
+    with pytest.raises(sardonyx.errors.CaptureError, match="function of your own"):
+        sardonyx.export(torch.sin, (X,))
+    assert_same(sardonyx.export(lambda x: torch.sin(x), (X,))(X), torch.sin(X))

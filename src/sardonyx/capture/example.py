@@ -37,7 +37,7 @@ class ExampleCall:
     @classmethod
     def of(cls, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ExampleCall:
         """Name the arguments of a call, and copy tensors that share memory."""
-        signature = inspect.signature(model.forward)
+        signature = _signature_of(model)
         try:
             bound = signature.bind(*args, **kwargs).arguments
         except TypeError as error:
@@ -170,6 +170,15 @@ def clone_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ArgsKwargs:
     """Return the arguments with cloned tensors, which a call may modify in place."""
     copied: ArgsKwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.clone(), (tuple(args), dict(kwargs)))
     return copied
+
+
+def _signature_of(model: torch.nn.Module) -> inspect.Signature:
+    try:
+        return inspect.signature(model.forward)
+    except ValueError as error:  # torch.sin, and other functions that are not written in Python
+        raise CaptureError(
+            f"the arguments of a function have no names: {error}", hint="export a function of your own that calls it"
+        ) from error
 
 
 def as_module(function: Any) -> torch.nn.Module:
