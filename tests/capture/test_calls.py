@@ -493,3 +493,52 @@ def test_a_function_without_a_signature_is_refused_with_a_hint() -> None:
     with pytest.raises(sardonyx.errors.CaptureError, match="function of your own"):
         sardonyx.export(torch.sin, (X,))
     assert_same(sardonyx.export(lambda x: torch.sin(x), (X,))(X), torch.sin(X))
+
+
+class TestSizesOfOne:
+    """torch.export traces dynamic sizes as two or more."""
+
+    @pytest.mark.parametrize(
+        "function",
+        [
+            lambda x: torch.eye(x[:2].shape[0]) * x.sum(),
+            lambda x: x * 2 if x.shape[0] == 1 else x + 1,
+            lambda x: x.sum() if x.shape[0] > 1 else x,
+        ],
+    )
+    def test_one_that_gives_other_results_is_an_error(self, function: Any) -> None:
+        program = sardonyx.export(function, (X,), dynamic_shapes=({0: "rows"},))
+        for rows in (2, 3):
+            assert_same(program(X[:rows]), function(X[:rows]))
+        with pytest.raises(ValueError, match=r"the model was exported for calls with .*rows.*decided at"):
+            program(X[:1])
+
+    @pytest.mark.parametrize(
+        "function",
+        [
+            lambda x: x[:2] * 2,
+            lambda x: x + (x if x.shape[0] == 1 else x[: x.shape[0]]),
+            lambda x: x.expand(x.shape[0], -1) if x.shape[0] == 1 else x.clone(),
+        ],
+    )
+    def test_one_that_makes_no_difference_is_taken(self, function: Any) -> None:
+        program = sardonyx.export(function, (X,), dynamic_shapes=({0: "rows"},))
+        for rows in (1, 2, 3):
+            assert_same(program(X[:rows]), function(X[:rows]))
+
+    def test_state_is_as_before_and_numbers_are_inputs(self) -> None:
+        class Counting(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.norm = nn.BatchNorm1d(6)
+
+            def forward(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+                return self.norm(x) * factor if x.shape[0] != 1 else x
+
+        model = Counting().eval()
+        before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        program = sardonyx.export(model, (X, 2.0), dynamic_shapes=({0: "rows"}, None))
+        assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+        assert_same(program(X[:3], 5.0), model(X[:3], 5.0))
+        with pytest.raises(ValueError, match="decided at"):
+            program(X[:1], 5.0)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import functools
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -49,6 +52,44 @@ def record_specializations() -> Iterator[dict[sympy.Symbol, str]]:
         yield lines
 
 
+@contextmanager
+def record_small_sizes() -> Iterator[list[tuple[sympy.Expr, str]]]:
+    """While active, record decisions for which torch takes a dynamic size for two or more, with the user's lines.
+
+    It does so without a guard, in branches of the model's code and in slices. What torch's own code decides otherwise,
+    such as how it broadcasts, makes no difference to the operators of the graph.
+    """
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    decided: list[tuple[sympy.Expr, str]] = []
+    own = ShapeEnv._maybe_evaluate_static
+
+    @functools.wraps(own)  # torch clears the cache of the function
+    def record(self: ShapeEnv, expr: Any, *args: Any, **kwargs: Any) -> Any:
+        value = own(self, expr, *args, **kwargs)
+        if value in (sympy.true, sympy.false) and expr.free_symbols and _is_models_decision(sys._getframe(1)):
+            line = innermost_user_line(traceback.extract_stack()) or ""
+            decided.append((expr if value else sympy.Not(expr), line))
+        return value
+
+    with mock.patch.object(ShapeEnv, "_maybe_evaluate_static", record):
+        yield decided
+
+
+def _is_models_decision(frame: FrameType | None) -> bool:
+    """Whether a slice, or code that is not torch's, is evaluating a condition."""
+    for _ in range(_FRAMES):
+        if frame is None or frame.f_code.co_name == "_compute_slice_index":
+            return frame is not None
+        caller = frame.f_back
+        if frame.f_code.co_name == "__bool__" and frame.f_code.co_filename == torch.__file__:
+            return caller is not None and not caller.f_code.co_filename.startswith(_LIBRARY_FOLDERS)
+        frame = caller
+    return False
+
+
+_FRAMES = 16
+"""Frames of torch between a decision and its evaluation, at most."""
 _LIBRARY_FOLDERS = tuple(str(Path(module).parent) for module in (torch.__file__, __file__))
 
 

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
@@ -24,7 +24,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from sardonyx.capture.aot import decompositions
 from sardonyx.capture.composite_ops import preserve_composite_ops
-from sardonyx.capture.conditions import innermost_user_line, record_specializations
+from sardonyx.capture.conditions import innermost_user_line, record_small_sizes, record_specializations
 from sardonyx.capture.fake_graph import has_fake_arguments, trace_fake_graph
 from sardonyx.capture.surgery import (
     decompose_composite,
@@ -60,6 +60,8 @@ class Captured:
     """Sizes that became constants: the line, or the operator whose decomposition, that made them so."""
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
+    decisions: Sequence[tuple[sympy.Expr, str]] = ()
+    """What the trace decided for dynamic sizes of two or more, without a guard, and the line that asked."""
 
 
 def capture(
@@ -78,7 +80,7 @@ def capture(
     """
     if has_fake_arguments(args, kwargs):
         return _capture_fake_graph(model, args, kwargs, frozenset(preserved))
-    with record_specializations() as lines:
+    with record_specializations() as lines, record_small_sizes() as decisions:
         program = _run_torch_export(model, tuple(args), dict(kwargs), dynamic_shapes, lines)
     drop_inactive_dropout(program.graph_module)
     functionalize_simple_edits(program.graph_module)
@@ -91,7 +93,7 @@ def capture(
     rebase_as_strided(graph.graph)
     if empty:
         _allow_empty_sizes(program)
-    return _describe(program, graph, constants)
+    return replace(_describe(program, graph, constants), decisions=tuple(dict.fromkeys(decisions)))
 
 
 def _capture_fake_graph(model: torch.nn.Module, args: Any, kwargs: Any, preserved: frozenset[str]) -> Captured:

@@ -21,6 +21,7 @@ from sardonyx.capture.dynamic import leaf_specs, names_of_sizes, names_to_dim_hi
 from sardonyx.capture.example import ExampleCall, is_number
 from sardonyx.capture.export import Captured, capture
 from sardonyx.capture.fake_graph import has_fake_arguments
+from sardonyx.capture.small_sizes import small_size_conditions
 from sardonyx.errors import CaptureError
 from sardonyx.sizes import dim_of, dims_of, size_at
 
@@ -121,7 +122,7 @@ class TracedCall:
         }
         assumed = [
             Condition(str(expr.xreplace(names)), holds, where)
-            for expr, where in assumptions(self.captured.graph)
+            for expr, where in (*assumptions(self.captured.graph), *small_size_conditions(self.call, self.captured))
             if (holds := condition_function(expr, read)) is not None
         ]
         return assumed + self._equalities(read, names)
