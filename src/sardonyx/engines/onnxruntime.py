@@ -438,7 +438,7 @@ def checked_provider(provider: Any) -> Any:
     return (name, dict(settings)) if settings else name
 
 
-def _session_error(error: Exception, opset: int | None) -> EngineError | OptionError:
+def _session_error(error: Exception, opset: int | None = None) -> EngineError | OptionError:
     newest = re.search(_NEWEST_OPSET, str(error))
     if newest is not None and opset is not None:
         return OptionError(
