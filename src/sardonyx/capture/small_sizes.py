@@ -1,7 +1,7 @@
 """Dynamic sizes of zero and one: torch.export traces them as two or more, and has no guard for what depends on it.
 
 `if x.shape[0] == 1` takes the other branch, and `x[:2]` has two rows. Where a trace made such a decision, the model and
-the graph run once with the small size: if they differ, the decision is a condition of the graph.
+the graph run once with the small size: if they differ, calls with that size are refused.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def _agree(call: ExampleCall, captured: Captured, placeholders: Sequence[Any], s
     inputs = [
         captured.weights[i][1] if i in captured.weights else small[captured.inputs[i]] for i in range(len(placeholders))
     ]
-    with torch.no_grad(), torch.random.fork_rng(devices=()):
+    gpus = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.no_grad(), torch.random.fork_rng(devices=gpus):
         torch.manual_seed(0)
         try:
             expected = _run_model(call, pytree.tree_unflatten(small, spec))
