@@ -53,8 +53,8 @@ def _agree(call: ExampleCall, captured: Captured, placeholders: Sequence[Any], s
     inputs = [
         captured.weights[i][1] if i in captured.weights else small[captured.inputs[i]] for i in range(len(placeholders))
     ]
-    gpus = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.no_grad(), torch.random.fork_rng(devices=gpus):
+    gpus = {x.device for x in inputs if isinstance(x, torch.Tensor) and x.device.type == "cuda"}
+    with torch.no_grad(), torch.random.fork_rng(devices=list(gpus)):
         torch.manual_seed(0)
         try:
             expected = _run_model(call, pytree.tree_unflatten(small, spec))
