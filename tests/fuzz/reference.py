@@ -42,7 +42,8 @@ _SUM_PRODUCTS = frozenset(
 """Operators whose zeros have the sign that the order of their sums gives."""
 _CHOOSING_NAMES = """
 maximum minimum fmax fmin clamp clamp_ clamp_min clamp_max amax amin aminmax max min sort topk median kthvalue
-cummax cummin hardtanh
+cummax cummin hardtanh max_pool1d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
+adaptive_max_pool2d adaptive_max_pool3d
 """
 _CHOOSING = frozenset(_CHOOSING_NAMES.split())
 """Operators that give 0.0 or -0.0 where they choose among both."""
