@@ -164,8 +164,15 @@ def prepare(model: nn.Module, args: Args, engine: str, eager: torch.Tensor, exac
         "first_call_seconds": first,
         "error_vs_eager": difference(result, eager),
         "error_vs_float32": difference(result.float(), exact),
+        "rms_error_vs_float32": _rms_error(result, exact),
         "result_device": str(result.device),
     }
+
+
+def _rms_error(result: torch.Tensor, exact: torch.Tensor) -> float:
+    """The root of the mean squared error, relative to that of the exact numbers."""
+    error, size = (torch.linalg.vector_norm(x.double()).item() for x in (result.double() - exact, exact))
+    return error / size
 
 
 def take_turns(entries: Sequence[Entry]) -> None:
@@ -223,13 +230,14 @@ def _study(name: str, device: str, engines: Sequence[str], table: Table) -> Entr
 
 def _cells(entry: Entry) -> tuple[str, ...]:
     if "failed" in entry:
-        return ("failed", "", "", "", "", "")
+        return ("failed", "", "", "", "", "", "")
     return (
         milliseconds(entry["wall_seconds"]),
         milliseconds(entry["host_seconds"]),
         f"{entry['first_call_seconds']:.1f}",
         f"{entry['error_vs_eager']:.1e}",
         f"{entry['error_vs_float32']:.1e}",
+        f"{entry['rms_error_vs_float32']:.1e}",
         str(entry["profile"].get("host_copies", "unknown")),
     )
 
@@ -237,7 +245,7 @@ def _cells(entry: Entry) -> tuple[str, ...]:
 def _line(entry: Entry) -> str:
     if "failed" in entry:
         return f"failed: {entry['failed']}"
-    wall, host, _, error, _, crossed = _cells(entry)
+    wall, host, _, error, _, _, crossed = _cells(entry)
     return f"{wall} ms, {host} ms of it on the host; error {error}; {crossed} copies to or from the host"
 
 
@@ -284,7 +292,7 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # float32 is the measure of error
     content: Entry = {**_machine(given.device), "models": {}}
     say(f"a copy to the host on purpose is counted as {content['control'].get('host_copies')}")
-    columns = ["model", "engine", "wall ms", "host ms", "first s", "vs eager", "vs float32", "host copies"]
+    columns = ["model", "engine", "wall ms", "host ms", "first s", "vs eager", "vs float32", "rms", "host copies"]
     table = Table("float16 on the GPU" if given.device == "cuda" else "a try on the CPU", columns, text_columns=2)
     for name in (n for n in MODELS if any(part in n for part in given.models.split(","))):
         with torch.no_grad():

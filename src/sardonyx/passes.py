@@ -14,6 +14,7 @@ from sardonyx.engines.engine import Engine, static_sizes
 from sardonyx.native import cuda_matrix_products, native, unsupported_error
 from sardonyx.optimize import empty, optimize
 from sardonyx.optimize.legalize import legalize
+from sardonyx.optimize.rules.cuda import CUDA, CUDA_KERNELS
 from sardonyx.optimize.selection import select_rules
 from sardonyx.options import Options
 from sardonyx.run.binding import Binding
@@ -110,7 +111,9 @@ def _domains(model: ir.Model, context: Context) -> frozenset[str]:
         return context.engine.domains
     operators = {node.op_type for node in model.graph.all_nodes()}
     training = context.kind in TRAINING
-    return context.engine.domains | context.engine.local_domains(context.device, operators, training=training)
+    local = context.engine.local_domains(context.device, operators, training=training)
+    kernels = {CUDA_KERNELS} if CUDA in local and wants_kernels(context) else set()
+    return context.engine.domains | local | kernels
 
 
 def compile_natively(model: ir.Model, context: Context) -> ir.Model:

@@ -58,6 +58,16 @@ def test_more_products_than_a_node_takes_become_two() -> None:
     assert [len(node.outputs) for node in model.graph] == [4, 1]
 
 
+def test_a_product_that_is_cast_to_float32_is_not_rounded_first() -> None:
+    model = replaced(
+        """g (float16[4,64] x, float16[64,32] a, float16[64,32] b) => (float[4,32] y, float16[4,32] z)
+        { p = MatMul(x, a) y = Cast<to=1>(p) z = MatMul(x, b) }"""
+    )
+    wide, narrow = model.graph
+    assert (wide.op_type, narrow.op_type) == ("ProductsFloat16ToFloat32", "ProductsFloat16")
+    assert (names(wide.outputs), names(narrow.outputs)) == (["y"], ["z"])
+
+
 def test_a_product_whose_result_is_read_elsewhere_is_added_to_by_its_own_node() -> None:
     model = replaced(
         """g (float16[4,64] x, float16[64,32] w, float16[32] b) => (float16[4,32] p, float16[4,32] y)

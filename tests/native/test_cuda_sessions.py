@@ -30,7 +30,7 @@ from sardonyx.telemetry.report import GraphReport
 from tests.native.cuda_on_cpu import built
 from tests.native.running import difference, model_of, operators_in, run, session_of
 
-HALF = TensorProto.FLOAT16
+FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 CUDA = torch.device("cuda", 0)
 SIZE = [64, 128]
 
@@ -189,6 +189,35 @@ def imitation() -> Iterator[None]:
     )
     with mock.patch.dict(TARGETS, cuda=target):
         yield
+
+
+@pytest.mark.usefixtures("imitation")
+def test_sums_in_float32_and_their_norms_are_one_kernel() -> None:
+    """It reads a product in float32, and returns the sum for the next layer without rounding it."""
+    nodes = [
+        helper.make_node("Cast", ["x"], ["x32"], to=FLOAT),
+        helper.make_node("Add", ["product", "x32"], ["sum"]),
+        helper.make_node("Cast", ["scale"], ["scale32"], to=FLOAT),
+        helper.make_node("LayerNormalization", ["sum", "scale32"], ["normal"], axis=-1),
+        helper.make_node("Cast", ["normal"], ["y"], to=HALF),
+    ]
+    inputs = {"x": (HALF, SIZE), "product": (FLOAT, SIZE), "scale": (HALF, SIZE[1:])}
+    model = ir.from_proto(model_of(nodes, inputs, ["y", "sum"]))
+    plan = plan_kernels(model, library=Library(TARGETS["cuda"]))
+    assert [len(part.kernel.nests) for part in plan.parts] == [1]
+    library = native.native(model, Options.of(), "cuda")
+    assert library is not None
+    draw = np.random.default_rng(0)
+    feeds = {
+        name: draw.standard_normal(size).astype(np.float32 if kind == FLOAT else np.float16)
+        for name, (kind, size) in inputs.items()
+    }
+    y, total = run(session_of(ir.to_proto(model), library=library), feeds)
+    expected = feeds["x"].astype(np.float32) + feeds["product"]
+    np.testing.assert_array_equal(total, expected)
+    moments = expected.mean(-1, keepdims=True), expected.std(-1, keepdims=True)
+    normal = (expected - moments[0]) / moments[1] * feeds["scale"].astype(np.float32)
+    np.testing.assert_allclose(y.astype(np.float32), normal, rtol=2e-3, atol=1e-3)
 
 
 @pytest.mark.usefixtures("imitation")

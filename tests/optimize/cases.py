@@ -510,6 +510,16 @@ CASES = {
         {{ s = Add(x, z) y = RMSNormalization<axis=-1>(s, w) t = Neg(s) }}""",
         f"""g ({X}, @T[1,@B,@C] z, @T[@C] w) => ({Y}) {{ s = Add(x, z) y = RMSNormalization<axis=-1>(s, w) }}""",
     ),
+    "SumInFloat32": Case(
+        """g (float16[@A,@B,1024] x, float16[@A,@(B*1024)] z, float16[1024] r, float16[1024] w, float16[1024] b)
+        => (float16[@A,@B,1024] y, float16[@A,@B,1024] n, float16[@A,@B,1024] u)
+        <float16 high = {4}, int64[3] rows = {@A, @B, 1024}>
+        { k = Reshape(z, rows) a = Add(x, r) s = Add(k, a) c = Min(s, high) y = LayerNormalization<axis=-1>(c, w, b)
+          t = Mul(x, w) u = Add(c, t) n = RMSNormalization<axis=-1>(u, w) }""",
+        """g (float16[@A,@B,64] x, float16[@A,@B,64] z, float16[64] w) => (float16[@A,@B,64] y)
+        { s = Add(x, z) y = RMSNormalization<axis=-1>(s, w) }""",
+        types=("float16",),
+    ),
     "CausalMask": Case(
         """g (float[@A,2,3,4] q, float[@A,2,3,4] k, float[@A,2,3,4] v) => (float[@A,2,3,4] y)
         <int64[3] r = {0, 1, 2}, int64[3,1] c = {0, 1, 2}>

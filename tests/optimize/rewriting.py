@@ -14,12 +14,12 @@ import torch
 from sardonyx.engines.onnxruntime import OnnxRuntime
 from sardonyx.optimize.legalize import legalize
 from sardonyx.optimize.optimizer import all_rules, optimize
-from sardonyx.optimize.rules.cuda import CUDA
+from sardonyx.optimize.rules.cuda import CUDA, CUDA_KERNELS
 from tests.optimize.channels_last import expand_channels_last
 
 HEADER = '<ir_version: 10, opset_import: ["": 23, "com.microsoft": 1]>\n'
 DOMAINS = OnnxRuntime().domains | OnnxRuntime().local_domains(torch.device("cpu"), {"Conv"})
-CUDA_DOMAINS = OnnxRuntime().domains | OnnxRuntime().local_domains(torch.device("cuda"), set())
+CUDA_DOMAINS = OnnxRuntime().domains | OnnxRuntime().local_domains(torch.device("cuda"), set()) | {CUDA_KERNELS}
 CUDA_RULES = frozenset(rule.name for rule in all_rules() if rule.needs.startswith(CUDA))
 """Rules for kernels on CUDA; the CPU has kernels of the same operators in float32, but for those with channels last."""
 TOLERANCE = {"float16": 2e-2, "float32": 1e-5, "float64": 1e-9}

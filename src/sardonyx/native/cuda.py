@@ -23,11 +23,13 @@ from sardonyx.native.scalars import code_of, computed_type
 from sardonyx.native.values import Apply, Buffer, Number, Value, View, operations, views_of
 from sardonyx.sizes import Dim
 
-_VECTOR_BYTES = 16
-"""Bytes that a thread loads or stores with one instruction."""
+_VECTOR_BYTES, _ROW_VECTOR_BYTES = 16, 32
+"""Bytes of adjacent elements that a thread computes: one load, or two for rows, which fewer threads reduce faster."""
 _MAX_LANES = 8
 _MAX_HELD = 32
 """Elements of a row that a thread keeps of each value; half as many for more than two values."""
+_MAX_AHEAD = 3
+"""Rows of weights that a thread loads before a reduction that they follow, if it holds one piece of each."""
 _INT32_LIMIT = 2**30
 """Below it, indices are 32 bits: a GPU divides those several times as fast."""
 DEVICE_CODE, HOST_CODE = "ifdef SARDONYX_DEVICE", "ifndef __CUDACC_RTC__"
@@ -121,6 +123,7 @@ class CudaPrinter(BodyPrinter):
         crosses = self._nest.crosses
         self._crossing = {s.root.buffer for s in self._nest.steps if not s.per_row and crosses(s.root.buffer)}
         self._first_read = dict(self._reread_views()) if self._in_rows else {}
+        self._read_ahead = list(self._late_views())[:_MAX_AHEAD] if self._in_rows else []
         self._level = 0
         self._fast = self._allows_fast()
 
@@ -167,7 +170,8 @@ class CudaPrinter(BodyPrinter):
         if not views:
             return 1
         outside = [view for view in views if view.buffer.kind != "inner" or not self._is_local(view.buffer)] or views
-        lanes = min(_MAX_LANES, _VECTOR_BYTES // max(int(view.dtype.itemsize) for view in outside))
+        width = _ROW_VECTOR_BYTES if self._in_rows else _VECTOR_BYTES
+        lanes = min(_MAX_LANES, width // max(int(view.dtype.itemsize) for view in outside))
         known = [step for step in self._dims_to_divide(views) if isinstance(step, int)]
         return math.gcd(lanes, *known)
 
@@ -298,10 +302,13 @@ class CudaPrinter(BodyPrinter):
             self._steps([step for step in self._nest.steps if not step.once], "W")
 
     def _write_rows(self) -> None:
+        self._w.line("bool turn = false;")
         with self._grid_loop("unit", "threadIdx.y", self._rows_count(), "y"):
             self._split(self._outer, "unit")
             for held, kind in self._register_arrays():
                 self._w.line(f"Pieces<{kind}, W, K> {held};")
+            for view in self._read_ahead:
+                self._w.line(f"Pieces<{computed_type(view.dtype)}, W, K == 1> {self._ahead_name(view)};")
             self._passes(lanes="1")
 
     def _write_rows_beside(self) -> None:
@@ -333,11 +340,12 @@ class CudaPrinter(BodyPrinter):
             )
         with w.block(head, tail):
             self._split(self._inner, "place")
+            if self._level == self._first_sweep():
+                self._load_ahead()
             self._steps(steps, "1" if self._across else "W")
-        joined = "across" if self._across else "together"
         for step in reductions:
-            total = f"sum_{step.root.buffer.name}.total()"
-            self._keep_row(step.root, f"{joined}<{step.root.reduction}>({total})")
+            how, total = step.root.reduction, f"sum_{step.root.buffer.name}.total()"
+            self._keep_row(step.root, f"across<{how}>({total})" if self._across else f"together<{how}>({total}, turn)")
             self._store(step.root, self._rows[step.root.buffer], lanes, self._outer)
 
     def _store(self, root: Root, value: str, lanes: str, axes: Sequence[int]) -> None:
@@ -362,13 +370,33 @@ class CudaPrinter(BodyPrinter):
 
     def _reread_views(self) -> Iterator[tuple[View, int]]:
         """Yield inputs of the nest that several sweeps read, with the first sweep."""
+        return ((view, min(at)) for view, at in self._input_levels().items() if len(at) > 1)
+
+    def _late_views(self) -> Iterator[View]:
+        """Yield contiguous inputs that are read only after the first sweep, such as the weights of a norm."""
+        for view, at in self._input_levels().items():
+            if len(at) == 1 and self._first_sweep() not in at and view.strides[self._last] == 1 and not view.guards:
+                yield view
+
+    def _input_levels(self) -> dict[View, set[int]]:
+        """Return the sweeps that read each input of the nest."""
         levels: dict[View, set[int]] = {}
         for step in self._nest.steps:
             for view in [] if step.once else plain_views(step.root.value):
                 moves = any(view.strides[axis] != 0 for axis in self._inner)
                 if moves and view.buffer.kind != "indices" and self._nest.step_writing(view.buffer) is None:
                     levels.setdefault(view, set()).add(step.level)
-        return ((view, min(at)) for view, at in levels.items() if len(at) > 1)
+        return levels
+
+    def _first_sweep(self) -> int:
+        return min(step.level for step in self._nest.steps if not step.once)
+
+    def _load_ahead(self) -> None:
+        """Load what later sweeps read, so that its latency passes during the reduction."""
+        axes = list(range(len(self._nest.dims)))
+        for view in self._read_ahead:
+            code = super()._value_code(view, "W", axes)
+            self._w.line(f"if constexpr (K == 1) keep<1>({self._ahead_name(view)}, 0, {code});")
 
     def _register_arrays(self) -> Iterator[tuple[str, str]]:
         if self._in_rows:
@@ -379,6 +407,9 @@ class CudaPrinter(BodyPrinter):
 
     def _held_name(self, view: View) -> str:
         return f"held_{view.buffer.name}_{list(self._first_read).index(view)}"
+
+    def _ahead_name(self, view: View) -> str:
+        return f"ahead_{view.buffer.name}_{self._read_ahead.index(view)}"
 
     def _call(self, operator: str, args: str) -> str:
         code = super()._call(operator, args)
@@ -393,6 +424,8 @@ class CudaPrinter(BodyPrinter):
             return code
         if value.buffer in self._crossing:
             return f"again<K>(held_{value.buffer.name}, piece, [&] {{ return {code}; }})"
+        if value in self._read_ahead:
+            return f"again<(K == 1)>({self._ahead_name(value)}, 0, [&] {{ return {code}; }})"
         if value not in self._first_read:
             return code
         if self._first_read[value] == self._level:

@@ -2,7 +2,8 @@
 //
 // ONNX Runtime adds the bias of a product by a second kernel, and runs products of the same x one after another, though
 // each may be too small to fill the GPU. Here the bias is added by the product's kernel, and the products run side by
-// side where that is faster. cuBLASLt proposes several algorithms for a product; the second call of a shape measures them.
+// side where that is faster. cuBLASLt proposes several algorithms for a product; the second call of a shape measures them,
+// also side by side, where the fastest is rarely the one that is fastest alone, which takes all of the GPU.
 //
 // Nothing is linked, and no header of CUDA is needed: torch has loaded the libraries.
 #pragma once
@@ -25,7 +26,7 @@ using Handle = void*;
 using Address = unsigned long long;
 
 constexpr int kMostProducts = 4;
-constexpr int kMostAlgorithms = 8;
+constexpr int kMostAlgorithms = 16;
 constexpr int kAlignment = 16;  // bytes that algorithms may assume
 constexpr size_t kWorkspace = size_t{16} << 20, kBranchWorkspace = size_t{4} << 20;
 constexpr int kMeasuredCalls = 5;
@@ -144,12 +145,36 @@ ort::Status* lt_status(int code, const char* what) {
 // yᵀ = wᵀ·xᵀ, and the bias is a column.
 struct Shape {
   int64_t rows, columns, depth;
-  int type;         // of the elements
+  int type;         // of the elements of x, w and the bias
+  int result;       // of those of y
   bool transposed;  // w is stored as columns × depth
   bool bias;
   size_t workspace;
-  auto key() const {
-    return std::array<int64_t, 7>{rows, columns, depth, type, transposed, bias, static_cast<int64_t>(workspace)};
+  using Key = std::array<int64_t, 8>;
+  Key key() const { return {rows, columns, depth, type, result, transposed, bias, static_cast<int64_t>(workspace)}; }
+};
+
+// The sizes of the matrices of a product, with a number of columns.
+struct Layouts {
+  Handle w = nullptr, x = nullptr, y = nullptr;
+
+  Layouts() = default;
+  Layouts(const Layouts&) = delete;
+  Layouts& operator=(const Layouts&) = delete;
+  ~Layouts() {
+    for (Handle layout : {w, x, y}) {
+      if (layout) libraries()->layout_destroy(layout);
+    }
+  }
+
+  ort::Status* make(const Shape& shape, int64_t columns) {
+    const Libraries& l = *libraries();
+    const int64_t k = shape.depth, m = shape.rows;
+    const int64_t w_rows = shape.transposed ? k : columns, w_columns = shape.transposed ? columns : k;
+    int code = l.layout_create(&w, shape.type, w_rows, w_columns, w_rows);
+    if (!code) code = l.layout_create(&x, shape.type, k, m, k);
+    if (!code) code = l.layout_create(&y, shape.result, columns, m, columns);
+    return lt_status(code, "cublasLtMatrixLayoutCreate");
   }
 };
 
@@ -159,43 +184,40 @@ class Plan {
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
   ~Plan() {
-    const Libraries& l = *libraries();
-    if (matmul_) l.matmul_destroy(matmul_);
-    for (Handle layout : {w_, x_, y_}) {
-      if (layout) l.layout_destroy(layout);
-    }
+    if (matmul_) libraries()->matmul_destroy(matmul_);
   }
 
-  ort::Status* make(Handle lt, const Shape& shape) {
+  // `joined` is the number of columns of all products of the group.
+  ort::Status* make(Handle lt, const Shape& shape, int64_t joined) {
     const Libraries& l = *libraries();
     lt_ = lt, shape_ = shape;
     if (auto s = lt_status(l.matmul_create(&matmul_, kComputeFloat, kFloat), "cublasLtMatmulDescCreate")) return s;
     const int transposed = kTransposed, epilogue = kEpilogueBias;
     if (shape.transposed) l.matmul_set(matmul_, kTransA, &transposed, sizeof transposed);
     if (shape.bias) l.matmul_set(matmul_, kEpilogue, &epilogue, sizeof epilogue);
-    const int64_t n = shape.columns, k = shape.depth, m = shape.rows;
-    const int64_t w_rows = shape.transposed ? k : n, w_columns = shape.transposed ? n : k;
-    int code = l.layout_create(&w_, shape.type, w_rows, w_columns, w_rows);
-    if (!code) code = l.layout_create(&x_, shape.type, k, m, k);
-    if (!code) code = l.layout_create(&y_, shape.type, n, m, n);
-    if (code) return lt_status(code, "cublasLtMatrixLayoutCreate");
-    return propose();
+    if (auto s = layouts_.make(shape, shape.columns)) return s;
+    if (auto s = propose(layouts_)) return s;
+    if (joined == shape.columns) return nullptr;
+    Layouts wide;  // its algorithms leave multiprocessors to the other products
+    if (auto s = wide.make(shape, joined)) return s;
+    propose(wide);
+    return nullptr;
   }
 
   int proposals() const { return static_cast<int>(proposals_.size()); }
-  void choose(int index) { chosen_ = index; }
 
-  // The bias is part of the descriptor: calls of one plan must not overlap on the host.
-  int run(const void* x, const void* w, const void* bias, void* y, Address workspace, Handle stream) {
+  // By the algorithm of this index. The bias is part of the descriptor: calls of one plan must not overlap on the host.
+  int run(int algorithm, const void* x, const void* w, const void* bias, void* y, Address workspace, Handle stream) {
     const Libraries& l = *libraries();
     if (shape_.bias) l.matmul_set(matmul_, kBiasPointer, &bias, sizeof bias);
     const float one = 1, zero = 0;
-    return l.matmul(lt_, matmul_, &one, w, w_, x, x_, &zero, y, y_, y, y_, &proposals_[chosen_].algorithm,
-                    reinterpret_cast<void*>(workspace), shape_.workspace, stream);
+    return l.matmul(lt_, matmul_, &one, w, layouts_.w, x, layouts_.x, &zero, y, layouts_.y, y, layouts_.y,
+                    &proposals_[algorithm].algorithm, reinterpret_cast<void*>(workspace), shape_.workspace, stream);
   }
 
  private:
-  ort::Status* propose() {
+  // Adds the algorithms that cuBLASLt proposes for matrices of these sizes.
+  ort::Status* propose(const Layouts& layouts) {
     const Libraries& l = *libraries();
     Handle preference = nullptr;
     if (auto s = lt_status(l.preference_create(&preference), "cublasLtMatmulPreferenceCreate")) return s;
@@ -203,19 +225,20 @@ class Plan {
     l.preference_set(preference, kMaxWorkspace, &shape_.workspace, sizeof shape_.workspace);
     l.preference_set(preference, kReductionSchemes, &in_float, sizeof in_float);
     for (int i = 0; i < 4; ++i) l.preference_set(preference, kMinAlignmentA + i, &alignment, sizeof alignment);
-    proposals_.resize(kMostAlgorithms);
+    Proposal proposed[kMostAlgorithms];
     int found = 0;
-    const int code =
-        l.heuristic(lt_, matmul_, w_, x_, y_, y_, preference, kMostAlgorithms, proposals_.data(), &found);
+    const int code = l.heuristic(lt_, matmul_, layouts.w, layouts.x, layouts.y, layouts.y, preference, kMostAlgorithms,
+                                 proposed, &found);
     l.preference_destroy(preference);
-    proposals_.resize(code ? 0 : found);
-    return proposals_.empty() ? lt_status(code ? code : -1, "cublasLtMatmulAlgoGetHeuristic") : nullptr;
+    if (code || found == 0) return lt_status(code ? code : -1, "cublasLtMatmulAlgoGetHeuristic");
+    proposals_.insert(proposals_.end(), proposed, proposed + found);
+    return nullptr;
   }
 
-  Handle lt_ = nullptr, matmul_ = nullptr, w_ = nullptr, x_ = nullptr, y_ = nullptr;
+  Handle lt_ = nullptr, matmul_ = nullptr;
   Shape shape_ = {};
+  Layouts layouts_;
   std::vector<Proposal> proposals_;
-  int chosen_ = 0;
 };
 
 // What products need besides their operands, for each stream of a session: streams for all but the first product, and
@@ -306,81 +329,125 @@ class Stopwatch {
   int failed_ = 0;
 };
 
+// The algorithm of each product of a group, whether they run side by side, and the milliseconds that they take.
+struct Choice {
+  std::vector<int> algorithms;
+  bool side_by_side = false;
+  float time = std::numeric_limits<float>::infinity();
+};
+
 // The products of a node for one number of rows.
 class Group {
  public:
   ort::Status* make(Handle lt, const std::vector<Shape>& shapes) {
+    int64_t joined = 0;
+    for (const Shape& shape : shapes) joined += shape.columns;
     for (const Shape& shape : shapes) {
+      key_.push_back(shape.key());
       plans_.push_back(std::make_unique<Plan>());
-      if (auto s = plans_.back()->make(lt, shape)) return s;
+      if (auto s = plans_.back()->make(lt, shape, joined)) return s;
     }
+    choice_.algorithms.resize(plans_.size());
     return nullptr;
   }
 
   ort::Status* run(const Operands& o, Branches& branches, Handle stream) {
-    return lt_status(side_by_side_ ? run_side_by_side(o, branches, stream) : run_in_turn(o, branches, stream),
-                     "cublasLtMatmul");
+    return lt_status(run_as(choice_, o, branches, stream), "cublasLtMatmul");
   }
 
-  // Chooses an algorithm for each product, then whether they run side by side. What cannot be measured, as without memory
-  // to flush the cache, stays as it is.
-  void measure(const Operands& o, Branches& branches, Handle stream, const std::vector<Shape>& shapes) {
+  // Chooses what was measured to be fastest. What cannot be measured, as without memory to flush the cache, stays as it is.
+  void measure(const Operands& o, Branches& branches, Handle stream) {
     static std::mutex measuring;
-    static std::map<std::array<int64_t, 7>, int> known;
+    static std::map<std::vector<Shape::Key>, Choice> known;
     const std::lock_guard<std::mutex> alone(measuring);
-    Stopwatch stopwatch(branches, stream);
-    for (int i = 0; i < o.count; ++i) {
-      const auto found = known.find(shapes[i].key());
-      if (found != known.end() && found->second < plans_[i]->proposals()) {  // another GPU may have other algorithms
-        plans_[i]->choose(found->second);
-        continue;
-      }
-      float best = std::numeric_limits<float>::infinity();
-      int fastest = 0;
-      for (int candidate = 0; candidate < plans_[i]->proposals(); ++candidate) {
-        plans_[i]->choose(candidate);
-        float time = 0;
-        const int code = stopwatch.time(time, [&] { return run_one(i, o, branches.workspace, stream); });
-        if (code == 0 && time < best) best = time, fastest = candidate;
-      }
-      plans_[i]->choose(fastest);
-      known[shapes[i].key()] = fastest;
+    const auto found = known.find(key_);
+    if (found != known.end() && has(found->second)) {
+      choice_ = found->second;
+      return;
     }
-    if (o.count == 1) return;
-    float in_turn = 0, side_by_side = 0;
-    int code = stopwatch.time(in_turn, [&] { return run_in_turn(o, branches, stream); });
-    if (!code) code = stopwatch.time(side_by_side, [&] { return run_side_by_side(o, branches, stream); });
-    side_by_side_ = !code && side_by_side < in_turn;
+    Stopwatch stopwatch(branches, stream);
+    const auto attempt = [&](Choice tried) {
+      const int code = stopwatch.time(tried.time, [&] { return run_as(tried, o, branches, stream); });
+      if (code == 0 && tried.time < choice_.time) choice_ = tried;
+    };
+    attempt(fastest_in_turn(stopwatch, o, branches, stream));
+    if (o.count > 1) try_side_by_side(attempt);
+    known[key_] = choice_;
   }
 
  private:
-  int run_one(int i, const Operands& o, Address workspace, Handle stream) {
+  // Another GPU may have fewer algorithms.
+  bool has(const Choice& choice) const {
+    for (size_t i = 0; i < plans_.size(); ++i) {
+      if (choice.algorithms[i] >= plans_[i]->proposals()) return false;
+    }
+    return true;
+  }
+
+  Choice fastest_in_turn(Stopwatch& stopwatch, const Operands& o, Branches& branches, Handle stream) {
+    Choice fastest = choice_;
+    for (int i = 0; i < o.count; ++i) {
+      float best = std::numeric_limits<float>::infinity();
+      for (int candidate = 0; candidate < plans_[i]->proposals(); ++candidate) {
+        float time = 0;
+        const int code =
+            stopwatch.time(time, [&] { return run_one(i, candidate, o, branches.workspace, stream); });
+        if (code == 0 && time < best) best = time, fastest.algorithms[i] = candidate;
+      }
+    }
+    return fastest;
+  }
+
+  // Tries each algorithm for all products, then each for one of them.
+  template <class F>
+  void try_side_by_side(const F& attempt) {
+    Choice tried = choice_;
+    tried.side_by_side = true;
+    attempt(tried);
+    int most = 0;
+    for (const auto& plan : plans_) most = std::max(most, plan->proposals());
+    for (int candidate = 0; candidate < most; ++candidate) {
+      for (size_t i = 0; i < plans_.size(); ++i) {
+        tried.algorithms[i] = std::min(candidate, plans_[i]->proposals() - 1);
+      }
+      attempt(tried);
+    }
+    for (size_t i = 0; i < plans_.size() && choice_.side_by_side; ++i) {
+      for (int candidate = 0; candidate < plans_[i]->proposals(); ++candidate) {
+        tried = choice_;
+        tried.algorithms[i] = candidate;
+        attempt(tried);
+      }
+    }
+  }
+
+  int run_one(int i, int algorithm, const Operands& o, Address workspace, Handle stream) {
     const auto& p = o.products[i];
-    return plans_[i]->run(o.x, p.w, p.bias, p.y, workspace, stream);
+    return plans_[i]->run(algorithm, o.x, p.w, p.bias, p.y, workspace, stream);
   }
 
-  int run_in_turn(const Operands& o, Branches& branches, Handle stream) {
-    int code = 0;
-    for (int i = 0; i < o.count && !code; ++i) code = run_one(i, o, branches.workspace, stream);
-    return code;
-  }
-
-  int run_side_by_side(const Operands& o, Branches& branches, Handle stream) {
+  int run_as(const Choice& choice, const Operands& o, Branches& branches, Handle stream) {
     const Libraries& l = *libraries();
-    int code = l.event_record(branches.forked, stream);
-    for (int i = 1; i < o.count && !code; ++i) {
+    int code = choice.side_by_side ? l.event_record(branches.forked, stream) : 0;
+    for (int i = 1; i < o.count && choice.side_by_side && !code; ++i) {
       auto& other = branches.others[i - 1];
       code = l.stream_wait(other.stream, branches.forked, 0);
-      if (!code) code = run_one(i, o, other.workspace, other.stream);
+      if (!code) code = run_one(i, choice.algorithms[i], o, other.workspace, other.stream);
       if (!code) code = l.event_record(other.joined, other.stream);
     }
-    if (!code) code = run_one(0, o, branches.workspace, stream);
-    for (int i = 1; i < o.count && !code; ++i) code = l.stream_wait(stream, branches.others[i - 1].joined, 0);
+    const int in_turn = choice.side_by_side ? 1 : o.count;
+    for (int i = 0; i < in_turn && !code; ++i) {
+      code = run_one(i, choice.algorithms[i], o, branches.workspace, stream);
+    }
+    for (int i = 1; i < o.count && choice.side_by_side && !code; ++i) {
+      code = l.stream_wait(stream, branches.others[i - 1].joined, 0);
+    }
     return code;
   }
 
+  std::vector<Shape::Key> key_;
   std::vector<std::unique_ptr<Plan>> plans_;
-  bool side_by_side_ = false;
+  Choice choice_;
 };
 
 // Operands whose address is not aligned are copied; the copies are freed in stream order.
@@ -412,8 +479,8 @@ class AlignedCopies {
 // A node: inputs x, then for each product w and, if it has one, its bias.
 class Products {
  public:
-  ort::Status* make(const ort::Info* info, int type) {
-    type_ = type;
+  ort::Status* make(const ort::Info* info, int type, int result) {
+    type_ = type, result_ = result;
     if (!libraries()) return ort::failure("libcuda or libcublasLt was not found");
     if (auto s = read(info, "transposed", transposed_)) return s;
     if (auto s = read(info, "biased", biased_)) return s;
@@ -479,7 +546,8 @@ class Products {
       std::copy(x.dims, x.dims + x.rank, dims);
       dims[x.rank - 1] = columns;
       if (auto s = ort::output(context, i, dims, x.rank, &product.y)) return s;
-      shapes.push_back({rows, columns, depth, type_, transposed, biased_[i] != 0, i ? kBranchWorkspace : kWorkspace});
+      const size_t workspace = i ? kBranchWorkspace : kWorkspace;
+      shapes.push_back({rows, columns, depth, type_, result_, transposed, biased_[i] != 0, workspace});
     }
     return nullptr;
   }
@@ -499,7 +567,7 @@ class Products {
       libraries()->stream_capturing(stream, &capturing);
       if (!capturing) {
         known.measured = true;
-        known.group->measure(operands, branches, stream, shapes);
+        known.group->measure(operands, branches, stream);
       }
     }
     found = known.group.get();
@@ -510,20 +578,24 @@ class Products {
     std::unique_ptr<Group> group;
     bool measured = false;
   };
-  int type_ = kHalf;
+  int type_ = kHalf, result_ = kHalf;
   std::vector<int64_t> transposed_, biased_;
   std::mutex running_;
   std::map<int64_t, Known> groups_;
 };
 
-template <int kElement, int kType>
+constexpr int kElementFloat = 1, kElementHalf = 10, kElementBfloat = 16;  // ONNX's numbers of the types
+constexpr int type_of(int element) { return element == kElementFloat ? kFloat : element == kElementHalf ? kHalf : kBfloat; }
+
+template <int kElement, int kResult>
 struct ProductsOperator : ort::CustomOp {
   explicit ProductsOperator(const char* (*called)(const CustomOp*)) {
     name = called;
     provider = [](const CustomOp*) { return "CUDAExecutionProvider"; };
     input_count = [](const CustomOp*) -> size_t { return 2; };
     output_count = [](const CustomOp*) -> size_t { return 1; };
-    input_type = output_type = [](const CustomOp*, size_t) { return kElement; };
+    input_type = [](const CustomOp*, size_t) { return kElement; };
+    output_type = [](const CustomOp*, size_t) { return kResult; };
     input_characteristic = [](const CustomOp*, size_t i) { return i == 0 ? 0 : 2; };  // required, variadic
     output_characteristic = [](const CustomOp*, size_t) { return 2; };
     input_memory = [](const CustomOp*, size_t) { return 0; };
@@ -532,7 +604,7 @@ struct ProductsOperator : ort::CustomOp {
     create_kernel_v2 = [](const CustomOp*, const void* const*, const ort::Info* info, void** kernel) -> ort::Status* {
       try {
         auto made = std::make_unique<Products>();
-        if (auto s = made->make(info, kType)) return s;
+        if (auto s = made->make(info, type_of(kElement), type_of(kResult))) return s;
         *kernel = made.release();
         return nullptr;
       } catch (const std::bad_alloc&) {
@@ -550,8 +622,15 @@ struct ProductsOperator : ort::CustomOp {
   }
 };
 
-constexpr int kElementHalf = 10, kElementBfloat = 16;  // ONNX's numbers of the types
-ProductsOperator<kElementHalf, kHalf> products_half([](const ort::CustomOp*) { return "ProductsFloat16"; });
-ProductsOperator<kElementBfloat, kBfloat> products_bfloat([](const ort::CustomOp*) { return "ProductsBfloat16"; });
+ProductsOperator<kElementHalf, kElementHalf> products_half([](const ort::CustomOp*) { return "ProductsFloat16"; });
+ProductsOperator<kElementHalf, kElementFloat> products_half_to_float([](const ort::CustomOp*) {
+  return "ProductsFloat16ToFloat32";
+});
+ProductsOperator<kElementBfloat, kElementBfloat> products_bfloat([](const ort::CustomOp*) {
+  return "ProductsBfloat16";
+});
+ProductsOperator<kElementBfloat, kElementFloat> products_bfloat_to_float([](const ort::CustomOp*) {
+  return "ProductsBfloat16ToFloat32";
+});
 
 }  // namespace

@@ -1,12 +1,13 @@
 """Matrix products on a GPU as nodes of our own library over cuBLASLt, see cuda_products.h.
 
-A product takes its bias along, and products of the same operand become one node that can run them side by side.
+A product takes its bias along, or the cast of its result to float32, which then is not rounded; products of the same
+operand become one node that can run them side by side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
@@ -21,6 +22,8 @@ from sardonyx.toolchain.headers import read_header
 
 DOMAIN = "sardonyx.cuda"
 _OPERATORS = {ir.DataType.FLOAT16: "ProductsFloat16", ir.DataType.BFLOAT16: "ProductsBfloat16"}
+_TO_FLOAT32 = "ToFloat32"
+"""The end of an operator's name that returns float32."""
 _MOST_PRODUCTS = 4
 """Of one node, as in cuda_products.h."""
 _MULTIPLE = 8
@@ -29,21 +32,29 @@ _MULTIPLE = 8
 
 @dataclass(frozen=True)
 class _Product:
-    """A node that multiplies by a weight, and the node that adds a bias to its result, if any."""
+    """A node that multiplies by a weight, and the node after it that adds a bias or casts to float32, if any."""
 
     node: ir.Node
     weight: ir.Value
     transposed: bool
     bias: ir.Value | None = None
-    addition: ir.Node | None = None
+    after: ir.Node | None = None
 
     @property
     def result(self) -> ir.Value:
-        return (self.addition or self.node).outputs[0]
+        return (self.after or self.node).outputs[0]
 
     @property
     def nodes(self) -> list[ir.Node]:
-        return [self.node, *([self.addition] if self.addition is not None else [])]
+        return [self.node, *([self.after] if self.after is not None else [])]
+
+    @property
+    def operator(self) -> str:
+        """The name of the operator that computes it."""
+        operand, result = self.node.inputs[0], self.result
+        assert operand is not None
+        assert operand.dtype is not None
+        return _OPERATORS[operand.dtype] + (_TO_FLOAT32 if result.dtype == ir.DataType.FLOAT else "")
 
 
 def use_cuda_products(model: ir.Model, options: Options) -> Path | None:
@@ -61,19 +72,20 @@ def use_cuda_products(model: ir.Model, options: Options) -> Path | None:
 def _build(options: Options) -> Path:
     """Return the library, checked to load."""
     headers = [read_header("sardonyx.toolchain", "ort.h"), read_header("sardonyx.native", "cuda_products.h")]
-    registered = registration(DOMAIN, ["products_half", "products_bfloat"])
+    operators = [f"products_{kind}{to}" for kind in ("half", "bfloat") for to in ("", "_to_float")]
+    registered = registration(DOMAIN, operators)
     library = compiler.build_library("\n".join([*headers, registered]), options)
     register(onnxruntime().SessionOptions(), library)
     return library
 
 
 def _groups(graph: ir.Graph) -> Iterator[Sequence[_Product]]:
-    """Yield the products that become one node each: those of the same operand."""
-    by_operand: dict[ir.Value, list[_Product]] = {}
+    """Yield the products that become one node each: those of the same operand that return the same type."""
+    by_operand: dict[tuple[ir.Value, str], list[_Product]] = {}
     for node in graph:
         product = _product(node)
         if product is not None and node.inputs[0] is not None:
-            by_operand.setdefault(node.inputs[0], []).append(product)
+            by_operand.setdefault((node.inputs[0], product.operator), []).append(product)
     for products in by_operand.values():
         for start in range(0, len(products), _MOST_PRODUCTS):
             yield products[start : start + _MOST_PRODUCTS]
@@ -95,7 +107,7 @@ def _product(node: ir.Node) -> _Product | None:
     bias = rest[0] if rest else None
     if bias is not None:
         return _Product(node, weight, transposed, bias) if _is_row(bias, node.outputs[0]) else None
-    return _with_addition(_Product(node, weight, transposed))
+    return _with_next(_Product(node, weight, transposed))
 
 
 def _is_plain_gemm(node: ir.Node) -> bool:
@@ -103,19 +115,23 @@ def _is_plain_gemm(node: ir.Node) -> bool:
     return not int_of(node, "transA", 0) and all(scale == 1 for scale in scales)
 
 
-def _with_addition(product: _Product) -> _Product:
-    """Return the product with the bias that is added to its result, if nothing else reads the result."""
+def _with_next(product: _Product) -> _Product:
+    """Return the product with the bias that is added to its result, or its cast, if nothing else reads the result."""
     result = product.node.outputs[0]
     uses = list(result.uses())
     if len(uses) != 1 or result.is_graph_output():
         return product
-    add = uses[0].node
-    if add.op_type != "Add" or add.domain or add.graph is not product.node.graph:
+    after = uses[0].node
+    if after.domain or after.graph is not product.node.graph:
         return product
-    bias = next((x for x in add.inputs if x is not result and x is not None), None)
-    if bias is None or not _is_row(bias, result) or _dims(add.outputs[0]) != _dims(result):
+    if after.op_type == "Cast" and after.outputs[0].dtype == ir.DataType.FLOAT:
+        return replace(product, after=after)
+    if after.op_type != "Add":
         return product
-    return _Product(product.node, product.weight, product.transposed, bias, add)
+    bias = next((x for x in after.inputs if x is not result and x is not None), None)
+    if bias is None or not _is_row(bias, result) or _dims(after.outputs[0]) != _dims(result):
+        return product
+    return replace(product, bias=bias, after=after)
 
 
 def _is_row(bias: ir.Value, result: ir.Value) -> bool:
@@ -140,7 +156,6 @@ def _replace(graph: ir.Graph, group: Sequence[_Product]) -> None:
     """Replace the products of one operand by a node in the place of the first."""
     operand = group[0].node.inputs[0]
     assert operand is not None
-    assert operand.dtype is not None
     inputs = [operand]
     for product in group:
         inputs += [product.weight, *([product.bias] if product.bias is not None else [])]
@@ -148,7 +163,7 @@ def _replace(graph: ir.Graph, group: Sequence[_Product]) -> None:
         ir.AttrInt64s("transposed", [int(product.transposed) for product in group]),
         ir.AttrInt64s("biased", [int(product.bias is not None) for product in group]),
     ]
-    node = ir.Node(DOMAIN, _OPERATORS[operand.dtype], inputs, attributes, num_outputs=len(group))
+    node = ir.Node(DOMAIN, group[0].operator, inputs, attributes, num_outputs=len(group))
     node.name = f"products_{group[0].node.name}"
     node.meta["fx"] = group[0].node.meta.get("fx")
     graph.insert_before(group[0].node, node)

@@ -57,25 +57,32 @@ namespace {
 // warp are a power of two. Adjacent rows belong to threads with different `threadIdx.x`; those with the same one share a
 // row.
 
+// Within a team of less than a warp.
 template <class T>
 __device__ T shuffled(T v, int by) {
-  const unsigned width = blockDim.x < kWarp ? blockDim.x : kWarp;
+  const unsigned width = blockDim.x;
   const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x;
-  const unsigned team = (width == 32 ? ~0u : (1u << width) - 1) << (thread % 32 / width * width);
+  const unsigned team = ((1u << width) - 1) << (thread % 32 / width * width);
   return static_cast<T>(__shfl_xor_sync(team, v, by, width));
 }
 
-// Reduces over all threads of a team; each of them gets the result.
+// Reduces over all threads of a team; each of them gets the result. `turn` alternates from one reduction to the next: the
+// warps of a block write their parts where none of them can still be reading those of the previous one.
 template <class How, class T>
-__device__ T together(T v) {
-  for (int by = (blockDim.x < kWarp ? blockDim.x : kWarp) / 2; by > 0; by /= 2) v = How::join(v, shuffled(v, by));
-  if (blockDim.x <= kWarp) return v;
-  __shared__ T parts[kMostThreads / kWarp];
-  __syncthreads();  // other threads may still read the previous values
-  if (threadIdx.x % kWarp == 0) parts[threadIdx.x / kWarp] = v;
+__device__ T together(T v, bool& turn) {
+  if (blockDim.x < kWarp) {
+    for (int by = blockDim.x / 2; by > 0; by /= 2) v = How::join(v, shuffled(v, by));
+    return v;
+  }
+#pragma unroll
+  for (int by = kWarp / 2; by > 0; by /= 2) v = How::join(v, static_cast<T>(__shfl_xor_sync(~0u, v, by, kWarp)));
+  if (blockDim.x == kWarp) return v;
+  __shared__ T parts[2][kMostThreads / kWarp];
+  turn = !turn;
+  if (threadIdx.x % kWarp == 0) parts[turn][threadIdx.x / kWarp] = v;
   __syncthreads();
-  v = parts[0];
-  for (unsigned part = 1; part < blockDim.x / kWarp; ++part) v = How::join(v, parts[part]);
+  v = parts[turn][0];
+  for (unsigned part = 1; part < blockDim.x / kWarp; ++part) v = How::join(v, parts[turn][part]);
   return v;
 }
 // The same for threads that share one of several adjacent rows.

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
+import torch
 
 from sardonyx.optimize.fold import evaluate_constants
 from sardonyx.optimize.pattern import P, is_private, scalar_of
@@ -21,7 +22,10 @@ from sardonyx.translate.builder import MICROSOFT
 
 CUDA = f"{MICROSOFT}/cuda"
 """What these rules need."""
+CUDA_KERNELS = f"{CUDA}/native"
+"""What rules need that leave nodes to be fused into native kernels."""
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+_NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 @rule_at("Gemm", needs=CUDA, last=True)
@@ -49,6 +53,63 @@ def bias_gelu(m: Match) -> ir.Value:
     return m.g.shaped(y, m.dims(m.result))
 
 
+@rule_at("LayerNormalization", "RMSNormalization", needs=CUDA_KERNELS, last=True)
+def sum_in_float32(m: Match) -> Mapping[ir.Value, ir.Value]:
+    """Norm(x + z) = Cast(Norm(Cast(x) + Cast(z))) in half precision: the sum of a network's layers is not rounded.
+
+    A native kernel computes in float32 anyway, and the product before it returns float32.
+    """
+    x, *rest = m.node.inputs
+    assert x is not None
+    m.require(x.dtype in _NARROW and len(m.node.outputs) == 1, "not in half precision, or the statistics are used")
+    m.require(_is_sum(x), "not a norm of a sum")
+    sizes = [size for size in m.dims(x) if isinstance(size, int)]
+    m.require(len(sizes) < len(m.dims(x)) or math.prod(sizes) >= _LEAST_ELEMENTS, "too small for a kernel")
+    total = _sum_in_float32(m, x)
+    weights = [None if value is None else m.g.cast(value, torch.float32) for value in rest]
+    attributes = {name: a.value for name, a in m.node.attributes.items()}
+    y = m.g.shaped(m.g.node(m.node.op_type, [total, *weights], **attributes), m.dims(m.result))
+    m.g.nodes[-1].meta[_FOR_KERNEL] = True
+    rounded = {m.result: m.g.cast(y, m.g.dtype(x))}
+    return rounded if is_private(x) else {**rounded, x: m.g.cast(total, m.g.dtype(x))}
+
+
+_LEAST_ELEMENTS = 2**10
+"""What a native kernel must write on CUDA."""
+_FOR_KERNEL = "for_kernel"
+"""Metadata of a norm that stays apart from its sum, since a native kernel has both."""
+_AROUND_SUMS = ("Reshape", "Max", "Min")
+"""Models in half precision clip their sums to finite numbers."""
+
+
+def _is_sum(x: ir.Value | None) -> bool:
+    node = x.producer() if x is not None else None
+    while node is not None and node.op_type in _AROUND_SUMS and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return node is not None and node.op_type == "Add"
+
+
+def _sum_in_float32(m: Match, x: ir.Value) -> ir.Value:
+    """Return a sum computed from operands in float32; operands that are sums that nothing else reads, too."""
+    node = x.producer()
+    assert node is not None
+    first, *rest = (value for value in node.inputs if value is not None)
+    if node.op_type == "Reshape":
+        return m.g.reshape(_in_float32(m, first), m.dims(x))
+    operands = [_in_float32(m, value) for value in (first, *rest)]
+    return m.g.shaped(m.g.node(node.op_type, operands), m.dims(x))
+
+
+def _in_float32(m: Match, x: ir.Value) -> ir.Value:
+    node = x.producer()
+    if node is not None and node.op_type == "Cast":
+        source = node.inputs[0]
+        if source is not None and source.dtype == ir.DataType.FLOAT:
+            return source
+    computed = node is not None and node.op_type in ("Add", *_AROUND_SUMS) and is_private(x)
+    return _sum_in_float32(m, x) if computed else m.g.cast(x, torch.float32)
+
+
 @rule(P.LayerNormalization(P.Add("x", "skip", _shared=True, _name="sum"), "scale", "shift"), needs=CUDA, last=True)
 def skip_layer_norm(m: Match) -> Mapping[ir.Value, ir.Value]:
     """LayerNormalization(x + z) = SkipLayerNormalization(x, z), which adds a bias too, and returns the sum."""
@@ -66,6 +127,7 @@ def skip_rms_norm(m: Match) -> Mapping[ir.Value, ir.Value]:
 
 
 def _check_norm(m: Match) -> None:
+    m.require(_FOR_KERNEL not in m.node.meta, "left to a native kernel")
     dims = m.dims(m.sum)
     m.require(m.sum.dtype in _FLOATS and m.scale.dtype == m.sum.dtype, "no kernel for the dtypes")
     m.require(m.dims(m.x) == m.dims(m.skip) == dims and len(dims) in (2, 3), "it broadcasts, or has another rank")
