@@ -1,4 +1,4 @@
-"""Dynamic sizes of one in exports: torch.export traces them as two or more."""
+"""Dynamic sizes of zero and one in exports: torch.export traces them as two or more."""
 
 from __future__ import annotations
 
@@ -41,6 +41,51 @@ def test_one_that_makes_no_difference_is_taken(function: Any) -> None:
     program = sardonyx.export(function, (X,), dynamic_shapes=({0: "rows"},))
     for rows in (1, 2, 3):
         torch.testing.assert_close(program(X[:rows]), function(X[:rows]))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: torch.full_like(x[:2], 3), lambda x: x[:2].sort(0).values, lambda x: torch.cat([x[:2], x]).mean(0)],
+)
+def test_one_for_which_a_translation_would_rely_on_two_rows_is_an_error(function: Any) -> None:
+    program = sardonyx.export(function, (X,), dynamic_shapes=({0: "rows"},))
+    torch.testing.assert_close(program(X[:2]), function(X[:2]))
+    with pytest.raises(ValueError, match="the model was exported for calls with"):
+        program(X[:1])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x[1:].mean(0),
+        lambda x: torch.full_like(x[1:], 3),
+        lambda x: x[:-1].sort(0).values,
+        lambda x: torch.slice_scatter(x, torch.zeros_like(x[1:]), 0, 1),
+        lambda x: torch.ones_like(torch.cat([x[1:], x, torch.zeros(5, 6)])),
+    ],
+)
+def test_zero_rows_that_would_be_minus_one_after_a_slice_are_an_error(function: Any) -> None:
+    program = sardonyx.export(function, (X,), dynamic_shapes=({0: "rows"},))
+    for rows in (1, 3):
+        torch.testing.assert_close(program(X[:rows]), function(X[:rows]), equal_nan=True)
+    with pytest.raises(ValueError, match=r"the model was exported for calls with .*rows.*0"):
+        program(X[:0])
+
+
+def test_zero_rows_of_which_elementwise_operators_take_a_slice_are_taken() -> None:
+    program = sardonyx.export(lambda x: x[1:].double() * 2 + 1, (X,), dynamic_shapes=({0: "rows"},))
+    for rows in (0, 1, 3):
+        torch.testing.assert_close(program(X[:rows]), X[:rows][1:].double() * 2 + 1)
+
+
+def test_sizes_that_depend_on_a_small_one_are_small_too() -> None:
+    program = sardonyx.export(
+        lambda x, y: (x[:2] * 2, y.sort(0).values),
+        (X[:2], X),
+        dynamic_shapes=({0: (rows := torch.export.Dim("rows"))}, {0: 2 * rows}),
+    )
+    for result, expected in zip(program(X[:1], X[:2]), (X[:1] * 2, X[:2]), strict=True):
+        torch.testing.assert_close(result, expected)
 
 
 def test_state_is_as_before_and_numbers_are_inputs() -> None:

@@ -170,6 +170,30 @@ def test_a_sigmoid_of_a_large_negative_number_is_not_zero(function: Callable[[to
         torch.testing.assert_close(result, function(SMALL), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("function", [torch.sin, torch.cos, torch.sinc, lambda x: 1 / torch.sin(x).reshape(-1, 2)])
+def test_sines_and_cosines_of_doubles_have_their_digits_near_their_zeros(function: Callable[..., torch.Tensor]) -> None:
+    """ONNX Runtime's kernels subtract a rounded multiple of π."""
+    zeros = torch.arange(1, 101, dtype=torch.float64) * (torch.pi / 2)
+    x = torch.cat([zeros, -zeros, zeros * 5000 + 1e-9, zeros + 1e9, torch.linspace(-1, 1, 18, dtype=torch.float64)])
+    compiled = torch.compile(function, backend="sardonyx", options={"fallback": "error"})
+    torch.testing.assert_close(compiled(x), function(x), rtol=1e-14, atol=0)
+
+
+def test_sines_and_cosines_of_doubles_at_limits() -> None:
+    x = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 2.0**20, 1e300, 5e-324], dtype=torch.float64)
+    compiled = torch.compile(lambda x: (x.sin(), x.cos(), x.sin().signbit()[:2]), backend="sardonyx")
+    expected = (x.sin(), x.cos(), torch.tensor([False, True]))
+    for result, wanted in zip(compiled(x), expected, strict=True):
+        torch.testing.assert_close(result, wanted, rtol=1e-14, atol=0, equal_nan=True)
+
+
+def test_a_sine_that_only_scales_is_the_engines() -> None:
+    with collecting() as report:
+        rotate = torch.compile(lambda x, y: torch.sin(x) * y + torch.cos(x), backend="sardonyx")
+        rotate(torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64))
+    assert report.operators["Sin"] == 1
+
+
 def test_a_gate_keeps_the_engines_sigmoid() -> None:
     with collecting() as report:
         gate = torch.compile(lambda x, y: torch.sigmoid(x).t() * y.t(), backend="sardonyx")

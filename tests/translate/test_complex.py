@@ -161,8 +161,9 @@ def test_another_engine() -> None:
         lambda x, y, r: (-x, x.exp(), x.sgn(), x * x.conj(), x.square(), x**2, x**3),
         lambda x, y, r: (x == y, x == x, x != y, r == x, r == 2j, x.isnan(), x.isinf(), x.isfinite()),
         lambda x, y, r: (torch.where(r > 0, x, y[0]), torch.where(r > 0, x, 0), x.masked_fill(r > 0, 1j)),
+        lambda x, y, r: (x.index_fill(-1, torch.tensor([0, -1]), 2j), x.index_fill(0, torch.tensor(1), y[0, 0])),
     ],
-    ids=["sums", "alpha", "products", "quotients", "functions", "comparisons", "choices"],
+    ids=["sums", "alpha", "products", "quotients", "functions", "comparisons", "choices", "filling"],
 )
 def test_elementwise(function: Callable[..., Any]) -> None:
     agrees(function, (z(3, 4), z(3, 4), torch.randn(3, 4)), (z(3, 1), z(3, 4), torch.randn(4)))

@@ -78,6 +78,7 @@ def test_rows_that_are_rolled_repeated_and_flipped() -> None:
         return *rolled, x.repeat(2, 3, 1), x.repeat_interleave(2, 1), x.flip(0, 1), F.glu(x, 2), torch.cat([x, x], 1)
 
     check(moved, ("b", "s", 4))
+    check(lambda x: (F.glu(torch.cat([x, x], 1), 1), F.glu(x.double().repeat(2, 1), 0)), ("b", "s"))
 
 
 def test_products() -> None:

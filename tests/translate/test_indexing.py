@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from .agreement import agrees, agrees_at
+from .agreement import agrees, agrees_at, onnx
 
 ROWS = torch.tensor([2, 0, -1])
 COLUMNS = torch.tensor([[1], [3]])
@@ -28,6 +28,25 @@ COLUMNS = torch.tensor([[1], [3]])
 )
 def test_advanced_indexing(index: tuple[object, ...]) -> None:
     agrees(lambda x: (x * 2)[index], torch.randn(4, 4, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8, torch.bool])
+def test_filling_by_index(dtype: torch.dtype) -> None:
+    def filled(x: torch.Tensor, value: torch.Tensor) -> list[torch.Tensor]:
+        ways = ((-1, ROWS, 1), (0, ROWS[0], 0), (1, ROWS[:0], 1), (1, ROWS, value))
+        scalars = [x[0, 0, 0].index_fill(0, ROWS[1:rows], 1) for rows in (1, 2)]
+        return [*(x.index_fill(*way) for way in ways), *scalars]
+
+    agrees(filled, torch.randn(4, 3, 5).to(dtype), torch.ones((), dtype=dtype))
+
+
+def test_filling_by_index_keeps_the_strides_that_a_clone_has() -> None:
+    def filled(x: torch.Tensor) -> list[torch.Tensor]:
+        ways = (x.mT, x.mT.expand(2, *x.mT.shape), x[:, ::2], x[:, :, :1].expand(-1, -1, 3))
+        return [view.index_fill(0, ROWS[1:], 1) for view in ways]
+
+    x = torch.randn(4, 3, 5)[:3]
+    assert [y.stride() for y in onnx(filled)(x)] == [y.stride() for y in filled(x)]
 
 
 @pytest.mark.parametrize("accumulate", [False, True])

@@ -28,6 +28,11 @@ def _unary(traced: torch.Tensor, x: torch.Tensor, *_: Any, **__: Any) -> torch.T
     return traced.new_empty_strided(traced.shape, _aten.abs.default(x).stride())
 
 
+def _cloned(traced: torch.Tensor, x: torch.Tensor, *_: Any) -> torch.Tensor:
+    """Strides of a kernel that edits a clone of its first operand, which may be expanded."""
+    return traced.new_empty_strided(traced.shape, _aten.clone.default(x).stride())
+
+
 def _contiguous(traced: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     """Strides of a kernel whose result is always contiguous."""
     return traced.new_empty(traced.shape)
@@ -63,6 +68,7 @@ _RULES: Mapping[Any, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
     **dict.fromkeys(_UNARY, _unary),
     **dict.fromkeys(_BATCH_NORMS, _contiguous_or_channels_last_on_cpu),
+    **dict.fromkeys((_aten.index_fill.int_Scalar, _aten.index_fill.int_Tensor), _cloned),
     _aten.log_sigmoid_forward.default: _contiguous_on_cpu,
     **dict.fromkeys((_aten.pow.Scalar, _aten.isin.Tensor_Tensor, _aten.isin.Tensor_Scalar), _contiguous),
 }

@@ -120,6 +120,7 @@ def _kernels(provider: str) -> Kernels:
         where_loses_zero_sign=True,
         loses_infinity=frozenset({"MaxPool"}),
         sigmoid_loses_small=True,
+        sine_loses_small=True,
         joins_casts=True,
         inexact_int64=_COMPARE_32_BITS | _REDUCE_IN_DOUBLE,
     )

@@ -17,6 +17,7 @@ from sardonyx.optimize.function_body import function_body
 from sardonyx.optimize.infinities import keep_infinities
 from sardonyx.optimize.signed_zeros import keep_zero_signs
 from sardonyx.optimize.small_sigmoids import compose_sigmoids
+from sardonyx.optimize.small_sines import compose_sines
 from sardonyx.optimize.subgraphs import bodies_of, graphs_of
 from sardonyx.translate.schemas import Signature, signature
 
@@ -50,6 +51,8 @@ class Kernels:
     """Operators that return the lowest finite number as the maximum of nothing but −∞, and the same for minima."""
     sigmoid_loses_small: bool = False
     """Whether its Sigmoid of float32 has no relative error bound: it returns 0 for large negative numbers."""
+    sine_loses_small: bool = False
+    """Whether its Sin and Cos of doubles have no relative error bound near their zeros."""
     joins_casts: bool = False
     """Whether it fuses two casts although the first is lossy."""
     uint8_casts_saturate: bool = False
@@ -92,6 +95,8 @@ def legalize(model: ir.Model, kernels: Kernels) -> Counter[str]:
         keep_infinities(model, kernels.loses_infinity)
     if kernels.sigmoid_loses_small:
         compose_sigmoids(model)
+    if kernels.sine_loses_small:
+        compose_sines(model)
     if kernels.uint8_casts_saturate:
         for graph in graphs_of(model.graph):
             cast_through_int64(graph)

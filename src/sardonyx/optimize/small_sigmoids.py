@@ -37,14 +37,14 @@ def _composed(g: Builder, x: ir.Value | None) -> ir.Value:
 
 
 def _is_affected(y: ir.Value) -> bool:
-    return y.dtype == ir.DataType.FLOAT and not _is_scale(y)
+    return y.dtype == ir.DataType.FLOAT and not is_scale(y)
 
 
-def _is_scale(x: ir.Value) -> bool:
+def is_scale(x: ir.Value) -> bool:
     """Whether a value is only multiplied or added."""
     if x.is_graph_output():
         return False
     return all(
-        use.node.op_type in _TOLERANT or (use.node.op_type in _LAYOUT and all(map(_is_scale, use.node.outputs)))
+        use.node.op_type in _TOLERANT or (use.node.op_type in _LAYOUT and all(map(is_scale, use.node.outputs)))
         for use in x.uses()
     )

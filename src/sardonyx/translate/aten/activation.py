@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import onnx_ir as ir
 import torch
 
 from sardonyx import dtypes, opsets
+from sardonyx.sizes import may_be_zero
 from sardonyx.translate.builder import Builder, Operand
 from sardonyx.translate.table import aten
 
@@ -170,8 +172,16 @@ def log_sigmoid_forward(g: Builder, x: Value) -> tuple[Value, Value]:
 
 @aten("glu")
 def glu(g: Builder, x: Value, dim: int = -1) -> Value:
-    left, right = g.several("Split", 2, [x], axis=g.axis(x, dim), num_outputs=2)
+    left, right = (g.shaped(part, g.like(g.out)) for part in _halves(g, x, g.axis(x, dim)))
     return g.Mul(left, sigmoid(g, right))
+
+
+def _halves(g: Builder, x: Value, axis: int) -> Sequence[Value]:
+    """Split in two; ONNX Runtime splits an axis of size zero by the sizes of its parts, but not by their number."""
+    size = g.like(g.out)[axis]
+    if may_be_zero(size):
+        return g.several("Split", 2, [x, g.shape_value([size, size])], axis=axis)
+    return g.several("Split", 2, [x], axis=axis, num_outputs=2)
 
 
 def _softmax(g: Builder, op_type: str, x: Value, dim: int, dtype: torch.dtype) -> Value:

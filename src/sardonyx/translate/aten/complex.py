@@ -216,6 +216,11 @@ def masked_fill(g: Builder, x: Value, mask: Value, value: Operand) -> Value:
     return where(g, mask, value, x)
 
 
+@aten_complex("index_fill.int_Scalar", "index_fill.int_Tensor")
+def index_fill(g: Builder, x: Value, dim: int, index: Value, value: Operand) -> Value:
+    return where(g, indexing.mask_along(g, g.dims(x)[:-1], dim, index), value, x)
+
+
 # Sums and matrix products
 
 

@@ -11,7 +11,7 @@ import torch
 from sardonyx import dtypes
 from sardonyx.errors import Unsupported
 from sardonyx.sizes import Dim, dim_of
-from sardonyx.translate.builder import Builder
+from sardonyx.translate.builder import Builder, Operand
 from sardonyx.translate.inference import broadcast
 from sardonyx.translate.table import aten
 
@@ -191,6 +191,20 @@ def _scatter_along(g: Builder, x: Value, src: Value, axis: int, places: Value) -
     shape = [count if i == axis else 1 for i in range(len(dims))]
     index = g.expand(g.reshape(places, shape), dims)
     return g.ScatterElements(x, index, g.expand(g.cast(src, g.dtype(x)), dims), axis=axis)
+
+
+@aten("index_fill.int_Scalar", "index_fill.int_Tensor")
+def index_fill(g: Builder, x: Value, dim: int, index: Value, value: Operand) -> Value:
+    return g.Where(mask_along(g, g.dims(x), dim, index), g.cast(value, g.out.dtype), x)
+
+
+def mask_along(g: Builder, dims: Sequence[Dim], dim: int, index: Value) -> Value:
+    """Return a mask of the indices along an axis, which broadcasts to these sizes; a scalar has one index."""
+    axis, size = (dim % len(dims), dims[dim]) if dims else (0, 1)
+    index = index if g.rank(index) else g.unsqueeze(index, [0])
+    no, yes = (g.expand(g.scalar(marked, torch.bool), [count]) for marked, count in ((0, size), (1, g.dims(index)[0])))
+    mask = g.shaped(g.ScatterElements(no, g.cast(index, torch.int64), yes, axis=0), [size])
+    return g.reshape(mask, [size if i == axis else 1 for i in range(len(dims))])
 
 
 @aten("slice_backward")
