@@ -17,6 +17,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -215,7 +216,7 @@ def _study(name: str, device: str, engines: Sequence[str], table: Table) -> Entr
     exact, eager = _exact(model, args), model(*args).clone()
     torch._dynamo.reset()
     found = {engine: attempt(partial(prepare, model, args, engine, eager, exact)) for engine in engines}
-    studied: Entry = {"engines": found}
+    studied: Entry = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "engines": found}
     take_turns([entry for entry in found.values() if "call" in entry])
     for engine, entry in found.items():
         call = entry.pop("call", None)
@@ -264,7 +265,7 @@ def _machine(device: str) -> Entry:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.add_argument("--json", type=Path, help="where to write everything measured")
+    parser.add_argument("--json", type=Path, help="where to write everything measured; models not measured now stay")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument(
         "--models", default="", help="only models whose name contains one of these, with commas between"
@@ -280,6 +281,14 @@ def _arguments() -> argparse.Namespace:
     return given
 
 
+def _measured_before(path: Path | None) -> Entry:
+    """The models of an existing file: a run of some models keeps what the file has of the others."""
+    if path is None or not path.exists():
+        return {}
+    measured: Entry = json.loads(path.read_text())["models"]
+    return measured
+
+
 def _write(path: Path | None, content: Entry) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -290,7 +299,7 @@ def main() -> None:
     """Study each model and print the table."""
     given = _arguments()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # float32 is the measure of error
-    content: Entry = {**_machine(given.device), "models": {}}
+    content: Entry = {**_machine(given.device), "models": _measured_before(given.json)}
     say(f"a copy to the host on purpose is counted as {content['control'].get('host_copies')}")
     columns = ["model", "engine", "wall ms", "host ms", "first s", "vs eager", "vs float32", "rms", "host copies"]
     table = Table("float16 on the GPU" if given.device == "cuda" else "a try on the CPU", columns, text_columns=2)
