@@ -43,7 +43,8 @@ def test_filling_by_index(dtype: torch.dtype) -> None:
 def test_filling_by_index_keeps_the_strides_that_a_clone_has() -> None:
     def filled(x: torch.Tensor) -> list[torch.Tensor]:
         ways = (x.mT, x.mT.expand(2, *x.mT.shape), x[:, ::2], x[:, :, :1].expand(-1, -1, 3))
-        return [view.index_fill(0, ROWS[1:], 1) for view in ways]
+        filled = [view.index_fill(0, ROWS[1:], 1) for view in ways]
+        return [*filled, torch.diag_embed(filled[0])]
 
     x = torch.randn(4, 3, 5)[:3]
     assert [y.stride() for y in onnx(filled)(x)] == [y.stride() for y in filled(x)]

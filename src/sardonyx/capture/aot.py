@@ -40,6 +40,7 @@ def _decompositions(training: bool, edits: int) -> dict[Any, Callable[..., Any]]
     core: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions())
     rules = {target: rule for target, rule in core.items() if target.name() not in excluded}
     rules |= {target: strides.with_eager_layout(rules[target]) for target in strides.DECOMPOSED if target in rules}
+    rules |= strides.DECOMPOSITIONS
     return {**rules, **attention.DECOMPOSITIONS} if training else rules
 
 

@@ -28,11 +28,6 @@ def _unary(traced: torch.Tensor, x: torch.Tensor, *_: Any, **__: Any) -> torch.T
     return traced.new_empty_strided(traced.shape, _aten.abs.default(x).stride())
 
 
-def _cloned(traced: torch.Tensor, x: torch.Tensor, *_: Any) -> torch.Tensor:
-    """Strides of a kernel that edits a clone of its first operand, which may be expanded."""
-    return traced.new_empty_strided(traced.shape, _aten.clone.default(x).stride())
-
-
 def _contiguous(traced: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     """Strides of a kernel whose result is always contiguous."""
     return traced.new_empty(traced.shape)
@@ -68,7 +63,6 @@ _RULES: Mapping[Any, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
     **dict.fromkeys(_UNARY, _unary),
     **dict.fromkeys(_BATCH_NORMS, _contiguous_or_channels_last_on_cpu),
-    **dict.fromkeys((_aten.index_fill.int_Scalar, _aten.index_fill.int_Tensor), _cloned),
     _aten.log_sigmoid_forward.default: _contiguous_on_cpu,
     **dict.fromkeys((_aten.pow.Scalar, _aten.isin.Tensor_Tensor, _aten.isin.Tensor_Scalar), _contiguous),
 }
@@ -139,3 +133,19 @@ def with_eager_layout(decomposition: Callable[..., torch.Tensor]) -> Callable[..
         return result.permute(axes).contiguous().permute([axes.index(axis) for axis in range(result.dim())])
 
     return decomposed
+
+
+def _index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> Any:
+    """Fill with the axes in the memory order of a clone: torch traces a contiguous result.
+
+    In that order its result is contiguous, so that the operator stays.
+    """
+    axes = layout_of(_aten.clone.default(x))
+    if axes is None:
+        return NotImplemented
+    filled = torch.index_fill(x.permute(axes), axes.index(dim % x.dim()), index, value)
+    return filled.permute([axes.index(axis) for axis in range(x.dim())])
+
+
+DECOMPOSITIONS = dict.fromkeys((_aten.index_fill.int_Scalar, _aten.index_fill.int_Tensor), _index_fill)
+"""Operators that are traced with other strides than eager's, in terms of themselves: what follows them depends on it."""
