@@ -172,7 +172,7 @@ def prepare(model: nn.Module, args: Args, engine: str, eager: torch.Tensor, exac
 
 def _rms_error(result: torch.Tensor, exact: torch.Tensor) -> float:
     """The root of the mean squared error, relative to that of the exact numbers."""
-    error, size = (torch.linalg.vector_norm(x.double()).item() for x in (result.double() - exact, exact))
+    error, size = (float(torch.linalg.vector_norm(x.double())) for x in (result.double() - exact, exact))
     return error / size
 
 

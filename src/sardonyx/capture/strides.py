@@ -148,4 +148,4 @@ def _index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> A
 
 
 DECOMPOSITIONS = dict.fromkeys((_aten.index_fill.int_Scalar, _aten.index_fill.int_Tensor), _index_fill)
-"""Operators that are traced with other strides than eager's, in terms of themselves: what follows them depends on it."""
+"""Operators that torch traces with other strides than eager's, in terms of themselves."""
