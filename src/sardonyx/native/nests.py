@@ -81,11 +81,6 @@ class Nest:
         return [axis for axis in range(len(self.dims)) if axis not in (self.inner or ())]
 
     @property
-    def swept(self) -> list[int]:
-        """The axes along which rows are swept, in order."""
-        return sorted(self.inner or ())
-
-    @property
     def passes(self) -> int:
         """The number of sweeps over a row."""
         return 1 + max(step.level for step in self.steps)
