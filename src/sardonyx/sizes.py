@@ -94,13 +94,42 @@ def sizes_of_call(dims: Dims, graph: torch.fx.GraphModule) -> SizesOfCall:
         known = tuple(int(dim) for dim in dims)
         return lambda args: known
     places = _places(graph)
-    needed = {symbol: places[symbol] for dim in dims if not isinstance(dim, int) for symbol in dim.free_symbols}
+    symbols = {symbol for dim in dims if not isinstance(dim, int) for symbol in dim.free_symbols}
+    needed = {symbol: _reader(symbol, places) for symbol in symbols}
 
     def read(args: Sequence[Any]) -> tuple[int, ...]:
-        values = {symbol: _read(args, *place) for symbol, place in needed.items()}
+        values = {symbol: read_symbol(args) for symbol, read_symbol in needed.items()}
         return tuple(value_of(dim, values) for dim in dims)
 
     return read
+
+
+def _reader(symbol: sympy.Symbol, places: Mapping[Dim, tuple[int, int | None]]) -> Callable[[Sequence[Any]], int]:
+    """Return a function that reads a symbol from arguments: a size, or what a size such as its square determines."""
+    if symbol in places:
+        return lambda args: _read(args, *places[symbol])
+    for dim, place in places.items():
+        solved = _solved(dim, symbol)
+        if solved is not None:
+            return lambda args: round(solved(_read(args, *place)))
+    raise KeyError(symbol)
+
+
+def _solved(dim: Dim, symbol: sympy.Symbol) -> Callable[[int], float] | None:
+    """Return the function of the size that is the symbol; None if there is no formula, or more than one.
+
+    >>> s = sympy.Symbol("s", positive=True, integer=True)
+    >>> _solved(s**2, s)(16), _solved(s + sympy.Symbol("t"), s)
+    (4.0, None)
+    """
+    if isinstance(dim, int) or dim.free_symbols != {symbol} or not dim.is_polynomial(symbol):
+        return None
+    positive, size = sympy.Symbol("positive", positive=True), sympy.Symbol("size", positive=True)
+    solutions = sympy.solve(dim.xreplace({symbol: positive}) - size, positive)
+    function: Callable[[int], float] | None = (
+        sympy.lambdify(size, solutions[0], "math") if len(solutions) == 1 else None
+    )
+    return function
 
 
 def _places(graph: torch.fx.GraphModule) -> dict[Dim, tuple[int, int | None]]:

@@ -40,6 +40,18 @@ def test_views_of_dynamic_sizes_have_torchs_strides(training: bool) -> None:
                 assert grads[0].stride() == grads[1].stride()
 
 
+def test_strides_by_a_size_of_which_arguments_have_only_powers() -> None:
+    def squared(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        y.reshape(*reversed(y.shape))  # so that the size of x is the square of one of y
+        products = torch.outer(x.flatten(), x.flatten())
+        column, totals = (products * 2)[:, :1], products.sum(1)
+        return column, totals, totals.tensor_split(2, -1)[1]
+
+    run = torch.compile(squared, backend="sardonyx", dynamic=True)
+    x, y = torch.randn(4, 4), torch.randn(4, 2, 2, 2)
+    assert strides(run(x, y)) == strides(squared(x, y))
+
+
 def test_axes_of_one_element_have_torchs_strides() -> None:
     run = torch.compile(views, backend="sardonyx", options={"fallback": "error"})
     x = torch.randn(2, 6)[:1]
