@@ -39,7 +39,9 @@ _EXACT = frozenset(_EXACT_NAMES.split())
 _SUM_PRODUCTS = frozenset(
     ["mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "convolution", "linear"]
 )
-"""Operators whose zeros have the sign that the order of their sums gives."""
+"""Operators whose zeros have the sign that the order of their sums gives, and whose terms can cancel."""
+_SUMS = frozenset({"sum", "nansum", "mean", "cumsum", "trace"})
+"""Operators that give 0.0 or -0.0 for a sum of negative zeros."""
 _CHOOSING_NAMES = """
 maximum minimum fmax fmin clamp clamp_ clamp_min clamp_max amax amin aminmax max min sort topk median kthvalue
 cummax cummin hardtanh max_pool1d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
@@ -92,7 +94,9 @@ class RoundingNoise(TorchDispatchMode):
         if func.overloadpacket.__name__ in _LOGARITHMS:
             return tree_map(self._just_below_zero, disturbed)
         if func.overloadpacket.__name__ in _SUM_PRODUCTS:
-            return torch.where(disturbed == 0, disturbed * self._signs(disturbed), disturbed)
+            return self._with_any_zeros(self._off_by_terms(disturbed, func, args, kwargs or {}))
+        if func.overloadpacket.__name__ in _SUMS:
+            return tree_map(self._with_any_zeros, disturbed)
         return disturbed
 
     def _called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -126,6 +130,17 @@ class RoundingNoise(TorchDispatchMode):
         most = _ULPS * torch.finfo(derivative.dtype).eps * gradient.abs().nan_to_num(0, 0, 0).max().double()
         moved = derivative.double() + self._noise(derivative.shape) * most
         return torch.empty_like(derivative).copy_(moved)
+
+    def _off_by_terms(self, result: Tensor, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
+        """With noise of some ulps of the sum of the terms' absolute values: they can cancel.
+
+        With every other seed equal results stay equal, without this noise.
+        """
+        if self._keeps_equal or not result.is_floating_point():
+            return result
+        sizes, weights = tree_map(lambda x: x.abs() if isinstance(x, Tensor) else x, (args, kwargs))
+        most = _ULPS * torch.finfo(result.dtype).eps * func(*sizes, **weights).double().nan_to_num(0, 0, 0).abs()
+        return torch.empty_like(result).copy_(result.double() + self._noise(result.shape) * most)
 
     def _noise(self, shape: Sequence[int]) -> Tensor:
         return torch.rand(shape, generator=self._generator, dtype=torch.float64) * 2 - 1

@@ -1,7 +1,8 @@
 """Sigmoids of large negative numbers: ONNX Runtime's kernel on the CPU has only an absolute error bound, about 6e-8.
 
 It returns 0 below −18, and 7 % too little at −14: a logarithm, a quotient or a comparison of the result would be wrong.
-Where the result only scales or is added to something else, as in gates and SiLU, the kernel is precise enough.
+Where the result only scales or is added to something else, as in gates and SiLU, the kernel is precise enough, unless a
+quotient or a comparison reads the product.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from sardonyx.translate.builder import Builder
 
 _TOLERANT = frozenset({"Mul", "Add", "Sub", "MatMul", "FusedMatMul", "Gemm", "Conv", "ReduceSum", "ReduceMean"})
 """Operators whose result an absolute error of their operand changes by about as much."""
+_AMPLIFYING = frozenset(
+    {"Reciprocal", "Log", "Sqrt", "Sign", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
+)
+"""Operators of which a small operand decides the result, as a divisor does."""
 _LAYOUT = frozenset(
     {"Reshape", "Transpose", "Slice", "Squeeze", "Unsqueeze", "Identity", "Expand", "Split", "Gather", "Concat"}
 )
@@ -41,10 +46,15 @@ def _is_affected(y: ir.Value) -> bool:
 
 
 def is_scale(x: ir.Value) -> bool:
-    """Whether a value is only multiplied or added."""
+    """Whether a value is only multiplied or added, and no product of it amplified."""
     if x.is_graph_output():
         return False
     return all(
-        use.node.op_type in _TOLERANT or (use.node.op_type in _LAYOUT and all(map(is_scale, use.node.outputs)))
+        (use.node.op_type in _TOLERANT and not (use.node.op_type == "Mul" and _is_amplified(use.node.outputs[0])))
+        or (use.node.op_type in _LAYOUT and all(map(is_scale, use.node.outputs)))
         for use in x.uses()
     )
+
+
+def _is_amplified(x: ir.Value) -> bool:
+    return any(use.node.op_type in _AMPLIFYING or (use.node.op_type == "Div" and use.idx == 1) for use in x.uses())
