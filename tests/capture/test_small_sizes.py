@@ -88,6 +88,21 @@ def test_sizes_that_depend_on_a_small_one_are_small_too() -> None:
         torch.testing.assert_close(result, expected)
 
 
+@pytest.mark.parametrize("flat", [lambda x: x.reshape(-1), lambda x: x.contiguous().view(-1), torch.ravel])
+def test_one_row_that_would_be_edited_through_a_view_is_an_error(flat: Any) -> None:
+    """Of more rows it is a copy that is edited."""
+
+    def edited(x: torch.Tensor) -> torch.Tensor:
+        y = x.mT * 2
+        flat(y)[0] = 7
+        return y
+
+    program = sardonyx.export(edited, (X,), dynamic_shapes=({0: "rows"},))
+    torch.testing.assert_close(program(X[:3]), edited(X[:3]))
+    with pytest.raises(ValueError, match="the model was exported for calls with"):
+        program(X[:1])
+
+
 def test_state_is_as_before_and_numbers_are_inputs() -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:

@@ -34,8 +34,9 @@ from sardonyx.capture.surgery import (
     is_functorch_transform,
     mutates,
 )
-from sardonyx.capture.views import rebase_as_strided
+from sardonyx.capture.views import copies_of_more_than_one, rebase_as_strided
 from sardonyx.errors import CaptureError
+from sardonyx.telemetry.source import source_of
 from sardonyx.translate import table
 
 DYNAMIC_SHAPES_HINT = "give dynamic_shapes an entry per argument, by position or name; None if no size of it is dynamic"
@@ -82,6 +83,8 @@ def capture(
         return _capture_fake_graph(model, args, kwargs, frozenset(preserved))
     with record_specializations() as lines, record_small_sizes() as decisions:
         program = _run_torch_export(model, tuple(args), dict(kwargs), dynamic_shapes, lines)
+    if any(map(mutates, program.graph.nodes)):  # an edit of a copy is not seen in its source
+        decisions += [(decision, source_of(node)) for decision, node in copies_of_more_than_one(program.graph)]
     drop_inactive_dropout(program.graph_module)
     functionalize_simple_edits(program.graph_module)
     if any(mutates(node) or is_functorch_transform(node) for node in program.graph.nodes):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import sympy
 import torch
 
 from sardonyx.sizes import Dim, Dims, dim_of, dims_of
@@ -135,3 +136,36 @@ def _is_dense(sizes: list[int], strides: list[int], order: Any) -> bool:
 
 def _hint(number: Any) -> int:
     return number if isinstance(number, int) else int(number.node.hint if number.node.has_hint() else 2)
+
+
+# Copies
+
+
+_COPIES_OR_VIEWS = frozenset(
+    {
+        *(torch.ops.aten.reshape.default, torch.ops.aten.flatten.using_ints, torch.ops.aten.ravel.default),
+        torch.ops.aten.contiguous.default,
+    }
+)
+
+
+def copies_of_more_than_one(graph: torch.fx.Graph) -> Iterator[tuple[sympy.Expr, torch.fx.Node]]:
+    """Yield the nodes that copy, but would return a view if a size were one, and that the size is another."""
+    for node in graph.nodes:
+        source = node.args[0].meta.get("val") if node.target in _COPIES_OR_VIEWS else None
+        if isinstance(source, torch.Tensor):
+            sizes, strides = dims_of(source), tuple(map(dim_of, source.stride()))
+            symbols = {symbol for dim in (*sizes, *strides) for symbol in sympy.sympify(dim).free_symbols}
+            for symbol in symbols if not _is_contiguous(sizes, strides) else ():
+                small = ([sympy.sympify(dim).subs(symbol, 1) for dim in dims] for dims in (sizes, strides))
+                if _is_contiguous(*small):
+                    yield sympy.Ne(symbol, 1), node
+
+
+def _is_contiguous(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
+    step: Any = 1
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        if size != 1 and stride != step:
+            return False
+        step = step * size
+    return True
