@@ -156,8 +156,9 @@ SMALL = torch.tensor([-80.0, -30.0, -18.0, -14.0, -1.0, 0.0, 5.0, 30.0])
         lambda x: torch.sigmoid(x) > 1e-20,
         lambda x: ((x - 1) * torch.sigmoid(x)).reciprocal(),
         lambda x: 2 / ((x - 1) * torch.sigmoid(x)),
+        lambda x: torch.nn.functional.silu(x) < 0,
     ],
-    ids=["result", "logarithm", "quotient", "comparison", "reciprocal of a product", "quotient by a product"],
+    ids=["result", "logarithm", "quotient", "comparison", "reciprocal of a product", "quotient by a product", "silu"],
 )
 def test_a_sigmoid_of_a_large_negative_number_is_not_zero(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """ONNX Runtime's kernel returns 0 below -18."""

@@ -31,6 +31,8 @@ def compose_sigmoids(model: ir.Model) -> None:
         for node in list(graph):
             if node.op_type == "Sigmoid" and not node.domain and _is_affected(node.outputs[0]):
                 replace_node(graph, node, g, _composed(g, node.inputs[0]))
+            if node.op_type == "QuickGelu" and _is_affected_gate(node.outputs[0]):
+                replace_node(graph, node, g, _composed_gate(g, node))
     for constant in g.initializers.values():
         model.graph.register_initializer(constant)
 
@@ -41,8 +43,25 @@ def _composed(g: Builder, x: ir.Value | None) -> ir.Value:
     return g.Div(one, g.Add(one, g.Exp(g.Neg(x))))
 
 
+def _composed_gate(g: Builder, node: ir.Node) -> ir.Value:
+    """QuickGelu(x) = x · sigmoid(αx), SiLU for α = 1."""
+    x = node.inputs[0]
+    assert x is not None
+    alpha = node.attributes["alpha"].as_float() if "alpha" in node.attributes else _QUICK_GELU
+    scaled = x if alpha == 1 else g.Mul(x, g.scalar(alpha, torch.float32))
+    return g.Mul(x, _composed(g, scaled))
+
+
+_QUICK_GELU = 1.702
+"""The default α of ONNX Runtime's QuickGelu."""
+
+
 def _is_affected(y: ir.Value) -> bool:
     return y.dtype == ir.DataType.FLOAT and not is_scale(y)
+
+
+def _is_affected_gate(y: ir.Value) -> bool:
+    return y.dtype == ir.DataType.FLOAT and _is_amplified(y)
 
 
 def is_scale(x: ir.Value) -> bool:
