@@ -3,13 +3,12 @@
 MaxPool starts each window at the lowest finite number, and on the CPU it skips NaN; on CUDA so do ReduceMax and
 ReduceMin, which cuDNN computes. A model that masks with −∞ would get a finite maximum. After operators that never
 return −∞, such as ReLU, a maximum is left unchanged, for MaxPool NaN included: a second pooling costs an eighth of the
-first layers of a ResNet. If its indices are read, those of windows with NaN are corrected too.
+first layers of a ResNet. The indices that MaxPool returns for such windows remain ONNX Runtime's.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 
 import onnx_ir as ir
 import torch
@@ -39,7 +38,7 @@ def keep_infinities(model: ir.Model, operators: Collection[str]) -> None:
     for graph in graphs_of(model.graph):
         for node in list(graph):
             if node.op_type in operators and _can_lose_infinity(node):
-                _replace_results(graph, node, g, _CORRECTIONS[node.op_type](g, node))
+                _replace_result(graph, node, g, _CORRECTIONS[node.op_type](g, node))
     for constant in g.initializers.values():
         model.graph.register_initializer(constant)
 
@@ -70,59 +69,22 @@ def _is_bounded(x: ir.Value, depth: int) -> bool:
     return node.op_type in _BOUNDED_BELOW
 
 
-def _corrected_pool(g: Builder, node: ir.Node) -> list[ir.Value]:
-    """Pool a rank of each element too: positive for NaN, negative for −∞, 0 for all others.
-
-    Its absolute value is the index in the plane, counted from 1: torch's index of such a window is that of its last NaN
-    or first −∞.
-    """
+def _corrected_pool(g: Builder, node: ir.Node) -> ir.Value:
+    """Pool the class of each element too: 2 for NaN, 0 for −∞, 1 for all others."""
     x, y = node.inputs[0], node.outputs[0]
     assert x is not None
     assert y.dtype is not None
-    infinity, nan = (g.scalar(float(name), dtypes.to_torch(y.dtype)) for name in ("-inf", "nan"))
-    dtype = _exact_dtype(x) if _reads_indices(node) else torch.float32
-    zero, one = (g.scalar(number, dtype) for number in (0, 1))
-    place = g.Add(g.cast(_places(g, x), dtype), one) if _reads_indices(node) else one
-    rank = g.Where(g.IsNaN(x), place, g.Where(g.Greater(x, infinity), zero, g.Neg(place)))
+    dtype = dtypes.to_torch(y.dtype)
+    infinity, nan = (g.scalar(float(name), dtype) for name in ("-inf", "nan"))
+    zero, one, two = (g.scalar(number, torch.float32) for number in (0, 1, 2))
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    rank = g.Where(g.IsNaN(x), two, g.cast(g.Greater(x, infinity), torch.float32))
     highest = g.node("MaxPool", [rank], domain=node.domain, **attributes)
-    highest.type = ir.TensorType(dtypes.to_onnx(dtype))
-    is_finite = g.Equal(highest, zero)
-    corrected = g.Where(is_finite, y, g.Where(g.Greater(highest, zero), nan, infinity))
-    if not _reads_indices(node):
-        return [corrected]
-    index = g.Add(g.cast(g.Sub(g.Abs(highest), one), torch.int64), _plane_starts(g, x))
-    return [corrected, g.Where(is_finite, node.outputs[1], index)]
+    highest.type = ir.TensorType(ir.DataType.FLOAT)
+    return g.Where(g.Greater(highest, zero), g.Where(g.Greater(highest, one), nan, y), infinity)
 
 
-def _reads_indices(node: ir.Node) -> bool:
-    if len(node.outputs) == 1 or ("storage_order" in node.attributes and node.attributes["storage_order"].as_int()):
-        return False
-    return bool(node.outputs[1].uses()) or node.outputs[1].is_graph_output()
-
-
-def _exact_dtype(x: ir.Value) -> torch.dtype:
-    """Return a dtype that represents every index of a plane and that MaxPool supports."""
-    sizes = [] if x.shape is None else list(x.shape)[2:]
-    known = [size for size in sizes if isinstance(size, int)]
-    return torch.float32 if known and known == sizes and math.prod(known) < 2**24 else torch.float64
-
-
-def _places(g: Builder, x: ir.Value) -> ir.Value:
-    """Return the index of each element in its plane."""
-    sizes = g.Shape(x, start=2)
-    zero, one = (g.scalar(number, torch.int64) for number in (0, 1))
-    return g.Reshape(g.Range(zero, g.ReduceProd(sizes, keepdims=0), one), g.Concat(g.ints([1, 1]), sizes, axis=0))
-
-
-def _plane_starts(g: Builder, x: ir.Value) -> ir.Value:
-    """Return the index of each plane's first element in the whole tensor, over which ONNX counts."""
-    sizes = g.Shape(x, start=2)
-    starts = g.Range(g.scalar(0, torch.int64), g.Size(x), g.ReduceProd(sizes, keepdims=0))
-    return g.Reshape(starts, g.Concat(g.Shape(x, start=0, end=2), g.Expand(g.ints([1]), g.Shape(sizes)), axis=0))
-
-
-def _corrected_reduction(g: Builder, node: ir.Node) -> list[ir.Value]:
+def _corrected_reduction(g: Builder, node: ir.Node) -> ir.Value:
     """Add the infinity to the result, a limit or NaN, if no element is on this side of it."""
     x, y = node.inputs[0], node.outputs[0]
     assert x is not None
@@ -133,35 +95,29 @@ def _corrected_reduction(g: Builder, node: ir.Node) -> list[ir.Value]:
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
     found = g.node("ReduceMax", [inside, *node.inputs[1:]], **attributes)
     found.type = ir.TensorType(ir.DataType.INT32)
-    return [g.Where(g.Equal(found, g.scalar(0, torch.int32)), g.Add(y, infinity), y)]
+    return g.Where(g.Equal(found, g.scalar(0, torch.int32)), g.Add(y, infinity), y)
 
 
-_CORRECTIONS: Mapping[str, Callable[[Builder, ir.Node], list[ir.Value]]] = {
+_CORRECTIONS: Mapping[str, Callable[[Builder, ir.Node], ir.Value]] = {
     "MaxPool": _corrected_pool,
     "ReduceMax": _corrected_reduction,
     "ReduceMin": _corrected_reduction,
 }
 
 
-def _replace_results(graph: ir.Graph, node: ir.Node, g: Builder, corrected: Sequence[ir.Value]) -> None:
+def _replace_result(graph: ir.Graph, node: ir.Node, g: Builder, corrected: ir.Value) -> None:
     """Insert the nodes of a builder after a node, let all but them read `corrected`, and empty the builder."""
-    nodes = list(g.nodes)
+    y, nodes = node.outputs[0], list(g.nodes)
     g.nodes.clear()
+    if "dims" in y.meta:
+        corrected.meta["dims"] = y.meta["dims"]
+    corrected.shape, corrected.type = y.shape, y.type
     for added in nodes:
         added.meta["fx"] = node.meta.get("fx")
-    for old, new in zip(node.outputs, corrected, strict=False):
-        _replace_value(graph, old, new, nodes)
-    graph.insert_after(node, nodes)
-
-
-def _replace_value(graph: ir.Graph, old: ir.Value, new: ir.Value, excluded: Sequence[ir.Node]) -> None:
-    """Let all nodes but the excluded ones, and the graph's outputs, read a new value."""
-    if "dims" in old.meta:
-        new.meta["dims"] = old.meta["dims"]
-    new.shape, new.type = old.shape, old.type
-    for use in list(old.uses()):
-        if use.node not in excluded:
-            use.node.replace_input_with(use.idx, new)
+    for use in list(y.uses()):
+        if use.node not in nodes:
+            use.node.replace_input_with(use.idx, corrected)
     for index, output in enumerate(graph.outputs):
-        if output is old:
-            graph.outputs[index] = new
+        if output is y:
+            graph.outputs[index] = corrected
+    graph.insert_after(node, nodes)
