@@ -126,6 +126,11 @@ def test_convolutions_of_no_images() -> None:
 
 def test_rows_that_are_filled() -> None:
     check(lambda x: torch.index_fill(x, -2, torch.tensor([0]), 1.0), ("b", 3, "s"))
+    program = sardonyx.export(
+        lambda x: x.index_fill(1, torch.tensor([0]), 1.0), (torch.randn(3, 4),), dynamic_shapes=({1: "s"},)
+    )
+    assert program(torch.randn(3, 0)).shape == (3, 0)
+    assert (program(torch.zeros(3, 2)).sum(0) == torch.tensor([3.0, 0.0])).all()
 
 
 def test_reductions() -> None:

@@ -107,6 +107,7 @@ _GUARDED: dict[tuple[str, str], _Sizes] = {
     ("", "RMSNormalization"): _normalized_dims,
     (MICROSOFT, "SkipLayerNormalization"): _normalized_dims,
     (MICROSOFT, "SkipSimplifiedLayerNormalization"): _normalized_dims,
+    ("", "ScatterElements"): _first_input_dims,
     ("", "ScatterND"): _first_input_dims,
     ("", "MatMul"): _matmul_dims,
     (MICROSOFT, "FusedMatMul"): _matmul_dims,
