@@ -149,7 +149,11 @@ def test_maxima_of_windows_with_nan_or_of_negative_infinity(dtype: torch.dtype, 
             F.max_pool2d(x, 2, padding=1),
             F.max_pool3d(x, 2),
             F.adaptive_max_pool2d(x, 3),
-            F.max_pool2d(x.nan_to_num().relu(), 2),
+            F.max_pool1d(x[0].relu(), 3, 2, padding=1),
+            F.max_pool2d(x.relu(), 2, padding=1),
+            F.max_pool2d(x.abs(), 2, dilation=2, ceil_mode=True),
+            F.max_pool3d(x.abs(), 2),
+            *F.max_pool2d(x.relu(), 3, 2, padding=1, return_indices=True),
             *F.max_pool1d(x[0], 2, return_indices=True),
             *F.max_pool2d(x, 3, 2, padding=1, return_indices=True),
             *F.max_pool2d(x[0], 2, dilation=2, ceil_mode=True, return_indices=True),
@@ -168,7 +172,7 @@ def test_maxima_of_windows_with_nan_or_of_negative_infinity(dtype: torch.dtype, 
 @pytest.mark.parametrize("native", [False, True])
 def test_gradients_of_maxima_go_to_the_last_nan_or_the_first_negative_infinity(native: bool, dynamic: bool) -> None:
     def pool(x: Tensor) -> Tensor:
-        return F.max_pool2d(x.log2(), 2, padding=1)
+        return torch.cat([F.max_pool2d(x.log2(), 2, padding=1), F.max_pool2d(x.log2().relu(), 2, padding=1)])
 
     x = torch.randn(2, 3, 5, 6, dtype=torch.float64)
     x[0, 0, :3] = 0.0
