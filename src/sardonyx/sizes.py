@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import sympy
@@ -13,6 +14,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 Dim: TypeAlias = "int | sympy.Expr"
 Dims: TypeAlias = tuple[Dim, ...]
+Equality: TypeAlias = "Callable[[Dim, Dim], bool]"
 
 
 def expression_of(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> sympy.Expr:
@@ -31,6 +33,28 @@ def allow_zeros(expression: sympy.Expr, environment: Any) -> sympy.Expr:
     }
     relaxed: sympy.Expr = expression.xreplace(zeros)
     return relaxed
+
+
+def environment_of(values: Iterable[Any]) -> Any:
+    """Return the ShapeEnv of the symbolic sizes among these values; None if nothing is symbolic."""
+    for value in values:
+        for size in (value,) if isinstance(value, torch.SymInt) else getattr(value, "shape", ()):
+            if isinstance(size, torch.SymInt):
+                return size.node.shape_env
+    return None
+
+
+def equality(environment: Any) -> Equality:
+    """Return a function that tells whether two sizes are equal in every call that satisfies the guards of a trace."""
+    if environment is None:
+        return operator.eq
+    traced = {symbol_of(symbol.name): symbol for symbol in environment.var_to_range}
+
+    def equal(x: Dim, y: Dim) -> bool:
+        sides = [sympy.sympify(dim).xreplace(traced) for dim in (x, y)]
+        return x == y or environment._maybe_evaluate_static(sympy.Eq(*sides)) == sympy.true
+
+    return equal
 
 
 def symbol_of(name: str) -> sympy.Symbol:

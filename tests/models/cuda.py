@@ -25,6 +25,7 @@ from tests.ops.workers import READY, sweep
 
 DTYPES = ("float32", "float16", "bfloat16")
 SECONDS = 300.0
+"""Of processor time."""
 TOLERANCE = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 4e-2}
 
 

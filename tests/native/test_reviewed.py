@@ -87,6 +87,20 @@ def test_places_that_are_no_memory_can_be_padded_and_looked_up(body: str, consta
     same_as_onnxruntime(with_weights(text, **constants), x=numbers(1, 2, 4, 4))
 
 
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_the_index_of_a_window_of_negative_infinity_is_in_the_image_and_not_in_the_padding(dilation: int) -> None:
+    how = f"kernel_shape = [3, 3], strides = [2, 1], pads = [1, 1, 1, 1], dilations = [{dilation}, {dilation}]"
+    model = with_weights(f"(float[2,3,n,m] x) => (float[2,3,a,b] y, int64[2,3,a,b] i) {{ y, i = MaxPool<{how}>(x) }}")
+    compiled = native.compile(model, select="all")
+    assert [taken.operators for taken in compiled.report.kernels] == [["MaxPool"]]
+    x = torch.full((2, 3, 7, 8), -torch.inf)
+    x[1, 1, 2, 3], x[1, 2, 4:6, 5] = 1.0, torch.nan
+    found = compiled.session().run(None, {"x": x.numpy()})
+    y, index = torch.nn.functional.max_pool2d(x, 3, (2, 1), 1, dilation, return_indices=True)
+    np.testing.assert_array_equal(found[0], y)
+    np.testing.assert_array_equal(found[1], index + (torch.arange(6) * 56).view(2, 3, 1, 1))
+
+
 @pytest.mark.parametrize("side", ["SAME_UPPER", "SAME_LOWER"])
 def test_padding_that_a_pool_finds_by_itself_counts_where_that_is_asked_for(side: str) -> None:
     how = f'kernel_shape = [3, 3], strides = [2, 2], auto_pad = "{side}", count_include_pad = 1'

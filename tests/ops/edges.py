@@ -151,13 +151,10 @@ def _with_edges(op: Any, dtype: torch.dtype) -> Iterator[Any]:
     if op.name in COORDINATES and dtype.itemsize < 4:  # how a coordinate is rounded decides which elements are read
         values = values[values.isfinite()]
 
+    def replaced(leaf: Any) -> Any:
+        return _sprinkled(leaf, values) if _is_strided(leaf, dtype) else leaf
+
     for sample in op.sample_inputs("cpu", dtype, requires_grad=False):
-        # The place of the largest of several NaN, or of nothing but −∞, is ONNX Runtime's own.
-        used = values[values > -torch.inf] if sample.kwargs.get("return_indices") else values
-
-        def replaced(leaf: Any, used: Tensor = used) -> Any:
-            return _sprinkled(leaf, used) if _is_strided(leaf, dtype) else leaf
-
         first = tree_map(replaced, sample.input)
         further = (tuple(sample.args), dict(sample.kwargs))
         values_too = dtype.is_floating_point and op.name not in COORDINATES

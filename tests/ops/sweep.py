@@ -65,7 +65,7 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--export", action="store_true", help="export the samples at the edges of each dtype too")
     parser.add_argument("--only", nargs="*", default=(), help="operators by name, or by prefix with a trailing *")
     parser.add_argument("--own", action="store_true", help="only operators that our own table translates")
-    parser.add_argument("--seconds", type=float, default=120, help="time limit of a sample (default: 120)")
+    parser.add_argument("--seconds", type=float, default=120, help="processor time of a sample (default: 120)")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1), help="how many (default: 2)")
     parser.add_argument("--results", type=Path, default=Path("build/operators.json"), help="where results are kept")
     parser.add_argument(

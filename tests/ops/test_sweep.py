@@ -127,10 +127,10 @@ def test_results_of_another_executor_are_not_mixed_in(tmp_path: Path) -> None:
     assert results.outcomes == []
 
 
-def test_a_sample_that_takes_too_long_is_named_and_the_others_go_on() -> None:
+def test_a_sample_that_takes_too_much_processor_time_is_named_and_the_others_go_on() -> None:
     tasks = [Task("neg", "float32"), Task("add", "float32")]
     outcomes = [o for o in sweep(tasks, 0.0, 1, silent) if isinstance(o, Outcome)]
     assert [(o.operator, o.crashed) for o in outcomes] == [
-        ("neg", ["sample 0: no answer within 0 seconds"]),
-        ("add", ["sample 0: no answer within 0 seconds"]),
+        ("neg", ["sample 0: no answer within 0 seconds of processor time"]),
+        ("add", ["sample 0: no answer within 0 seconds of processor time"]),
     ]

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from .allowance import SECONDS_BETWEEN_LOOKS, Allowance
+
 if TYPE_CHECKING:
     from .check import Outcome
 
 SECONDS_FOR_START = 300.0
+"""Of processor time, to start and to make samples."""
 SAMPLES_OF_A_PROCESS = 5000
 """After so many a process is replaced: what a compiler keeps adds up."""
 SAMPLES_TOGETHER = 16
@@ -96,7 +99,7 @@ def _serve(pipe: Connection) -> None:
 
 
 class Worker:
-    """One process, the operator it is at, and a new process when it dies or a sample takes too long."""
+    """One process, the operator it is at, and a new process when it dies or a sample takes too much processor time."""
 
     def __init__(self, seconds: float, serve: Serve = _serve) -> None:
         self._seconds, self._serve = seconds, serve
@@ -117,16 +120,12 @@ class Worker:
         """Readable when there is something to `advance` by."""
         return self._pipe
 
-    @property
-    def patience(self) -> float:
-        """How many seconds are left to the sample at hand."""
-        return max(self._deadline - time.monotonic(), 0)
-
     def advance(self) -> int:
         """Take in what the process says, or that it died or is late; how many samples that settles."""
         try:
             if not self._pipe.poll():
-                return 0 if self.patience else self._lose(f"no answer within {self._limit():.0f} seconds")
+                excess = self._allowance.excess()
+                return self._lose(excess) if excess else 0
             answer = self._pipe.recv()
         except (EOFError, ConnectionError):
             self._process.join(5)
@@ -135,7 +134,7 @@ class Worker:
             self._send()
         elif isinstance(answer, int):
             self._count = answer
-            self._deadline = time.monotonic() + self._seconds
+            self._allow(self._seconds)
             self._ended = self._next >= answer
         else:
             self._outcome.add(answer)
@@ -150,7 +149,7 @@ class Worker:
     def _settle(self) -> None:
         self._next += 1
         self._served += 1
-        self._deadline = time.monotonic() + self._seconds
+        self._allow(self._seconds)
         self._ended = self._next == self._count
 
     def _lose(self, problem: str) -> int:
@@ -174,15 +173,15 @@ class Worker:
         self._process.start()
         theirs.close()
         self._served = 0
-        self._deadline = time.monotonic() + SECONDS_FOR_START
+        self._allow(SECONDS_FOR_START)
 
     def _send(self) -> None:
-        self._deadline = time.monotonic() + SECONDS_FOR_START  # samples take time to make
+        self._allow(SECONDS_FOR_START)  # samples take time to make
         with suppress(ConnectionError):  # where the process is gone, reading from it tells
             self._pipe.send((*self._task.words, self._next, self._lost >= 0))
 
-    def _limit(self) -> float:
-        return SECONDS_FOR_START if self._count is None else self._seconds
+    def _allow(self, seconds: float) -> None:
+        self._allowance = Allowance(self._process.pid, seconds)
 
     def stop(self) -> None:
         """End the process."""
@@ -204,7 +203,7 @@ def sweep(tasks: Iterable[Work], seconds: float, processes: int, serve: Serve = 
             workers[-1].begin(task)
             busy.append(workers[-1])
         while busy:
-            wait([worker.pipe for worker in busy], timeout=min(worker.patience for worker in busy) + 0.01)
+            wait([worker.pipe for worker in busy], timeout=SECONDS_BETWEEN_LOOKS)
             for worker in list(busy):
                 yield worker.advance()
                 outcome = worker.finished()

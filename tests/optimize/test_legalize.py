@@ -257,3 +257,24 @@ def test_a_float_becomes_uint8_through_int64_where_the_cast_saturates(dtype: ir.
         ("Max", ir.DataType.INT64),  # keeps ONNX Runtime from fusing the casts
         ("Cast", ir.DataType.UINT8),
     ]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "operators"),
+    [
+        ({"strides": [2, 2], "dilations": [1, 1]}, ["Relu", "MaxPool", "AveragePool", "IsNaN", "Where"]),
+        ({"dilations": [2, 2]}, ["Relu", "MaxPool", "MaxPool"]),
+        ({"ceil_mode": 1}, ["Relu", "MaxPool", "MaxPool"]),
+    ],
+)
+def test_nan_of_a_maximum_after_relu_is_that_of_an_average_of_the_same_windows(
+    attributes: dict[str, object], operators: list[str]
+) -> None:
+    relu = node("Relu", ir.DataType.FLOAT)
+    pool = ir.node("MaxPool", relu.outputs, {"kernel_shape": [2, 2], **attributes})
+    pool.outputs[0].name, pool.outputs[0].type = "z", ir.TensorType(ir.DataType.FLOAT)
+    graph = ir.Graph(relu.inputs, pool.outputs, nodes=[relu, pool], opset_imports={"": OPSET}, name="g")
+    legalize(ir.Model(graph, ir_version=10), Kernels({}, loses_infinity=frozenset({"MaxPool"}), pool_skips_nan=True))
+    pooling = ("Relu", "MaxPool", "AveragePool")
+    kept = [made.op_type for made in graph if made.op_type in pooling or "AveragePool" in operators]
+    assert kept == operators

@@ -120,7 +120,7 @@ def _serve(pipe: Connection) -> None:
 def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.train.sweep", description=__doc__)
     parser.add_argument("--only", nargs="*", default=(), help="names, prefixes with a trailing *, or families")
-    parser.add_argument("--seconds", type=float, default=300, help="time limit of a step (default: 300)")
+    parser.add_argument("--seconds", type=float, default=300, help="processor time of a step (default: 300)")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1), help="how many (default: 2)")
     parser.add_argument("--results", type=Path, help="write the results as JSON")
     parser.add_argument("--page", type=Path, help="write the results as Markdown")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
+
+from sardonyx.sizes import symbol_of
+from sardonyx.translate.inference import broadcast
 
 from .agreement import agrees_at
 
@@ -55,6 +60,24 @@ def test_joins() -> None:
 
 def test_splits() -> None:
     agrees_at(lambda x: (x * 2).split(x.shape[1] // 2, 1), *at(*SHAPES))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [torch.fmod, torch.remainder, torch.lerp, torch.hypot, torch.atan2, torch.nextafter, torch.floor_divide],
+)
+def test_operands_of_which_the_first_is_half_as_wide_and_that_is_one(function: Callable[..., torch.Tensor]) -> None:
+    """Which of the sizes s and s // 2 is that of the result depends on a guard: s is 2 or 3."""
+    further = (0.3,) if function is torch.lerp else ()
+    agrees_at(lambda x: function(x.tensor_split(2, 1)[1], x, *further), *at((4, 2), (5, 3), (7, 3)))
+
+
+def test_sizes_of_which_any_may_be_one_have_no_broadcast_size() -> None:
+    s, t = map(symbol_of, "st")
+    assert broadcast((s, 3), (1, t)) == (s, 3)
+    assert broadcast((s, s), (t, s)) is None
+    assert broadcast((s, s), (t, s), equal=lambda x, y: x == y or (x, y) == (t, 1)) == (s, s)
+    assert broadcast((s,), (t,), equal=lambda x, y: {x, y} <= {s, t}) == (s,)
 
 
 def test_expansion() -> None:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 import sardonyx
 
-from .agreement import onnx
+from .agreement import gradients, onnx
 
 BROKEN = (float("nan"), float("inf"), float("-inf"))
 
@@ -149,15 +149,55 @@ def test_maxima_of_windows_with_nan_or_of_negative_infinity(dtype: torch.dtype, 
             F.max_pool2d(x, 2, padding=1),
             F.max_pool3d(x, 2),
             F.adaptive_max_pool2d(x, 3),
-            F.max_pool2d(x.nan_to_num().relu(), 2),
-            F.max_pool2d(x, 3, 2, return_indices=True)[0],
+            F.max_pool1d(x[0].relu(), 3, 2, padding=1),
+            F.max_pool2d(x.relu(), 2, padding=1),
+            F.max_pool2d(x.abs(), 2, dilation=2, ceil_mode=True),
+            F.max_pool3d(x.abs(), 2),
+            *F.max_pool2d(x.relu(), 3, 2, padding=1, return_indices=True),
+            *F.max_pool1d(x[0], 2, return_indices=True),
+            *F.max_pool2d(x, 3, 2, padding=1, return_indices=True),
+            *F.max_pool2d(x[0], 2, dilation=2, ceil_mode=True, return_indices=True),
+            *F.max_pool3d(x, 2, return_indices=True),
         )
 
-    x = torch.randn(1, 2, 6, 6, dtype=dtype)
-    x[0, 0, :4] = float("-inf")
+    x = torch.randn(1, 3, 6, 6, dtype=dtype)
+    x[0, 0, :4], x[0, 2] = float("-inf"), torch.finfo(dtype).min
+    x[0, 2, 3, :4] = float("-inf")
     x[0, 1, :2, :2], x[0, 0, 1, 1], x[0, 1, 3, 5] = torch.finfo(dtype).min, float("nan"), float("nan")
     for got, want in zip(onnx(pools, dynamic=dynamic)(x), pools(x), strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("native", [False, True])
+def test_gradients_of_maxima_go_to_the_last_nan_or_the_first_negative_infinity(native: bool, dynamic: bool) -> None:
+    def pool(x: Tensor) -> Tensor:
+        return torch.cat([F.max_pool2d(x.log2(), 2, padding=1), F.max_pool2d(x.log2().relu(), 2, padding=1)])
+
+    x = torch.randn(2, 3, 5, 6, dtype=torch.float64)
+    x[0, 0, :3] = 0.0
+    torch._dynamo.reset()
+    options = {"native": native, "fallback": "error"}
+    compiled = torch.compile(pool, backend="sardonyx", dynamic=dynamic, options=options)
+    torch.testing.assert_close(gradients(compiled, x), gradients(pool, x), equal_nan=True)
+
+
+@pytest.mark.parametrize("size", [(), (2, 3, 7, 8)], ids=["static", "dynamic"])
+def test_indices_of_such_windows_in_an_exported_file(size: tuple[int, ...]) -> None:
+    class Pool(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return F.max_pool2d(x, 3, 2, padding=1, return_indices=True)
+
+    def made(*sizes: int) -> Tensor:
+        x = torch.randn(*sizes)
+        x[0], x[1, 0, 1, 2:4] = float("-inf"), float("nan")
+        return x
+
+    dims = (dict.fromkeys(range(4), torch.export.Dim.AUTO),) if size else None
+    program = sardonyx.export(Pool(), (made(2, 2, 5, 6),), dynamic_shapes=dims)
+    x = made(*(size or (2, 2, 5, 6)))
+    for got, want in zip(program(x), Pool()(x), strict=True):
+        torch.testing.assert_close(got, want, equal_nan=True)
 
 
 def test_attention_of_rows_without_them() -> None:

@@ -6,7 +6,7 @@ import ast
 import functools
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +19,8 @@ import torch
 from torch.utils._sympy.functions import Mod, PythonMod
 
 from sardonyx.errors import CaptureError
-from sardonyx.sizes import Dim, allow_zeros, dims_of, expression_of, python_of, size_at
+from sardonyx.sizes import Dim, allow_zeros, dims_of, environment_of, expression_of, python_of, size_at
 from sardonyx.telemetry.source import source_of
-
-
-def environment_of(values: Iterable[Any]) -> Any:
-    """Return the ShapeEnv of the symbolic sizes among these values; None if nothing is symbolic."""
-    for value in values:
-        for size in (value,) if isinstance(value, torch.SymInt) else getattr(value, "shape", ()):
-            if isinstance(size, torch.SymInt):
-                return size.node.shape_env
-    return None
 
 
 @contextmanager

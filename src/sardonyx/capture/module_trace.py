@@ -10,10 +10,10 @@ import torch
 
 from sardonyx.capture.arguments import Arguments, ResultBuilder, Results, contents_of_containers, copy_arguments
 from sardonyx.capture.attributes import first_difference
-from sardonyx.capture.conditions import SizeExpressions, environment_of, function_of_sizes
+from sardonyx.capture.conditions import SizeExpressions, function_of_sizes
 from sardonyx.capture.export import Captured, capture
 from sardonyx.errors import CaptureError
-from sardonyx.sizes import Dim, dim_of, dims_of
+from sardonyx.sizes import Dim, dim_of, dims_of, environment_of
 
 _MODULE_NAME = "module"
 

@@ -14,10 +14,10 @@ import sympy
 import torch
 from torch.utils import _pytree as pytree
 
-from sardonyx.capture.conditions import environment_of, sizes_or_number
+from sardonyx.capture.conditions import sizes_or_number
 from sardonyx.capture.example import ExampleCall
 from sardonyx.capture.export import Captured
-from sardonyx.sizes import Dim, allow_zeros, dim_of, dims_of, value_of
+from sardonyx.sizes import Dim, allow_zeros, dim_of, dims_of, environment_of, value_of
 from sardonyx.telemetry.source import source_of
 
 _SMALL = (1, 0)

@@ -16,8 +16,8 @@ from torch.fx.experimental.proxy_tensor import make_fx, py_sym_types
 from torch.fx.node import map_arg
 
 from sardonyx.capture.aot import decompositions
-from sardonyx.capture.conditions import environment_of
 from sardonyx.errors import CaptureError
+from sardonyx.sizes import environment_of
 from sardonyx.translate import table
 
 

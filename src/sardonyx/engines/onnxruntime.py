@@ -119,6 +119,7 @@ def _kernels(provider: str) -> Kernels:
         registered,
         where_loses_zero_sign=True,
         loses_infinity=frozenset({"MaxPool"}),
+        pool_skips_nan=True,
         sigmoid_loses_small=True,
         sine_loses_small=True,
         joins_casts=True,

@@ -45,6 +45,15 @@ class CannotLower(Exception):
     """A node or its shapes cannot be lowered to loops; the message says why."""
 
 
+def _broadcast(*shapes: Dims) -> Dims:
+    dims = broadcast(*shapes)
+    if dims is None or any(
+        have not in (1, want) for shape in shapes for have, want in zip(reversed(shape), reversed(dims), strict=False)
+    ):
+        raise CannotLower(f"sizes {list(shapes)} that may or may not be equal")
+    return dims
+
+
 class Lowering:
     """Lowers the nodes of a region, in order, to roots. Lowerings of operators call its methods."""
 
@@ -141,11 +150,7 @@ class Lowering:
         """Apply a scalar operator to broadcast arguments of one type, except for a condition."""
         if len({arg.dtype for arg in args[operator == "select" :]}) > 1:
             raise CannotLower(f"{operator} of {', '.join(str(arg.dtype) for arg in args)}")
-        dims = broadcast(*(arg.dims for arg in args))
-        for arg in args:
-            pairs = zip(reversed(arg.dims), reversed(dims), strict=False)
-            if any(have not in (1, want) for have, want in pairs):
-                raise CannotLower(f"sizes {[arg.dims for arg in args]} that may or may not be equal")
+        dims = _broadcast(*(arg.dims for arg in args))
         return self.x.apply(operator, [self.expand(arg, dims) for arg in args], dtype or args[0].dtype)
 
     def permute(self, value: Value, permutation: Sequence[int]) -> Value:
@@ -258,7 +263,7 @@ class Lowering:
 
     def gather(self, view: Value, whole: View, axis: int, index: Value) -> Value:
         """Read, at each index of a view, the element of `whole` offset by `index` along an axis."""
-        dims = broadcast(view.dims, index.dims)
+        dims = _broadcast(view.dims, index.dims)
         step, size = Number(whole.strides[axis], dims, index.dtype), Number(whole.dims[axis], dims, index.dtype)
         return self.x.apply("gather", [self.expand(view, dims), self.expand(index, dims), step, size], view.dtype)
 

@@ -49,6 +49,8 @@ class Kernels:
     """Whether its Where returns 0 for a −0 from its first choice."""
     loses_infinity: frozenset[str] = frozenset()
     """Operators that return the lowest finite number as the maximum of nothing but −∞, and the same for minima."""
+    pool_skips_nan: bool = False
+    """Whether its MaxPool returns the largest number of a window with NaN."""
     sigmoid_loses_small: bool = False
     """Whether its Sigmoid of float32 has no relative error bound: it returns 0 for large negative numbers."""
     sine_loses_small: bool = False
@@ -92,7 +94,7 @@ def legalize(model: ir.Model, kernels: Kernels) -> Counter[str]:
             keep_zero_signs(graph)
     compose_exact(model, kernels.inexact_int64)
     if kernels.loses_infinity:
-        keep_infinities(model, kernels.loses_infinity)
+        keep_infinities(model, kernels.loses_infinity, pool_skips_nan=kernels.pool_skips_nan)
     if kernels.sigmoid_loses_small:
         compose_sigmoids(model)
     if kernels.sine_loses_small:

@@ -106,9 +106,10 @@ def _insert(graph: ir.Graph, before: ir.Node, op_type: str, inputs: Sequence[ir.
     node = ir.Node("", op_type, inputs, num_outputs=1)
     output = node.outputs[0]
     output.name, output.type = f"{before.outputs[0].name}_{op_type.lower()}_{inputs[0].name}", like.type
-    dims = [x.meta["dims"] for x in inputs if x.meta.get("dims") is not None]
-    if len(dims) == len(inputs):
-        set_dims(output, broadcast(*dims))
+    known = [x.meta["dims"] for x in inputs if x.meta.get("dims") is not None]
+    dims = broadcast(*known) if len(known) == len(inputs) else None
+    if dims is not None:
+        set_dims(output, dims)
     node.meta["fx"] = before.meta.get("fx")
     graph.insert_before(before, node)
     return output

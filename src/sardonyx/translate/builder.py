@@ -14,7 +14,7 @@ import torch
 
 from sardonyx import dtypes
 from sardonyx.errors import Unsupported
-from sardonyx.sizes import Dim, Dims, dim_of
+from sardonyx.sizes import Dim, Dims, Equality, dim_of
 from sardonyx.translate import complex_as_real, inference, symbolic
 from sardonyx.translate.random_inputs import RandomMode, RandomSource
 from sardonyx.translate.size_table import SizeTable
@@ -32,9 +32,12 @@ class Builder:
     family of translations needs.
     """
 
-    def __init__(self, opset: int, tag: str = "", random_mode: RandomMode = "inputs") -> None:
+    def __init__(
+        self, opset: int, tag: str = "", random_mode: RandomMode = "inputs", equal: Equality = operator.eq
+    ) -> None:
         self.opset = opset
         self._tag = tag
+        self._equal = equal
         self.nodes: list[ir.Node] = []
         self.initializers: dict[str, ir.Value] = {}
         self.sizes = SizeTable(self)
@@ -87,7 +90,7 @@ class Builder:
             attributes["to"], dtype = int(dtype), None
         attrs = [ir.convenience.convert_attribute(k, v) for k, v in attributes.items() if v is not None]
         node = ir.Node(domain, op_type, inputs, attrs, num_outputs=outputs)
-        inference.annotate(node, dtype)
+        inference.annotate(node, dtype, self._equal)
         return self._add(node)
 
     def _axes_from_front(self, inputs: Sequence[ir.Value | None]) -> Sequence[ir.Value | None]:
@@ -253,6 +256,14 @@ class Builder:
         assert x.dtype is not None, x
         dtype = dtypes.to_torch(x.dtype)
         return dtype.to_complex() if complex_as_real.is_complex(x) else dtype
+
+    def broadcast(self, *values: ir.Value, without: int = 0) -> Dims:
+        """Return the sizes that values broadcast to, without the last axes of each."""
+        shapes = [dims[: len(dims) - without] for dims in map(self.dims, values)]
+        dims = inference.broadcast(*shapes, equal=self._equal)
+        if dims is None:
+            raise Unsupported(f"sizes {' and '.join(map(str, shapes))}, of which it is not known which is one")
+        return dims
 
     def axis(self, x: ir.Value, dim: int) -> int:
         """Return a dimension counted from the front."""

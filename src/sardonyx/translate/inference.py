@@ -5,9 +5,11 @@ This is not full shape inference: FX has the metadata of every user operation. I
 
 from __future__ import annotations
 
+import operator
+
 import onnx_ir as ir
 
-from sardonyx.sizes import Dim, Dims
+from sardonyx.sizes import Dim, Dims, Equality
 
 _TO_BOOL = {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "Xor", "IsNaN", "IsInf"}
 _TO_INT64 = {"Shape", "Size", "ArgMax", "ArgMin", "NonZero"}
@@ -23,10 +25,10 @@ _ELEMENTWISE = {
 }
 
 
-def annotate(node: ir.Node, dtype: ir.DataType | None) -> None:
+def annotate(node: ir.Node, dtype: ir.DataType | None, equal: Equality = operator.eq) -> None:
     """Set the dtype, and for elementwise operators the sizes, of a new node's outputs."""
     dtype = dtype or _dtype(node)
-    dims = _DIMS.get(node.op_type, _elementwise_dims if node.op_type in _ELEMENTWISE else _unknown)(node)
+    dims = _DIMS.get(node.op_type, _elementwise_dims if node.op_type in _ELEMENTWISE else _unknown)(node, equal)
     for output in node.outputs:
         if dtype is not None:
             output.type = ir.TensorType(dtype)
@@ -56,15 +58,15 @@ def _dtype(node: ir.Node) -> ir.DataType | None:
     return source.dtype if source is not None else None
 
 
-def _elementwise_dims(node: ir.Node) -> Dims | None:
+def _elementwise_dims(node: ir.Node, equal: Equality) -> Dims | None:
     operands = [x for x in node.inputs if x is not None]
     if node.op_type.endswith("Normalization") or node.op_type in ("CumSum", "Trilu"):
         operands = operands[:1]
     known: list[Dims] = [x.meta["dims"] for x in operands if x.meta.get("dims") is not None]
-    return broadcast(*known) if len(known) == len(operands) else None
+    return broadcast(*known, equal=equal) if len(known) == len(operands) else None
 
 
-def _unknown(node: ir.Node) -> Dims | None:
+def _unknown(node: ir.Node, equal: Equality) -> Dims | None:
     return None
 
 
@@ -74,7 +76,7 @@ def _input_dims(node: ir.Node) -> list[Dims] | None:
     return known if len(known) == len(inputs) else None
 
 
-def _concat_dims(node: ir.Node) -> Dims | None:
+def _concat_dims(node: ir.Node, equal: Equality) -> Dims | None:
     pieces = _input_dims(node)
     if not pieces:
         return None
@@ -83,27 +85,35 @@ def _concat_dims(node: ir.Node) -> Dims | None:
     return (*pieces[0][:axis], size, *pieces[0][axis + 1 :])
 
 
-def _matmul_dims(node: ir.Node) -> Dims | None:
+def _matmul_dims(node: ir.Node, equal: Equality) -> Dims | None:
     known = _input_dims(node)
     if not known or min(map(len, known)) < 2:
         return None
     left, right = known
-    return (*broadcast(left[:-2], right[:-2]), left[-2], right[-1])
+    batch = broadcast(left[:-2], right[:-2], equal=equal)
+    return None if batch is None else (*batch, left[-2], right[-1])
 
 
 _DIMS = {"Concat": _concat_dims, "MatMul": _matmul_dims}
 
 
-def broadcast(*shapes: Dims) -> Dims:
-    """Return the broadcast shape of several operands.
+def broadcast(*shapes: Dims, equal: Equality = operator.eq) -> Dims | None:
+    """Return the broadcast shape of several operands; None if it depends on which of two sizes is one.
 
     >>> broadcast((4, 1), (3,))
     (4, 3)
     """
     rank = max(map(len, shapes), default=0)
     padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
-    return tuple(_wider(column) for column in zip(*padded, strict=True))
+    dims = [_wider(column, equal) for column in zip(*padded, strict=True)]
+    known = tuple(dim for dim in dims if dim is not None)
+    return known if len(known) == rank else None
 
 
-def _wider(sizes: tuple[Dim, ...]) -> Dim:
-    return next((size for size in sizes if size != 1), 1)
+def _wider(sizes: tuple[Dim, ...], equal: Equality) -> Dim | None:
+    wide = [size for size in dict.fromkeys(sizes) if size != 1]
+    constant = [size for size in wide if isinstance(size, int)]
+    if constant or len(wide) < 2:
+        return (constant or wide or [1])[0]
+    wide = [size for size in wide if not equal(size, 1)] or [1]
+    return wide[0] if all(equal(wide[0], size) for size in wide[1:]) else None

@@ -14,7 +14,7 @@ from torch.fx.node import map_arg
 
 from sardonyx import dtypes, opsets
 from sardonyx.errors import Unsupported
-from sardonyx.sizes import dim_of, dims_of, expression_of
+from sardonyx.sizes import dim_of, dims_of, environment_of, equality, expression_of
 from sardonyx.translate import complex_as_real, control, inference, table, torchlib
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.random_inputs import RandomInput, RandomMode
@@ -91,7 +91,8 @@ def translate(
     `random_mode` is where random numbers come from. `translations`, by qualified name, override the table. With the
     `translator` "torchlib", torchlib is tried before the table too.
     """
-    g = Builder(opset, random_mode=random_mode)
+    values = (node.meta.get("val") for node in graph.graph.nodes)
+    g = Builder(opset, random_mode=random_mode, equal=equality(environment_of(values)))
     run = _State(g, unsupported_reason, translations or {}, torchlib_first=translator == "torchlib")
     run.g.reserve(node.name for node in graph.graph.nodes)
     frozen = set(weights)

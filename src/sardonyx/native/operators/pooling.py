@@ -138,6 +138,8 @@ def _max_pool(r: Lowering, node: ir.Node) -> None:
     first, *others = windows.offsets()
     best = windows.window_values(r, image, first, padded=True)
     index = windows.window_values(r, indices, first, padded=False)
+    if windows.reaches_out:
+        index = r.apply("add", index, _distance_inside(r, windows, index))
     for offset in others:
         value = windows.window_values(r, image, offset, padded=True)
         better = less(r, best, value)
@@ -147,6 +149,23 @@ def _max_pool(r: Lowering, node: ir.Node) -> None:
         best = where(r, better, value, best)
     r.define(node.outputs[0], best)
     define_optional(r, node, 1, index)
+
+
+def _distance_inside(r: Lowering, windows: _Windows, index: Value) -> Value:
+    """Return how far behind the first position of each window the first one inside of the image is, in elements.
+
+    It is the index of a window of −∞, whose maximum is that of the padding, too.
+    """
+    result: Value = r.number(0, index)
+    rank = len(windows.kernel)
+    for axis, count in enumerate(windows.counts):
+        position = indices_along(r, count, 2 + rank, 2 + axis)
+        start = r.apply("mul", position, r.number(windows.strides[axis], position))
+        start = r.apply("sub", start, r.number(windows.before[axis], position))
+        steps = r.apply("max", _step_count(r, start, 0, windows.dilations[axis]), r.number(0, position))
+        step = Number(dim_of(windows.dilations[axis] * math.prod(windows.dims[axis + 1 :])), (), INT64)
+        result = r.apply("add", result, r.apply("mul", steps, step))
+    return result
 
 
 @lowers("AveragePool")

@@ -12,7 +12,6 @@ from sardonyx import dtypes
 from sardonyx.errors import Unsupported
 from sardonyx.sizes import Dim, dim_of
 from sardonyx.translate.builder import Builder, Operand
-from sardonyx.translate.inference import broadcast
 from sardonyx.translate.table import aten
 
 Value = ir.Value
@@ -58,7 +57,7 @@ def index(g: Builder, x: Value, indices: Sequence[Value | None]) -> Value:
     axes, tensors, adjacent = _indexed(g, x, indices)
     if len(tensors) == 1:
         return g.Gather(x, tensors[0], axis=axes[0])
-    shape = broadcast(*map(g.dims, tensors))
+    shape = g.broadcast(*tensors)
     joined = _stack_indices(g, tensors, shape)
     front = g.transpose(x, _front(axes, g.rank(x)))
     rest = g.dims(front)[len(axes) :]
@@ -84,7 +83,7 @@ def index_put(g: Builder, x: Value, indices: Sequence[Value | None], values: Val
     if masks:
         return _masked_put(g, x, indices, values, accumulate)
     axes, tensors, adjacent = _indexed(g, x, indices)
-    shape = broadcast(*map(g.dims, tensors))
+    shape = g.broadcast(*tensors)
     order = _front(axes, g.rank(x))
     front = g.transpose(x, order)
     rest = g.dims(front)[len(axes) :]
@@ -270,7 +269,7 @@ def element_count(dims: Sequence[Dim]) -> Dim:
 
 @aten("masked_select")
 def masked_select(g: Builder, x: Value, mask: Value) -> Value:
-    shape = broadcast(g.dims(x), g.dims(mask))
+    shape = g.broadcast(x, mask)
     values = g.cast(x, torch.float32) if g.dtype(x) == torch.bfloat16 else x  # Compress does not support bfloat16
     return g.cast(g.Compress(flat(g, g.expand(values, shape)), flat(g, g.expand(mask, shape)), axis=0), g.dtype(x))
 
@@ -278,7 +277,7 @@ def masked_select(g: Builder, x: Value, mask: Value) -> Value:
 @aten("masked_scatter")
 def masked_scatter(g: Builder, x: Value, mask: Value, source: Value) -> Value:
     """Assign the elements of `source` in order to the marked positions."""
-    shape = broadcast(g.dims(x), g.dims(mask))
+    shape = g.broadcast(x, mask)
     if 0 in (*shape, *g.dims(source)):
         return g.expand(x, shape)
     marked = g.expand(mask, shape)

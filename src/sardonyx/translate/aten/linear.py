@@ -14,7 +14,6 @@ from sardonyx.errors import Unsupported
 from sardonyx.sizes import Dim
 from sardonyx.translate.aten.totals import integer_sum
 from sardonyx.translate.builder import Builder, Operand
-from sardonyx.translate.inference import broadcast
 from sardonyx.translate.table import aten
 
 Value = ir.Value
@@ -28,7 +27,7 @@ def matmul(g: Builder, x: Value, y: Value) -> Value:
     product = g.MatMul(left, right)
     if not vectors:
         return product
-    batch = broadcast(g.dims(left)[:-2], g.dims(right)[:-2])
+    batch = g.broadcast(left, right, without=2)
     return g.squeeze(g.shaped(product, [*batch, g.dims(left)[-2], g.dims(right)[-1]]), vectors)
 
 

@@ -10,7 +10,6 @@ import torch
 
 from sardonyx.translate.builder import Builder, Operand
 from sardonyx.translate.formula import Number, loop_numbers, number
-from sardonyx.translate.inference import broadcast
 from sardonyx.translate.table import aten
 
 Value = ir.Value
@@ -113,7 +112,7 @@ _HIGHEST_HERMITE = 128
 def _recurrence(x: Number, n: Number, step: _Step) -> Number:
     """Compute up to the highest degree; each element keeps the result of its own degree."""
     g = x.g
-    dims = broadcast(g.dims(x.value), g.dims(n.value))
+    dims = g.broadcast(x.value, n.value)
     one, zero = (Number(g, g.expand(x.like(value).value, dims)) for value in (1.0, 0.0))
     rounds = g.cast(g.ReduceMax(n.at_least(0).value, keepdims=0), torch.int64)
 

@@ -10,7 +10,6 @@ import torch
 from sardonyx.errors import Unsupported
 from sardonyx.translate.builder import Builder, Operand
 from sardonyx.translate.formula import Curve, Number, number
-from sardonyx.translate.inference import broadcast
 from sardonyx.translate.table import aten
 
 Value = ir.Value
@@ -72,7 +71,7 @@ def _hurwitz(s: Number, q: Number) -> Number:
     steps = Number(g, g.constant(torch.arange(float(_TERMS), dtype=torch.float64).numpy()))
     terms = (Number(g, g.unsqueeze(q.value, [-1])) + steps) ** Number(g, g.unsqueeze((-s).value, [-1]))
     total = g.ReduceSum(terms.value, g.ints([-1]), keepdims=0)
-    head = Number(g, g.shaped(total, broadcast(g.dims(s.value), g.dims(q.value))))
+    head = Number(g, g.shaped(total, g.broadcast(s.value, q.value)))
     a = q + _TERMS
     third = s * (s + 1) * (s + 2) / (a * a * a)
     fifth = third * (s + 3) * (s + 4) / (a * a)
@@ -82,7 +81,7 @@ def _hurwitz(s: Number, q: Number) -> Number:
 def _zeta(s: Number, q: Number) -> Number:
     """Hurwitz's zeta function; for negative q, a difference of two values for positive numbers."""
     g = s.g
-    q = Number(g, g.expand(q.value, broadcast(g.dims(s.value), g.dims(q.value))))
+    q = Number(g, g.expand(q.value, g.broadcast(s.value, q.value)))
     negative, is_integer = q < 0, q.equals(q.floor())
     rest = -q - (-q).floor()
     starts = [(1 - rest).where(negative, q), rest.where(negative, 1), (1 - q).where(negative, 1)]

@@ -9,7 +9,6 @@ import torch
 from sardonyx.errors import Unsupported
 from sardonyx.translate.aten.factors import filled, identity, slice_axis, transposed
 from sardonyx.translate.builder import Builder
-from sardonyx.translate.inference import broadcast
 from sardonyx.translate.table import aten
 
 Value = ir.Value
@@ -35,7 +34,7 @@ def row_count(g: Builder, a: Value) -> int:
 
 def broadcast_batch(g: Builder, a: Value, b: Value) -> tuple[Value, Value]:
     """Broadcast the batch dimensions of matrices and right-hand sides."""
-    batch = broadcast(g.dims(a)[:-2], g.dims(b)[:-2])
+    batch = g.broadcast(a, b, without=2)
     return g.expand(a, [*batch, *g.dims(a)[-2:]]), g.expand(b, [*batch, *g.dims(b)[-2:]])
 
 
