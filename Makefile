@@ -3,6 +3,8 @@
 # make ops    PyTorch's operator database      make setup  the environment that all of them share
 # make bench-export   exports against torch.onnx.export, and their models in ONNX Runtime and OpenVINO
 # make bench-engines  every installed engine, what auto chooses, eager and inductor; and how soon a second process starts
+# make bench-against REVISION=v0.2.0   inference, training, exports and the device ort against an earlier revision of
+#                     sardonyx, in turns; models that are slower by more than 3 % are listed; AGAINST="--suites export"
 # make customop-versions  packed custom operators in onnxruntime 1.18, 1.24 and 1.31, each in a process of its own
 # make bench-customop  what an operator declared once costs, beside one written by hand for torch
 # make native-versions  natively compiled models in onnxruntime 1.18, 1.24 and 1.31, each in a process of its own
@@ -37,6 +39,8 @@ MINUTES ?= 20
 FUZZ_MINUTES ?= 60
 SEED ?= 0
 WHEEL_TEST ?=
+REVISION ?=
+AGAINST ?=
 SWEEP ?=
 CUDA_PYTHON ?= python3
 TORCH       ?= $(shell sed -n 's/^torch==//p' constraints.txt)
@@ -44,7 +48,7 @@ ONNXRUNTIME ?= $(shell sed -n 's/^onnxruntime==//p' constraints.txt)
 PINS   := $(VENV)/constraints.txt
 ORTS   := build/onnxruntime-1.18 build/onnxruntime-1.24 build/onnxruntime-1.31
 
-.PHONY: setup demo test lint format bench bench-customop bench-eager bench-engines bench-export bench-native bench-train native-checks native-versions customop-versions eager-ops eager-ops-quick eager-stress cuda-checks fuzz ops ops-full train-sweep plots docs wheel wheel-test clean
+.PHONY: setup demo test lint format bench bench-against bench-customop bench-eager bench-engines bench-export bench-native bench-train native-checks native-versions customop-versions eager-ops eager-ops-quick eager-stress cuda-checks fuzz ops ops-full train-sweep plots docs wheel wheel-test clean
 
 setup: $(READY)
 
@@ -119,6 +123,9 @@ build/onnxruntime-%: | $(READY)
 customop-versions: $(ORTS)
 	SARDONYX_ORT_PYTHONS=$$(echo $(ORTS:%=$(CURDIR)/%/bin/python) | tr ' ' :) \
 		$(BIN)/python -m pytest tests/customop/test_tooling.py -k only_onnxruntime
+
+bench-against: setup
+	$(BIN)/python -m benchmarks.against --json build/against.json $(AGAINST) -- $(REVISION)
 
 bench-customop: setup
 	$(BIN)/python -m benchmarks.custom_op --json build/custom-op.json

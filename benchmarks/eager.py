@@ -6,7 +6,6 @@ Single operators, where what a call costs is everything, then a training step an
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import subprocess
 import sys
@@ -14,63 +13,95 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
+from benchmarks.internals import difference
 from benchmarks.machine import describe
-from benchmarks.models import build
+from benchmarks.models import SEED, build
 from benchmarks.tables import Table
+from benchmarks.turns import Prepared, Suite
 from sardonyx import eager
 
 _ROUNDS = 9
 _ROUND_SECONDS = 0.2
 
 
-def operators(device: str) -> Mapping[str, Callable[[], Any]]:
-    """Calls of single operators."""
-    x = torch.randn(64, 64).to(device)
-    wide = torch.randn(512, 512).to(device)
-    return {
-        "add 64×64": lambda: x + x,
-        "relu 64×64": lambda: x.relu(),
-        "transpose, a view": lambda: x.t(),
-        "add in place 64×64": lambda: x.add_(0.0),
-        "matmul 64×64": lambda: x @ x,
-        "matmul 512×512": lambda: wide @ wide,
-    }
+Call: TypeAlias = Callable[[], torch.Tensor]
+Case: TypeAlias = Callable[[str], Call]
+"""Gives the call to measure on a device, with the same numbers on each."""
 
 
-def models(device: str) -> Mapping[str, Callable[[], Any]]:
-    """A training step of a perceptron, and BERT-base."""
-    torch.manual_seed(0)
+def _square(size: int, operator: Callable[[torch.Tensor], Call]) -> Case:
+    def on(device: str) -> Call:
+        torch.manual_seed(SEED)
+        return operator(torch.randn(size, size).to(device))
+
+    return on
+
+
+def training_step(device: str) -> Call:
+    """A training step of a perceptron."""
+    torch.manual_seed(SEED)
     model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     x, wanted = torch.randn(64, 256).to(device), torch.randint(0, 10, (64,)).to(device)
 
-    def step() -> None:
+    def step() -> torch.Tensor:
         with torch.enable_grad():
             optimizer.zero_grad()
-            torch.autograd.backward(nn.functional.cross_entropy(model(x), wanted))
+            loss = nn.functional.cross_entropy(model(x), wanted)
+            torch.autograd.backward(loss)
             optimizer.step()
+        return loss
 
-    bert, args = build("bert-base")
-    moved, given = copy.deepcopy(bert).to(device), [a.to(device) for a in args]
-    return {"a training step of an MLP": step, "BERT-base, 128 tokens": lambda: moved(*given)}
+    return step
+
+
+def bert(device: str) -> Call:
+    """BERT-base."""
+    model, args = build("bert-base")
+    moved, given = model.to(device), [a.to(device) for a in args]
+    return lambda: moved(*given)
+
+
+OPERATORS: Mapping[str, Case] = {
+    "add 64×64": _square(64, lambda x: lambda: x + x),
+    "relu 64×64": _square(64, lambda x: lambda: x.relu()),
+    "transpose, a view": _square(64, lambda x: lambda: x.t()),
+    "add in place 64×64": _square(64, lambda x: lambda: x.add_(0.0)),
+    "matmul 64×64": _square(64, lambda x: lambda: x @ x),
+    "matmul 512×512": _square(512, lambda x: lambda: x @ x),
+}
+MODELS: Mapping[str, Case] = {"a training step of an MLP": training_step, "BERT-base, 128 tokens": bert}
+CASES = {**OPERATORS, **MODELS}
+EXECUTORS = ("native", "python")
+
+SUITE = Suite("eager", __doc__, tuple(CASES), EXECUTORS, ours=EXECUTORS, cold=False)  # the C++ core is built once
+
+
+def prepare(model: str, engine: str) -> Prepared:
+    """The call on the device, done once and compared with the CPU's; for `benchmarks.against`."""
+    _enable(engine)
+    expected = CASES[model]("cpu")()
+    call = CASES[model]("ort")
+    started = time.perf_counter()
+    result = call().cpu()
+    return Prepared(call, time.perf_counter() - started, difference(result, expected), None)
 
 
 def measured() -> dict[str, dict[str, list[float]]]:
     """Seconds of a call, by name and device, round by round."""
-    ways = {device: {**operators(device), **models(device)} for device in ("cpu", "ort")}
-    found: dict[str, dict[str, list[float]]] = {name: {"cpu": [], "ort": []} for name in ways["cpu"]}
-    for name in found:
-        for calls in ways.values():
+    found: dict[str, dict[str, list[float]]] = {}
+    for name, case in CASES.items():
+        calls = {device: case(device) for device in ("cpu", "ort")}
+        for call in calls.values():
             for _ in range(3):
-                calls[name]()
-        for _ in range(_ROUNDS):
-            for device, calls in ways.items():
-                found[name][device].append(_seconds(calls[name]))
+                call()
+        rounds = [{device: _seconds(call) for device, call in calls.items()} for _ in range(_ROUNDS)]
+        found[name] = {device: [seconds[device] for seconds in rounds] for device in calls}
     return found
 
 
@@ -88,7 +119,8 @@ def shares() -> dict[str, dict[str, dict[str, float]]]:
     """Where the time of models goes: of the time in operators, the share of those that take most."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for device in ("cpu", "ort"):
-        for name, call in models(device).items():
+        for name, case in MODELS.items():
+            call = case(device)
             for _ in range(3):
                 call()
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
@@ -106,9 +138,13 @@ _PROFILED, _SHOWN = 10, 6
 
 def one(executor: str) -> dict[str, Any]:
     """Everything measured with one executor, in this process."""
+    _enable(executor)
+    return {"results": measured(), "shares": shares()}
+
+
+def _enable(executor: str) -> None:
     eager.enable(fallback="error", executor=executor)  # type: ignore[arg-type]  # argparse looked at it
     torch.set_grad_enabled(False)
-    return {"results": measured(), "shares": shares()}
 
 
 def show(executor: str, found: Mapping[str, Any]) -> None:
@@ -132,13 +168,13 @@ def main() -> None:
     """Measure both executors, each in a process of its own, show, and write what was measured."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.eager", description=__doc__)
     parser.add_argument("--json", type=Path, help="where to write everything measured")
-    parser.add_argument("--executor", choices=("native", "python"), help="only this one (default: both)")
+    parser.add_argument("--executor", choices=EXECUTORS, help="only this one (default: both)")
     parser.add_argument("--raw", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.raw:
         print(json.dumps(one(given.executor)))
         return
-    executors = [given.executor] if given.executor else ["native", "python"]
+    executors = [given.executor] if given.executor else EXECUTORS
     found: dict[str, Any] = {}
     for executor in executors:
         command = [sys.executable, "-m", "benchmarks.eager", "--raw", "--executor", executor]

@@ -28,10 +28,11 @@ import torch
 from torch import nn
 
 import sardonyx
+from benchmarks.internals import difference
 from benchmarks.machine import describe, note_if_busy
 from benchmarks.models import MODELS, Case, make
 from benchmarks.tables import Progress, Table, progress, say
-from sardonyx.telemetry.verify import difference
+from benchmarks.turns import Prepared, Suite
 
 Shapes = tuple[dict[int, str], ...] | None
 
@@ -104,6 +105,28 @@ def _torchs(model: nn.Module, args: Any, shapes: Shapes) -> Any:
 
 
 EXPORTERS: Mapping[str, Callable[[nn.Module, Any, Shapes], Any]] = {"torch.onnx.export": _torchs, "sardonyx": _ours}
+
+
+SUITE = Suite("export", __doc__, tuple(CASES), tuple(EXPORTERS), ours=("sardonyx",))
+
+
+def prepare(model: str, engine: str) -> Prepared:
+    """The export, done once and checked; for `benchmarks.against`."""
+    builder, shapes = CASES[model]
+    module, args = make(builder)
+
+    def export() -> Any:
+        with _quiet():
+            return EXPORTERS[engine](module, args, shapes)
+
+    started = time.perf_counter()
+    program = export()
+    first = time.perf_counter() - started
+    checked = Measured(model, engine)
+    _check(checked, program, module, args)
+    if checked.failed:
+        raise RuntimeError(checked.failed)
+    return Prepared(export, first, max(checked.errors.values()), None)
 
 
 def measure(case: str, rounds: int, shown: Progress) -> list[Measured]:

@@ -8,12 +8,11 @@ from importlib.util import find_spec
 import torch
 
 from benchmarks.engines import ENGINES, USUAL
+from benchmarks.internals import collecting, difference
 from benchmarks.models import MODELS, build
 from benchmarks.turns import Prepared, Suite, parsed, parser, take_turns
-from sardonyx.telemetry.report import collecting
-from sardonyx.telemetry.verify import difference
 
-SUITE = Suite("inference", __doc__, tuple(MODELS), tuple(ENGINES))
+SUITE = Suite("inference", __doc__, tuple(MODELS), tuple(ENGINES), ours=("sardonyx",))
 
 
 def prepare(model: str, engine: str) -> Prepared:

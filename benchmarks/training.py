@@ -19,12 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from benchmarks.internals import collecting, difference
 from benchmarks.machine import describe, resident_megabytes
 from benchmarks.models import make, mlp, transformers
 from benchmarks.tables import Table, progress
 from benchmarks.turns import Prepared, Suite, parsed, parser, take_turns
-from sardonyx.telemetry.report import collecting
-from sardonyx.telemetry.verify import difference
 
 Task: TypeAlias = tuple[nn.Module, tuple[torch.Tensor, ...]]
 """A module in training mode that gives a loss, and a batch for it."""
@@ -148,7 +147,7 @@ MODELS: Mapping[str, Callable[[], Task]] = {
 """Every task by name, in the order they are measured."""
 
 
-SUITE = Suite("training", __doc__, tuple(MODELS), tuple(ENGINES))
+SUITE = Suite("training", __doc__, tuple(MODELS), tuple(ENGINES), ours=("sardonyx",))
 
 
 def prepare(model: str, engine: str) -> Prepared:

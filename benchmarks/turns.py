@@ -44,10 +44,12 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Suite:
-    """What is measured in turns by the module `benchmarks.NAME`.
+    """What the module `benchmarks.NAME` measures in turns.
 
     There a function `prepare(model, engine)` gives a `Prepared`; it is called in a process of its own, or in one
-    process for all engines of `together`: the same engine differs by a tenth from one process to the next.
+    process for all engines of `together`: the same engine differs by a tenth from one process to the next. The engines
+    of `ours` are sardonyx, and `benchmarks.against` compares them with those of an earlier revision. Caches are empty
+    in each process if `cold`.
     """
 
     name: str
@@ -55,6 +57,8 @@ class Suite:
     models: Sequence[str]
     engines: Sequence[str]
     together: Sequence[str] = ()
+    ours: Sequence[str] = ()
+    cold: bool = True
 
     def processes(self, engines: Sequence[str]) -> list[list[str]]:
         """Which of these engines share a process, in the order they take turns."""
@@ -91,21 +95,26 @@ class WorkerFailed(Exception):
 
 
 class Worker:
-    """The process that runs some engines, and what they have measured."""
+    """The process that runs some engines, and what they have measured.
 
-    def __init__(self, suite: str, model: str, engines: Sequence[str], timeout: float) -> None:
+    `source` is the folder with the package sardonyx of another revision.
+    """
+
+    def __init__(
+        self, suite: Suite, model: str, engines: Sequence[str], timeout: float, source: Path | None = None
+    ) -> None:
         self.measured = [Measured(model, engine) for engine in engines]
         self._estimates = [0.0] * len(engines)
         self._timeout = timeout
         self._folder = tempfile.TemporaryDirectory()
         self._messages = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed in __exit__
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.worker", suite, model, *engines],
+            [sys.executable, "-m", "benchmarks.worker", suite.name, model, *engines],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._messages,
             text=True,
-            env=_cold(self._folder.name),
+            env=environment(source, self._folder.name if suite.cold else None),
         )
 
     def __enter__(self) -> Worker:
@@ -170,9 +179,18 @@ class Worker:
         return f"the process ended with {code} (the limit is {self._timeout:.0f} s)\n{self._messages.read()[-2000:]}"
 
 
-def _cold(folder: str) -> dict[str, str]:
-    """The environment with empty caches, so that a first call compiles."""
-    return {**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "SARDONYX_CACHE_DIR": f"{folder}/sardonyx"}
+def environment(source: Path | None = None, caches: str | None = None) -> dict[str, str]:
+    """The environment of a process that finds sardonyx in `source`, and its caches in a folder.
+
+    PYTHONPATH comes before what is installed, an editable installation included. In an empty folder a first call
+    compiles.
+    """
+    changed = {}
+    if source:
+        changed["PYTHONPATH"] = os.pathsep.join(filter(None, [str(source), os.environ.get("PYTHONPATH")]))
+    if caches:
+        changed |= {"TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor", "SARDONYX_CACHE_DIR": f"{caches}/sardonyx"}
+    return {**os.environ, **changed}
 
 
 def measure(
@@ -186,7 +204,7 @@ def measure(
         workers = []
         for group in suite.processes(engines):
             shown.step(f"{model}: preparing {', '.join(group)}")
-            workers.append(stack.enter_context(Worker(suite.name, model, group, timeout)))
+            workers.append(stack.enter_context(Worker(suite, model, group, timeout)))
             workers[-1].prepare()
         busy = note_if_busy()
         for number in range(rounds):
