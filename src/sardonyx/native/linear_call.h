@@ -1,0 +1,25 @@
+// A call of a linear layer with packed weights: what its operator reads, and its kernels compute.
+#pragma once
+
+namespace linear {
+
+enum class Activation { kNone, kRelu, kGelu, kTanhGelu, kSilu };
+enum class Type { kFloat, kBfloat16 };
+
+// y[m, n] = activation(Σₖ x[m, k] · w[k, n] + bias[n]) + residual[m, n]
+struct Call {
+  int64_t rows, columns, depth;
+  const void *x, *weights;
+  const float* scales;     // of the columns of w, if it is quantized
+  const int32_t* sums;     // of the columns of w, if it is quantized
+  const float* bias;       // may be null
+  const void* residual;    // of the type of y; may be null
+  void* y;
+  Activation activation;
+  Type x_type, y_type;
+};
+
+// Computes a call, on ONNX Runtime's threads.
+ort::Status* run(const ort::Context* context, const Call& call);
+
+}  // namespace linear

@@ -1,0 +1,146 @@
+// The operators of linear layers with packed weights. They are compiled for any processor of the architecture, and refuse
+// to be made on one that lacks the instructions of the kernels.
+//
+// Inputs: x, the weights in panels, bias, residual and, of quantized weights, the scales and sums of their columns; bias
+// and residual are optional. Attributes: depth, columns and activation.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <new>
+
+namespace {
+
+using linear::Activation;
+using linear::Call;
+using linear::Type;
+
+constexpr int kFloat = 1, kInt32 = 6, kInt8 = 3, kBfloat16 = 16;  // ONNX's numbers of the types
+constexpr int64_t kPanelColumns = 32;
+
+ort::Status* int_attribute(const ort::Info* info, const char* name, int64_t* value) {
+  return ort::call<ort::Status*(const ort::Info*, const char*, int64_t*)>(ort::kInfoInt)(info, name, value);
+}
+
+struct Layer {
+  int64_t depth = 0, columns = 0, activation = 0;
+
+  ort::Status* make(const ort::Info* info) {
+    if (auto s = int_attribute(info, "depth", &depth)) return s;
+    if (auto s = int_attribute(info, "columns", &columns)) return s;
+    if (auto s = int_attribute(info, "activation", &activation)) return s;
+    const bool known = activation >= 0 && activation <= static_cast<int64_t>(Activation::kSilu);
+    return known && depth >= 0 && columns >= 0 ? nullptr : ort::failure("a linear layer has invalid attributes");
+  }
+};
+
+// Checks that an input is a row of the given size; returns its data, null if it is absent.
+template <class T>
+ort::Status* row(const ort::Context* context, size_t index, int64_t size, bool needed, const T** data) {
+  ort::Tensor tensor;
+  bool absent = false;
+  if (auto s = ort::input(context, index, tensor, &absent)) return s;
+  if (absent) return needed ? ort::failure("a linear layer lacks the scales of its weights") : nullptr;
+  if (tensor.rank != 1 || tensor.dims[0] != size) return ort::failure("an input of a linear layer has another size");
+  *data = static_cast<const T*>(tensor.data);
+  return nullptr;
+}
+
+// What a precision needs: `kWeights` is its type, `kGroup` the weights of a step, `kQuantized` whether it has scales.
+template <class Precision>
+ort::Status* run_layer(ort::Context* context, const Layer& layer, Type x_type, Type y_type) {
+  ort::Tensor x, weights, residual;
+  if (auto s = ort::input(context, 0, x)) return s;
+  if (auto s = ort::input(context, 1, weights)) return s;
+  if (x.rank < 1 || x.dims[x.rank - 1] != layer.depth) return ort::failure("x of a linear layer has another depth");
+  const int64_t panels = (layer.columns + kPanelColumns - 1) / kPanelColumns;
+  const int64_t steps = (layer.depth + Precision::kGroup - 1) / Precision::kGroup;
+  const int64_t packed[] = {panels, steps, kPanelColumns, Precision::kGroup};
+  if (weights.rank != 4 || !std::equal(packed, packed + 4, weights.dims)) {
+    return ort::failure("the weights of a linear layer have another size");
+  }
+  Call call{};
+  call.rows = 1;
+  for (size_t axis = 0; axis + 1 < x.rank; ++axis) call.rows *= x.dims[axis];
+  call.columns = layer.columns, call.depth = layer.depth;
+  call.x = x.data, call.weights = weights.data;
+  call.activation = static_cast<Activation>(layer.activation);
+  call.x_type = x_type, call.y_type = y_type;
+  if (auto s = row(context, 2, layer.columns, false, &call.bias)) return s;
+  if constexpr (Precision::kQuantized) {
+    if (auto s = row(context, 4, layer.columns, true, &call.scales)) return s;
+    if (auto s = row(context, 5, layer.columns, true, &call.sums)) return s;
+  }
+  int64_t dims[ort::Tensor::kMostDims];
+  std::copy(x.dims, x.dims + x.rank, dims);
+  dims[x.rank - 1] = layer.columns;
+  bool absent = false;
+  if (auto s = ort::input(context, 3, residual, &absent)) return s;
+  if (!absent && (residual.rank != x.rank || !std::equal(dims, dims + x.rank, residual.dims))) {
+    return ort::failure("the residual of a linear layer has another size");
+  }
+  call.residual = absent ? nullptr : residual.data;
+  if (auto s = ort::output(context, 0, dims, x.rank, &call.y)) return s;
+  return linear::run(context, call);
+}
+
+template <class Precision, int kX, int kY>
+struct LinearOperator : ort::CustomOp {
+  explicit LinearOperator(const char* (*called)(const CustomOp*)) {
+    name = called;
+    provider = [](const CustomOp*) { return "CPUExecutionProvider"; };
+    input_count = [](const CustomOp*) -> size_t { return Precision::kQuantized ? 6 : 4; };
+    output_count = [](const CustomOp*) -> size_t { return 1; };
+    input_type = [](const CustomOp*, size_t i) {
+      const int types[] = {kX, Precision::kWeights, kFloat, kY, kFloat, kInt32};
+      return types[i];
+    };
+    output_type = [](const CustomOp*, size_t) { return kY; };
+    input_characteristic = [](const CustomOp*, size_t i) { return i == 2 || i == 3 ? 1 : 0; };  // optional, required
+    output_characteristic = [](const CustomOp*, size_t) { return 0; };
+    input_memory = [](const CustomOp*, size_t) { return 0; };
+    create_kernel_v2 = [](const CustomOp*, const void* const*, const ort::Info* info, void** kernel) -> ort::Status* {
+      if (!Precision::has_instructions()) return ort::failure("this processor lacks the instructions of the kernels");
+      auto made = std::unique_ptr<Layer>(new (std::nothrow) Layer);
+      if (!made) return ort::failure("out of memory for a linear layer");
+      if (auto s = made->make(info)) return s;
+      *kernel = made.release();
+      return nullptr;
+    };
+    compute_v2 = [](void* kernel, ort::Context* context) -> ort::Status* {
+      constexpr auto type = [](int element) { return element == kFloat ? Type::kFloat : Type::kBfloat16; };
+      try {
+        return run_layer<Precision>(context, *static_cast<const Layer*>(kernel), type(kX), type(kY));
+      } catch (const std::bad_alloc&) {
+        return ort::failure("out of memory in a linear layer");
+      }
+    };
+    destroy = [](void* kernel) { delete static_cast<Layer*>(kernel); };
+  }
+};
+
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+struct InBfloat16 {
+  static constexpr int kWeights = kBfloat16, kGroup = 2;
+  static constexpr bool kQuantized = false;
+  static bool has_instructions() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+};
+struct InInt8 {
+  static constexpr int kWeights = kInt8, kGroup = 4;
+  static constexpr bool kQuantized = true;
+  static bool has_instructions() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+};
+
+// The operators of a precision: by the types of x and y.
+#define LINEAR_OPERATORS(Precision)                                                                                   \
+  LinearOperator<Precision, kFloat, kFloat> linear_float([](const ort::CustomOp*) { return "Linear"; });              \
+  LinearOperator<Precision, kFloat, kBfloat16> linear_to_bfloat([](const ort::CustomOp*) { return "LinearToBfloat16"; }); \
+  LinearOperator<Precision, kBfloat16, kFloat> linear_to_float([](const ort::CustomOp*) { return "LinearToFloat32"; }); \
+  LinearOperator<Precision, kBfloat16, kBfloat16> linear_bfloat([](const ort::CustomOp*) { return "LinearBfloat16"; });
+
+}  // namespace
