@@ -1,8 +1,8 @@
-"""Linear layers in bf16 and int8 by our own operators, against float64 and exact integer arithmetic."""
+"""Linear layers in bf16, int8 and int4 by our own operators, against float64 and exact integer arithmetic."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import ml_dtypes
 import numpy as np
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from sardonyx.errors import EngineError, OptionError
 from sardonyx.native import linear
-from sardonyx.native.linear import PRECISIONS, PackedWeight, linear_node, pack
+from sardonyx.native.linear import PRECISIONS, PackedWeight, linear_node, pack_int4, quantize_int4, quantize_int8
 from sardonyx.native.processor import Processor
 from sardonyx.options import Options
 from tests.native.running import run
@@ -46,11 +46,12 @@ def session(
     threads: int = 1,
     packed: PackedWeight | None = None,
 ) -> onnxruntime.InferenceSession:
-    packed = packed or pack(weight, PRECISIONS[precision])
+    packed = packed or PRECISIONS[precision].pack(weight)
     x = ir.Value(name="x", type=ir.TensorType(x_type), shape=ir.Shape([*leading, weight.shape[0]]))
     addend = ir.Value(name="residual", type=ir.TensorType(result), shape=ir.Shape([*leading, weight.shape[1]]))
     constants = [linear._constant("bias", bias)] if bias is not None else []
     node, weights = linear_node(
+        PRECISIONS[precision],
         x,
         packed,
         name="layer",
@@ -165,10 +166,10 @@ def quantized_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def exact_int8(x: np.ndarray, weight: torch.Tensor) -> np.ndarray:
-    constants = PRECISIONS["int8"].convert(weight)
+    weight_codes, scales = quantize_int8(weight)
     codes, scale, zero = quantized_rows(x)
-    sums = (codes - zero[:, None]) @ constants["weight"].numpy().astype(np.int64)
-    return sums.astype(np.float32) * (constants["scales"].numpy() * scale[:, None])
+    sums = (codes - zero[:, None]) @ weight_codes.numpy().astype(np.int64)
+    return sums.astype(np.float32) * (scales.numpy() * scale[:, None])
 
 
 @needs["int8"]
@@ -240,27 +241,67 @@ def test_int8_ends_with_bias_activation_and_residual(activation: str, x_type: ir
     assert_near(found, wanted, HALF_ULP[result] * np.abs(wanted) + 1e-5)
 
 
-def test_int8_refuses_what_it_cannot_represent() -> None:
-    with pytest.raises(OptionError, match="infinity or NaN"):
-        pack(torch.tensor([[1.0, torch.inf]]), PRECISIONS["int8"])
+@pytest.mark.parametrize("quantize", [quantize_int8, quantize_int4])
+def test_weights_that_are_not_finite_are_refused(quantize: Callable[[torch.Tensor], object]) -> None:
+    for number in (torch.inf, torch.nan):
+        with pytest.raises(OptionError, match="infinity or NaN"):
+            quantize(torch.tensor([[1.0, number]]))
+
+
+def test_int8_refuses_a_depth_where_sums_may_overflow() -> None:
     with pytest.raises(OptionError, match="overflow"):
-        pack(torch.ones(2**16 + 1, 1), PRECISIONS["int8"])
+        quantize_int8(torch.ones(2**16 + 1, 1))
 
 
 def test_int8_columns_of_zeros_have_a_scale() -> None:
-    constants = PRECISIONS["int8"].convert(torch.tensor([[0.0, 2.0], [0.0, -4.0]]))
-    assert constants["weight"].tolist() == [[0, 64], [0, -127]]
-    assert constants["scales"].tolist() == pytest.approx([1, 4 / 127])
-    assert constants["sums"].tolist() == [0, -63]
+    codes, scales = quantize_int8(torch.tensor([[0.0, 2.0], [0.0, -4.0]]))
+    assert codes.tolist() == [[0, 64], [0, -127]]
+    assert scales.tolist() == pytest.approx([1, 4 / 127])
 
 
-# Both
+# int4
 
 
-both = pytest.mark.parametrize("precision", [pytest.param(name, marks=needs[name]) for name in PRECISIONS])
+@needs["int4"]
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("block", [32, 64, 128])
+@pytest.mark.parametrize(("depth", "columns"), SHAPES)
+def test_int4_is_a_bf16_product_with_the_weights_that_the_codes_stand_for(
+    depth: int, columns: int, block: int, symmetric: bool
+) -> None:
+    quantized = quantize_int4(weight_of(depth, columns) + 0.5, block, symmetric=symmetric)
+    layer = session("int4", quantized.codes, packed=pack_int4(quantized))
+    weight = quantized.dequantized().double().numpy()
+    magnitude = np.abs(weight) + 8 * quantized.scales.abs().amax(0).double().numpy()
+    for rows in ROWS:
+        x = rng(rows, depth).standard_normal((rows, depth), dtype=np.float32)
+        (found,) = run(layer, {"x": x})
+        assert_near(found, bfloat16(x) @ weight, bound(bfloat16(x), magnitude))
 
 
-@both
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_int4_weights_are_within_half_a_step(symmetric: bool) -> None:
+    weight = weight_of(200, 30)
+    quantized = quantize_int4(weight, 32, symmetric=symmetric)
+    steps = quantized.scales.abs().repeat_interleave(32, 0)[:200]
+    error = (quantized.dequantized() - weight).abs() / steps
+    assert error.max() <= (1 if symmetric else 0.5) + 1e-5  # a symmetric block's other end may be cut off by one step
+    assert int(quantized.codes.max()) == 15
+    assert int(quantized.codes.min()) == 0
+
+
+def test_int4_blocks_of_zeros_stay_zero() -> None:
+    for symmetric in (True, False):
+        assert not quantize_int4(torch.zeros(40, 3), 32, symmetric=symmetric).dequantized().any()
+
+
+# All
+
+
+each = pytest.mark.parametrize("precision", [pytest.param(name, marks=needs[name]) for name in PRECISIONS])
+
+
+@each
 def test_a_row_gives_the_same_in_any_batch_and_on_any_threads(precision: str) -> None:
     weight = weight_of(300, 500)
     x = rng(6).standard_normal((300, 300), dtype=np.float32)
@@ -271,7 +312,7 @@ def test_a_row_gives_the_same_in_any_batch_and_on_any_threads(precision: str) ->
         assert np.array_equal(run(threaded, {"x": x[:rows]})[0], whole[:rows])
 
 
-@both
+@each
 def test_a_result_of_many_blocks(precision: str) -> None:
     weight = weight_of(3000, 1000) / 50
     x = rng(7).standard_normal((150, 3000), dtype=np.float32)
@@ -279,18 +320,18 @@ def test_a_result_of_many_blocks(precision: str) -> None:
     if precision == "int8":
         assert np.array_equal(found, exact_int8(x, weight))
     else:
-        rounded = bfloat16(weight.numpy())
-        assert_near(found, bfloat16(x) @ rounded, bound(bfloat16(x), rounded))
+        rounded = quantize_int4(weight).dequantized().double() if precision == "int4" else weight.bfloat16().double()
+        assert_near(found, bfloat16(x) @ rounded.numpy(), bound(bfloat16(x), rounded.numpy()))
 
 
-@both
+@each
 def test_a_weight_may_be_a_transposed_view(precision: str) -> None:
     weight = weight_of(40, 50)
-    packed = [pack(w, PRECISIONS[precision]).constants for w in (weight, weight.t().contiguous().t())]
+    packed = [PRECISIONS[precision].pack(w).constants for w in (weight, weight.t().contiguous().t())]
     assert all(torch.equal(packed[0][name], packed[1][name]) for name in packed[0])
 
 
-@both
+@each
 @pytest.mark.parametrize("leading", [(), (1,), (2, 3), (2, 1, 3)])
 def test_operands_of_any_rank(precision: str, leading: tuple[int, ...]) -> None:
     weight = weight_of(20, 10)
@@ -300,7 +341,7 @@ def test_operands_of_any_rank(precision: str, leading: tuple[int, ...]) -> None:
     assert np.array_equal(found, flat.reshape(*leading, 10))
 
 
-@both
+@each
 def test_no_depth_and_no_columns(precision: str) -> None:
     bias = torch.arange(5.0)
     (found,) = run(session(precision, torch.ones(0, 5), bias=bias), {"x": np.ones((3, 0), np.float32)})
@@ -309,11 +350,11 @@ def test_no_depth_and_no_columns(precision: str) -> None:
     assert empty.shape == (3, 0)
 
 
-@both
+@each
 def test_operands_of_other_sizes_are_refused(precision: str) -> None:
     weight = weight_of(20, 10)
-    wrong = pack(weight_of(20, 40), PRECISIONS[precision])
-    packed = PackedWeight(wrong.precision, 20, 10, wrong.constants)
+    wrong = PRECISIONS[precision].pack(weight_of(20, 40))
+    packed = PackedWeight(20, 10, wrong.constants, wrong.block)
     x = np.ones((3, 20), np.float32)
     with pytest.raises(Exception, match="weights of a linear layer have another size"):
         run(session(precision, weight, packed=packed), {"x": x})

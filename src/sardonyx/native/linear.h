@@ -25,10 +25,12 @@ struct Panels {
   int64_t bytes;       // of one panel
   const char* ahead;   // what is multiplied next
   int lines_ahead;     // to prefetch of it for each cache line of a row
+  int64_t block;       // steps that share scales, if weights are quantized in blocks
+  bool has_zero_points;
 };
 
 template <class Scheme, int R, int P>
-void multiply(const char* x, const Panels& panels, int64_t steps, typename Scheme::Sum* sums) {
+void multiply_steps(const char* x, const Panels& panels, int64_t steps, typename Scheme::Sum* sums) {
   using V = typename Part<typename Scheme::Sum>::type;
   constexpr int64_t kAhead = 4096;
   const char *w = panels.data, *ahead = panels.ahead;
@@ -72,8 +74,8 @@ using Multiply = void (*)(const char*, const Panels&, int64_t, typename Scheme::
 
 template <class Scheme, size_t... R>
 Multiply<Scheme> multiply_of(int rows, bool one_panel, std::index_sequence<R...>) {
-  static constexpr Multiply<Scheme> one[] = {multiply<Scheme, R + 1, 1>...};
-  static constexpr Multiply<Scheme> several[] = {multiply<Scheme, R + 1, panels_at_once(R + 1)>...};
+  static constexpr Multiply<Scheme> one[] = {Scheme::template multiply<R + 1, 1>...};
+  static constexpr Multiply<Scheme> several[] = {Scheme::template multiply<R + 1, panels_at_once(R + 1)>...};
   return (one_panel ? one : several)[rows - 1];
 }
 
@@ -112,8 +114,9 @@ class Product {
  public:
   explicit Product(const Call& call)
       : call_(call),
-        steps_((call.depth + Scheme::kGroup - 1) / Scheme::kGroup),
-        row_bytes_(std::max<int64_t>(1, (steps_ + kSteps - 1) / kSteps) * kLine),
+        steps_(Scheme::steps(call)),
+        panel_bytes_(Scheme::panel_bytes(call)),
+        row_bytes_(Scheme::lines(call) * kLine),
         tiles_(parts(call.rows, kRows)),
         panels_(parts(call.columns, kColumns)),
         encoded_(memory<char>(call.rows * row_bytes_)),
@@ -144,13 +147,15 @@ class Product {
   int64_t first_row(int64_t tile) const {  // tiles of equal heights, but for one
     return tile * (call_.rows / tiles_) + std::min(tile, call_.rows % tiles_);
   }
+  // The cache lines of a panel for each cache line of a row.
+  int64_t chunk_lines() const { return parts(panel_bytes_, std::max<int64_t>(1, steps_ / kSteps) * kLine); }
   int height(int64_t tile) const { return static_cast<int>(first_row(tile + 1) - first_row(tile)); }
   char* tile_data(int64_t tile) const { return encoded_.get() + first_row(tile) * row_bytes_; }
 
   void encode(int64_t row) {
     const int64_t tile = tile_of(row), within = row - first_row(tile);
     const In* const from = static_cast<const In*>(call_.x) + row * call_.depth;
-    Scheme::encode(from, call_.depth, tile_data(tile) + within * kLine, height(tile) * kLine, codes_[row]);
+    Scheme::encode(from, call_, tile_data(tile) + within * kLine, height(tile) * kLine, codes_[row]);
   }
   int64_t tile_of(int64_t row) const {
     const int64_t low = call_.rows / tiles_, higher = call_.rows % tiles_;
@@ -158,14 +163,14 @@ class Product {
   }
 
   void compute(int64_t first_tile, int64_t end_tile, int64_t panel, int64_t end_panel) const {
-    const int64_t bytes = steps_ * kStepBytes;
+    const int64_t bytes = panel_bytes_;
     alignas(64) typename Scheme::Sum sums[kRows * kColumns];
     while (panel < end_panel) {
       const int most = panels_at_once(height(end_tile - 1));
       const int count = end_panel - panel < most ? 1 : most;
       const char* const data = static_cast<const char*>(call_.weights) + panel * bytes;
-      const int lines = count == 1 && panel + 1 < panels_ ? parts(2 * kSteps, end_tile - first_tile) : 0;
-      Panels panels{data, bytes, data + bytes, lines};
+      const int lines = count == 1 && panel + 1 < panels_ ? parts(chunk_lines(), end_tile - first_tile) : 0;
+      Panels panels{data, bytes, data + bytes, lines, call_.block / Scheme::kGroup, call_.has_zero_points};
       for (int64_t tile = first_tile; tile < end_tile; ++tile) {
         const int rows = height(tile);
         const int at_once = std::min(count, panels_at_once(rows));
@@ -213,7 +218,7 @@ class Product {
   }
 
   const Call& call_;
-  int64_t steps_, row_bytes_, tiles_, panels_, row_blocks_, task_panels_;
+  int64_t steps_, panel_bytes_, row_bytes_, tiles_, panels_, row_blocks_, task_panels_;
   std::unique_ptr<char[], Free> encoded_;
   std::unique_ptr<typename Scheme::Code[], Free> codes_;
 };

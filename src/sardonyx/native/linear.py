@@ -12,6 +12,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 import torch
+import torch.nn.functional as F
 from onnx_ir.tensor_adapters import TorchTensor
 
 from sardonyx.errors import EngineError, OptionError
@@ -44,16 +45,13 @@ class Precision:
     """A precision of linear layers: how weights are stored, and which instructions multiply them."""
 
     name: str
-    group: int
-    """Weights along the depth that one instruction multiplies in a lane."""
-    convert: Callable[[torch.Tensor], Mapping[str, torch.Tensor]]
-    """Returns the weights of depth × columns in this precision, and for each column what else the kernels need."""
-    header: str
-    struct: str
-    """In linear_operators.h."""
+    pack: Callable[[torch.Tensor], PackedWeight]
+    """Converts a weight of depth × columns."""
+    headers: Sequence[str]
+    scheme: str
+    """The name of its struct in the last header, and after "In" in linear_operators.h."""
     instructions: Mapping[str, str]
     """The instruction sets, by their names in /proc/cpuinfo and of compilers."""
-    max_depth: int | None = None
 
     @property
     def domain(self) -> str:
@@ -70,60 +68,102 @@ class Precision:
 class PackedWeight:
     """The weight of a linear layer, packed for the kernels of a precision."""
 
-    precision: Precision
     depth: int
     columns: int
     constants: Mapping[str, torch.Tensor]
-    """"weight", and of a quantized one "scales" and "sums" of its columns."""
+    """"weight", and in int8 "scales" and "sums" of its columns."""
+    block: int = 0
+    """The weights of a column that share a scale, in int4."""
+    has_zero_points: bool = False
 
 
-def _in_bfloat16(weight: torch.Tensor) -> Mapping[str, torch.Tensor]:
-    return {"weight": weight.to(torch.bfloat16)}
-
-
-def _in_int8(weight: torch.Tensor) -> Mapping[str, torch.Tensor]:
-    """Quantize each column symmetrically."""
-    weight = weight.to(torch.float32)
-    largest = weight.abs().amax(0) if weight.shape[0] else torch.zeros(weight.shape[1])
-    if not bool(torch.isfinite(largest).all()):
-        raise OptionError("a weight with infinity or NaN cannot be quantized", hint="leave its layer in float32")
-    scales = torch.where(largest > 0, largest / 127, 1.0)
-    quantized = (weight / scales).round().clamp(-127, 127).to(torch.int8)
-    return {"weight": quantized, "scales": scales, "sums": quantized.sum(0, dtype=torch.int32)}
-
-
-PRECISIONS: Mapping[str, Precision] = {
-    precision.name: precision
-    for precision in (
-        Precision(
-            "bf16",
-            2,
-            _in_bfloat16,
-            "linear_bfloat16.h",
-            "InBfloat16",
-            {**dict(zip(_AVX512, _AVX512, strict=True)), "avx512_bf16": "avx512bf16"},
-        ),
-        Precision(
-            "int8",
-            4,
-            _in_int8,
-            "linear_int8.h",
-            "InInt8",
-            {**dict(zip(_AVX512, _AVX512, strict=True)), "avx512_vnni": "avx512vnni"},
-            _MAX_INT8_DEPTH,
-        ),
-    )
-}
-
-
-def pack(weight: torch.Tensor, precision: Precision) -> PackedWeight:
-    """Convert a weight of depth × columns, which may be a transposed view, and pack it for the kernels."""
+def pack_bfloat16(weight: torch.Tensor) -> PackedWeight:
+    """Round a weight of depth × columns to bfloat16."""
     depth, columns = weight.shape
-    if precision.max_depth is not None and depth > precision.max_depth:
-        raise OptionError(f"sums over {depth} products overflow in {precision.name}", hint="leave the layer in float32")
-    constants = dict(precision.convert(weight.detach()))
-    constants["weight"] = _in_panels(constants["weight"], precision.group)
-    return PackedWeight(precision, depth, columns, constants)
+    return PackedWeight(depth, columns, {"weight": _in_panels(weight.detach().to(torch.bfloat16), 2)})
+
+
+def pack_int8(weight: torch.Tensor) -> PackedWeight:
+    """Quantize each column of a weight of depth × columns symmetrically."""
+    depth, columns = weight.shape
+    codes, scales = quantize_int8(weight)
+    constants = {"weight": _in_panels(codes, 4), "scales": scales, "sums": codes.sum(0, dtype=torch.int32)}
+    return PackedWeight(depth, columns, constants)
+
+
+def quantize_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the codes of −127 … 127 of a weight of depth × columns, and the scale of each column."""
+    weight = _finite(weight)
+    if weight.shape[0] > _MAX_INT8_DEPTH:
+        raise OptionError(f"sums over {weight.shape[0]} products overflow in int8", hint="leave the layer in float32")
+    largest = weight.abs().amax(0) if weight.shape[0] else torch.zeros(weight.shape[1])
+    scales = torch.where(largest > 0, largest / 127, 1.0)
+    return (weight / scales).round().clamp(-127, 127).to(torch.int8), scales
+
+
+@dataclass(frozen=True)
+class Int4Weight:
+    """A weight quantized in blocks along the depth: scales · (codes − zero points)."""
+
+    codes: torch.Tensor
+    """0 … 15, of depth × columns."""
+    scales: torch.Tensor
+    """float32, of blocks × columns."""
+    zero_points: torch.Tensor | None
+    """Of blocks × columns; 8, if absent."""
+    block: int
+
+    def dequantized(self) -> torch.Tensor:
+        """Return the weight that it stands for."""
+        zero = 8 if self.zero_points is None else self._repeated(self.zero_points)
+        return (self.codes.to(torch.float32) - zero) * self._repeated(self.scales)
+
+    def _repeated(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to(torch.float32).repeat_interleave(self.block, 0)[: self.codes.shape[0]]
+
+
+def quantize_int4(weight: torch.Tensor, block: int = 64, *, symmetric: bool = True) -> Int4Weight:
+    """Quantize blocks of a weight of depth × columns by rounding to the nearest."""
+    weight = _finite(weight)
+    depth, columns = weight.shape
+    blocks = F.pad(weight, (0, 0, 0, -depth % block)).view(-(-depth // block), block, columns)
+    low, high = blocks.amin(1).clamp(max=0), blocks.amax(1).clamp(min=0)
+    furthest = torch.where(-low > high, low, high)  # of a symmetric block it is code 0, which is −8
+    scales = furthest / -8 if symmetric else (high - low) / 15
+    scales = torch.where(scales == 0, 1.0, scales)
+    zero = torch.full_like(scales, 8) if symmetric else (-low / scales).round()
+    codes = ((blocks / scales[:, None]).round() + zero[:, None]).clamp(0, 15)
+    codes = codes.flatten(0, 1)[:depth].to(torch.uint8)
+    return Int4Weight(codes, scales, None if symmetric else zero.to(torch.uint8), block)
+
+
+def pack_int4(weight: Int4Weight) -> PackedWeight:
+    """Pack a quantized weight in the order of linear_int4.h."""
+    depth, columns = weight.codes.shape
+    blocks, panels = weight.scales.shape[0], -(-columns // PANEL)
+    padded = weight.codes.new_full((blocks * weight.block, panels * PANEL), 8)
+    padded[:depth, :columns] = weight.codes
+    steps = padded.view(blocks, weight.block // 4, 2, 2, panels, 2, PANEL // 2).permute(4, 0, 1, 6, 3, 2, 5)
+    codes = steps[..., 0] | steps[..., 1] << 4
+    numbers = [weight.scales]
+    if weight.zero_points is not None:
+        numbers.append((8.0 - weight.zero_points) * weight.scales)
+    parts = [*(_bytes_of_panels(x, panels) for x in numbers), codes.reshape(panels, blocks, weight.block * PANEL // 2)]
+    constants = {"weight": torch.cat(parts, dim=2).contiguous()}
+    return PackedWeight(depth, columns, constants, weight.block, weight.zero_points is not None)
+
+
+def _bytes_of_panels(x: torch.Tensor, panels: int) -> torch.Tensor:
+    """Return float32 numbers of blocks × columns as panels × blocks × bytes."""
+    padded = F.pad(x.to(torch.float32), (0, panels * PANEL - x.shape[1]))
+    return padded.view(x.shape[0], panels, PANEL).transpose(0, 1).contiguous().view(torch.uint8)
+
+
+def _finite(weight: torch.Tensor) -> torch.Tensor:
+    weight = weight.detach().to(torch.float32)
+    if not bool(torch.isfinite(weight).all()):
+        raise OptionError("a weight with infinity or NaN cannot be quantized", hint="leave its layer in float32")
+    return weight
 
 
 def _in_panels(weight: torch.Tensor, group: int) -> torch.Tensor:
@@ -135,7 +175,26 @@ def _in_panels(weight: torch.Tensor, group: int) -> torch.Tensor:
     return padded.view(steps, group, panels, PANEL).permute(2, 0, 3, 1).contiguous()
 
 
+_AVX512_BF16 = {**dict(zip(_AVX512, _AVX512, strict=True)), "avx512_bf16": "avx512bf16"}
+_AVX512_VNNI = {**dict(zip(_AVX512, _AVX512, strict=True)), "avx512_vnni": "avx512vnni"}
+PRECISIONS: Mapping[str, Precision] = {
+    precision.name: precision
+    for precision in (
+        Precision("bf16", pack_bfloat16, ["linear_bfloat16.h"], "Bfloat16", _AVX512_BF16),
+        Precision("int8", pack_int8, ["linear_int8.h"], "Int8", _AVX512_VNNI),
+        Precision(
+            "int4",
+            lambda weight: pack_int4(quantize_int4(weight)),
+            ["linear_bfloat16.h", "linear_int4.h"],
+            "Int4",
+            _AVX512_BF16,
+        ),
+    )
+}
+
+
 def linear_node(
+    precision: Precision,
     x: ir.Value,
     packed: PackedWeight,
     *,
@@ -157,8 +216,10 @@ def linear_node(
         ir.AttrInt64("depth", packed.depth),
         ir.AttrInt64("columns", packed.columns),
         ir.AttrInt64("activation", ACTIVATIONS.index(activation)),
+        ir.AttrInt64("block", packed.block),
+        ir.AttrInt64("has_zero_points", int(packed.has_zero_points)),
     ]
-    node = ir.Node(packed.precision.domain, _OPERATORS[x.dtype, result], inputs, attributes, name=name)
+    node = ir.Node(precision.domain, _OPERATORS[x.dtype, result], inputs, attributes, name=name)
     output = node.outputs[0]
     output.name, output.type = f"{name}_result", ir.TensorType(result)
     return node, list(values.values())
@@ -183,8 +244,10 @@ def build(precision: Precision, options: Options) -> Path:
 def _kernels(precision: Precision) -> str:
     """Return the source of the kernels, which need the instructions of the precision."""
     toolchain = [read_header("sardonyx.toolchain", name) for name in ("ort.h", "narrow.h")]
-    names = ("lanes.h", "arithmetic.h", "functions.h", "kernels.h", "linear_call.h", "linear.h", precision.header)
-    return "\n".join([*toolchain, *(read_header("sardonyx.native", name) for name in names)])
+    names = ("lanes.h", "arithmetic.h", "functions.h", "kernels.h", "linear_call.h", "linear.h", *precision.headers)
+    run = "ort::Status* run(const ort::Context* context, const Call& call)"
+    entry = f"namespace linear {{ {run} {{ return run_as<{precision.scheme}>(context, call); }} }}"
+    return "\n".join([*toolchain, *(read_header("sardonyx.native", name) for name in names), entry])
 
 
 def _operators(precision: Precision) -> str:
@@ -195,5 +258,5 @@ def _operators(precision: Precision) -> str:
         read_header("sardonyx.native", "linear_call.h"),
         read_header("sardonyx.native", "linear_operators.h"),
     ]
-    declared = f"namespace {{ LINEAR_OPERATORS({precision.struct}) }}"
+    declared = f"namespace {{ LINEAR_OPERATORS(In{precision.scheme}) }}"
     return "\n".join([*headers, declared, registration(precision.domain, _VARIABLES)])

@@ -8,19 +8,24 @@ struct Bfloat16 {
   using Sum = float;
   struct Code {};  // nothing belongs to an encoded row
 
-  static void encode(const float* row, int64_t depth, char* to, int64_t stride, Code&) {
-    for (int64_t k = 0; k < depth; k += 2 * kNative, to += stride) {
-      const auto low = some(row + k, depth - k), high = some(row + k + kNative, depth - k - kNative);
-      const __m512bh line = _mm512_cvtne2ps_pbh(high, low);
+  static int64_t steps(const Call& call) { return (call.depth + kGroup - 1) / kGroup; }
+  static int64_t lines(const Call& call) { return parts(steps(call), kSteps); }
+  static int64_t panel_bytes(const Call& call) { return steps(call) * kStepBytes; }
+
+  template <class In>
+  static void encode(const In* row, const Call& call, char* to, int64_t stride, Code&) {
+    for (int64_t k = 0; k < call.depth; k += 2 * kNative, to += stride) {
+      const auto line = encoded(row + k, call.depth - k);
       std::memcpy(to, &line, sizeof line);
     }
   }
-  static void encode(const bfloat* row, int64_t depth, char* to, int64_t stride, Code&) {
-    for (int64_t k = 0; k < depth; k += 2 * kNative, to += stride) {
-      const int64_t here = std::min<int64_t>(depth - k, 2 * kNative);
-      std::memcpy(to, row + k, here * sizeof(bfloat));
-      std::memset(to + here * sizeof(bfloat), 0, kLine - here * sizeof(bfloat));
-    }
+  // A cache line of a row, with zeros after its end.
+  static __m512bh encoded(const float* from, int64_t count) {
+    return _mm512_cvtne2ps_pbh(some(from + kNative, count - kNative), some(from, count));
+  }
+  static __m512i encoded(const bfloat* from, int64_t count) {
+    if (count >= 2 * kNative) return _mm512_loadu_si512(from);
+    return _mm512_maskz_loadu_epi16((1u << count) - 1, from);
   }
   static __m512 some(const float* from, int64_t count) {
     if (count >= kNative) return _mm512_loadu_ps(from);
@@ -33,12 +38,15 @@ struct Bfloat16 {
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(row), reinterpret_cast<__m512bh>(weights));
   }
 
+  template <int R, int P>
+  static void multiply(const char* x, const Panels& panels, int64_t steps, float* sums) {
+    multiply_steps<Bfloat16, R, P>(x, panels, steps, sums);
+  }
+
   struct Weights {
     Weights(const Call&, const Columns&) {}
     Numbers numbers(const float* sums, const Code&) const { return row<kColumns>(sums); }
   };
 };
-
-ort::Status* run(const ort::Context* context, const Call& call) { return run_as<Bfloat16>(context, call); }
 
 }  // namespace linear

@@ -10,8 +10,10 @@ enum class Type { kFloat, kBfloat16 };
 struct Call {
   int64_t rows, columns, depth;
   const void *x, *weights;
-  const float* scales;     // of the columns of w, if it is quantized
-  const int32_t* sums;     // of the columns of w, if it is quantized
+  const float* scales;     // of the columns of w, if each has one
+  const int32_t* sums;     // of the columns of w, if each has a scale
+  int64_t block;           // the weights of a column that share a scale, if it has several
+  bool has_zero_points;    // of these blocks
   const float* bias;       // may be null
   const void* residual;    // of the type of y; may be null
   void* y;

@@ -12,10 +12,15 @@ struct Int8 {
     int32_t zero;
   };
 
+  static int64_t steps(const Call& call) { return (call.depth + kGroup - 1) / kGroup; }
+  static int64_t lines(const Call& call) { return parts(steps(call), kSteps); }
+  static int64_t panel_bytes(const Call& call) { return steps(call) * kStepBytes; }
+
   // x ≈ scale · (code − zero), where codes reach from the least number of the row to its largest, zero among them.
   // A row with a number that is not finite gets the scale NaN.
   template <class In>
-  static void encode(const In* from, int64_t depth, char* to, int64_t stride, Code& code) {
+  static void encode(const In* from, const Call& call, char* to, int64_t stride, Code& code) {
+    const int64_t depth = call.depth;
     float least = 0, largest = 0;
     const bool finite = limits(from, depth, least, largest);
     const double range = static_cast<double>(largest) - least;
@@ -39,6 +44,11 @@ struct Int8 {
   LANES_INLINE static V add(V sum, __m512i row, V weights) {
     const auto added = _mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum), row, reinterpret_cast<__m512i>(weights));
     return reinterpret_cast<V>(added);
+  }
+
+  template <int R, int P>
+  static void multiply(const char* x, const Panels& panels, int64_t steps, int32_t* sums) {
+    multiply_steps<Int8, R, P>(x, panels, steps, sums);
   }
 
   struct Weights {
@@ -94,7 +104,5 @@ struct Int8 {
     return finite;
   }
 };
-
-ort::Status* run(const ort::Context* context, const Call& call) { return run_as<Int8>(context, call); }
 
 }  // namespace linear

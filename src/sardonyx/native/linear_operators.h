@@ -1,12 +1,13 @@
 // The operators of linear layers with packed weights. They are compiled for any processor of the architecture, and refuse
 // to be made on one that lacks the instructions of the kernels.
 //
-// Inputs: x, the weights in panels, bias, residual and, of quantized weights, the scales and sums of their columns; bias
-// and residual are optional. Attributes: depth, columns and activation.
+// Inputs: x, the weights in panels, bias, residual and, of weights in int8, the scales and sums of their columns; bias and
+// residual are optional. Attributes: depth, columns, activation, and of weights in blocks their size and whether they have
+// zero points.
 #pragma once
 
 #include <algorithm>
-#include <cstring>
+#include <initializer_list>
 #include <memory>
 #include <new>
 
@@ -16,7 +17,7 @@ using linear::Activation;
 using linear::Call;
 using linear::Type;
 
-constexpr int kFloat = 1, kInt32 = 6, kInt8 = 3, kBfloat16 = 16;  // ONNX's numbers of the types
+constexpr int kFloat = 1, kUint8 = 2, kInt8 = 3, kInt32 = 6, kBfloat16 = 16;  // ONNX's numbers of the types
 constexpr int64_t kPanelColumns = 32;
 
 ort::Status* int_attribute(const ort::Info* info, const char* name, int64_t* value) {
@@ -24,14 +25,18 @@ ort::Status* int_attribute(const ort::Info* info, const char* name, int64_t* val
 }
 
 struct Layer {
-  int64_t depth = 0, columns = 0, activation = 0;
+  int64_t depth = 0, columns = 0, activation = 0, block = 0, has_zero_points = 0;
 
   ort::Status* make(const ort::Info* info) {
     if (auto s = int_attribute(info, "depth", &depth)) return s;
     if (auto s = int_attribute(info, "columns", &columns)) return s;
     if (auto s = int_attribute(info, "activation", &activation)) return s;
+    if (auto s = int_attribute(info, "block", &block)) return s;
+    if (auto s = int_attribute(info, "has_zero_points", &has_zero_points)) return s;
     const bool known = activation >= 0 && activation <= static_cast<int64_t>(Activation::kSilu);
-    return known && depth >= 0 && columns >= 0 ? nullptr : ort::failure("a linear layer has invalid attributes");
+    constexpr int64_t kLeastBlock = 32;
+    const bool valid = known && depth >= 0 && columns >= 0 && block >= 0 && block % kLeastBlock == 0;
+    return valid ? nullptr : ort::failure("a linear layer has invalid attributes");
   }
 };
 
@@ -47,28 +52,63 @@ ort::Status* row(const ort::Context* context, size_t index, int64_t size, bool n
   return nullptr;
 }
 
-// What a precision needs: `kWeights` is its type, `kGroup` the weights of a step, `kQuantized` whether it has scales.
+int64_t quotient(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+bool has_dims(const ort::Tensor& tensor, std::initializer_list<int64_t> dims) {
+  return tensor.rank == dims.size() && std::equal(dims.begin(), dims.end(), tensor.dims);
+}
+
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+// A precision: `kWeights` is the type of its weights, and `kScaledColumns` whether each column has a scale.
+struct InBfloat16 {
+  static constexpr int kWeights = kBfloat16;
+  static constexpr bool kScaledColumns = false;
+  static bool has_instructions() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+  static bool fits(const Layer& layer, const ort::Tensor& weights) {
+    return has_dims(weights, {quotient(layer.columns, kPanelColumns), quotient(layer.depth, 2), kPanelColumns, 2});
+  }
+};
+struct InInt8 {
+  static constexpr int kWeights = kInt8;
+  static constexpr bool kScaledColumns = true;
+  static bool has_instructions() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+  static bool fits(const Layer& layer, const ort::Tensor& weights) {
+    return has_dims(weights, {quotient(layer.columns, kPanelColumns), quotient(layer.depth, 4), kPanelColumns, 4});
+  }
+};
+struct InInt4 {
+  static constexpr int kWeights = kUint8;
+  static constexpr bool kScaledColumns = false;
+  static bool has_instructions() { return InBfloat16::has_instructions(); }
+  static bool fits(const Layer& layer, const ort::Tensor& weights) {
+    if (!layer.block) return false;
+    const int64_t header = kPanelColumns * sizeof(float) * (layer.has_zero_points ? 2 : 1);
+    const int64_t blocks = quotient(layer.depth, layer.block), bytes = header + layer.block * kPanelColumns / 2;
+    return has_dims(weights, {quotient(layer.columns, kPanelColumns), blocks, bytes});
+  }
+};
+
 template <class Precision>
 ort::Status* run_layer(ort::Context* context, const Layer& layer, Type x_type, Type y_type) {
   ort::Tensor x, weights, residual;
   if (auto s = ort::input(context, 0, x)) return s;
   if (auto s = ort::input(context, 1, weights)) return s;
   if (x.rank < 1 || x.dims[x.rank - 1] != layer.depth) return ort::failure("x of a linear layer has another depth");
-  const int64_t panels = (layer.columns + kPanelColumns - 1) / kPanelColumns;
-  const int64_t steps = (layer.depth + Precision::kGroup - 1) / Precision::kGroup;
-  const int64_t packed[] = {panels, steps, kPanelColumns, Precision::kGroup};
-  if (weights.rank != 4 || !std::equal(packed, packed + 4, weights.dims)) {
-    return ort::failure("the weights of a linear layer have another size");
-  }
+  if (!Precision::fits(layer, weights)) return ort::failure("the weights of a linear layer have another size");
   Call call{};
   call.rows = 1;
   for (size_t axis = 0; axis + 1 < x.rank; ++axis) call.rows *= x.dims[axis];
   call.columns = layer.columns, call.depth = layer.depth;
+  call.block = layer.block, call.has_zero_points = layer.has_zero_points != 0;
   call.x = x.data, call.weights = weights.data;
   call.activation = static_cast<Activation>(layer.activation);
   call.x_type = x_type, call.y_type = y_type;
   if (auto s = row(context, 2, layer.columns, false, &call.bias)) return s;
-  if constexpr (Precision::kQuantized) {
+  if constexpr (Precision::kScaledColumns) {
     if (auto s = row(context, 4, layer.columns, true, &call.scales)) return s;
     if (auto s = row(context, 5, layer.columns, true, &call.sums)) return s;
   }
@@ -90,7 +130,7 @@ struct LinearOperator : ort::CustomOp {
   explicit LinearOperator(const char* (*called)(const CustomOp*)) {
     name = called;
     provider = [](const CustomOp*) { return "CPUExecutionProvider"; };
-    input_count = [](const CustomOp*) -> size_t { return Precision::kQuantized ? 6 : 4; };
+    input_count = [](const CustomOp*) -> size_t { return Precision::kScaledColumns ? 6 : 4; };
     output_count = [](const CustomOp*) -> size_t { return 1; };
     input_type = [](const CustomOp*, size_t i) {
       const int types[] = {kX, Precision::kWeights, kFloat, kY, kFloat, kInt32};
@@ -118,22 +158,6 @@ struct LinearOperator : ort::CustomOp {
     };
     destroy = [](void* kernel) { delete static_cast<Layer*>(kernel); };
   }
-};
-
-bool has_avx512() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-}
-
-struct InBfloat16 {
-  static constexpr int kWeights = kBfloat16, kGroup = 2;
-  static constexpr bool kQuantized = false;
-  static bool has_instructions() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
-};
-struct InInt8 {
-  static constexpr int kWeights = kInt8, kGroup = 4;
-  static constexpr bool kQuantized = true;
-  static bool has_instructions() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 };
 
 // The operators of a precision: by the types of x and y.
