@@ -79,6 +79,19 @@ Multiply<Scheme> multiply_of(int rows, bool one_panel, std::index_sequence<R...>
   return (one_panel ? one : several)[rows - 1];
 }
 
+template <class T>
+LANES_INLINE void put_all(T* to, Numbers numbers) {
+#if defined(__AVX512BF16__)
+  if constexpr (std::is_same_v<T, bfloat>) {  // one instruction, which takes denormal numbers for zero
+    const auto [low, high] = numbers.parts;
+    const auto narrow = _mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(high), reinterpret_cast<__m512>(low));
+    std::memcpy(static_cast<void*>(to), &narrow, sizeof narrow);
+    return;
+  }
+#endif
+  put(to, numbers);
+}
+
 // Columns of one panel, fewer than all of it at the end of the weights.
 struct Columns {
   int64_t first, count;
@@ -92,9 +105,9 @@ struct Columns {
   }
   template <class T>
   void write(T* to, Numbers numbers) const {
-    if (count == kColumns) return put(to + first, numbers);
+    if (count == kColumns) return put_all(to + first, numbers);
     T padded[kColumns];
-    put(static_cast<T*>(padded), numbers);
+    put_all(static_cast<T*>(padded), numbers);
     std::memcpy(static_cast<void*>(to + first), padded, count * sizeof(T));
   }
 };
@@ -132,7 +145,7 @@ class Product {
 
   ort::Status* run(const ort::Context* context) {
     auto* status = spread(context, tiles_, kRows * call_.depth / 4, [this](int64_t begin, int64_t end) {
-      for (int64_t row = first_row(begin); row < first_row(end); ++row) encode(row);
+      for (int64_t tile = begin; tile < end; ++tile) encode(tile);
     });
     if (status) return status;
     const int64_t across = parts(panels_, task_panels_);
@@ -152,35 +165,31 @@ class Product {
   int height(int64_t tile) const { return static_cast<int>(first_row(tile + 1) - first_row(tile)); }
   char* tile_data(int64_t tile) const { return encoded_.get() + first_row(tile) * row_bytes_; }
 
-  void encode(int64_t row) {
-    const int64_t tile = tile_of(row), within = row - first_row(tile);
-    const In* const from = static_cast<const In*>(call_.x) + row * call_.depth;
-    Scheme::encode(from, call_, tile_data(tile) + within * kLine, height(tile) * kLine, codes_[row]);
-  }
-  int64_t tile_of(int64_t row) const {
-    const int64_t low = call_.rows / tiles_, higher = call_.rows % tiles_;
-    return row < higher * (low + 1) ? row / (low + 1) : (row - higher) / low;
+  void encode(int64_t tile) {
+    const int64_t first = first_row(tile);
+    const int rows = height(tile);
+    const In* from = static_cast<const In*>(call_.x) + first * call_.depth;
+    char* to = tile_data(tile);
+    for (int r = 0; r < rows; ++r, from += call_.depth, to += kLine) {
+      Scheme::encode(from, call_, to, rows * kLine, codes_[first + r]);
+    }
   }
 
   void compute(int64_t first_tile, int64_t end_tile, int64_t panel, int64_t end_panel) const {
-    const int64_t bytes = panel_bytes_;
+    constexpr auto heights = std::make_index_sequence<kRows>{};
     alignas(64) typename Scheme::Sum sums[kRows * kColumns];
+    const int most = panels_at_once(height(first_tile));  // several only if there is one tile
     while (panel < end_panel) {
-      const int most = panels_at_once(height(end_tile - 1));
       const int count = end_panel - panel < most ? 1 : most;
-      const char* const data = static_cast<const char*>(call_.weights) + panel * bytes;
+      const char* const data = static_cast<const char*>(call_.weights) + panel * panel_bytes_;
       const int lines = count == 1 && panel + 1 < panels_ ? parts(chunk_lines(), end_tile - first_tile) : 0;
-      Panels panels{data, bytes, data + bytes, lines, call_.block / Scheme::kGroup, call_.has_zero_points};
+      const int64_t block = call_.block / Scheme::kGroup;
+      Panels panels{data, panel_bytes_, data + panel_bytes_, lines, block, call_.has_zero_points};
       for (int64_t tile = first_tile; tile < end_tile; ++tile) {
         const int rows = height(tile);
-        const int at_once = std::min(count, panels_at_once(rows));
-        for (int p = 0; p < count; p += at_once) {
-          panels.data = data + p * bytes;
-          prefetch_result(first_row(tile), rows, panel + p);
-          constexpr auto heights = std::make_index_sequence<kRows>{};
-          multiply_of<Scheme>(rows, at_once == 1, heights)(tile_data(tile), panels, steps_, sums);
-          for (int i = 0; i < at_once; ++i) finish(sums + i * rows * kColumns, first_row(tile), rows, panel + p + i);
-        }
+        for (int i = 0; i < count; ++i) prefetch_result(first_row(tile), rows, panel + i);
+        multiply_of<Scheme>(rows, count == 1, heights)(tile_data(tile), panels, steps_, sums);
+        for (int i = 0; i < count; ++i) finish(sums + i * rows * kColumns, first_row(tile), rows, panel + i);
         panels.ahead += lines * row_bytes_;
       }
       panel += count;
