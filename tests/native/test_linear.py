@@ -40,6 +40,8 @@ def session(
     bias: torch.Tensor | None = None,
     residual: bool = False,
     activation: str = "none",
+    activates_sum: bool = False,
+    window: linear.Window | None = None,
     x_type: ir.DataType = FLOAT,
     result: ir.DataType = FLOAT,
     leading: Sequence[str | int] = ("rows",),
@@ -47,8 +49,9 @@ def session(
     packed: PackedWeight | None = None,
 ) -> onnxruntime.InferenceSession:
     packed = packed or PRECISIONS[precision].pack(weight)
-    x = ir.Value(name="x", type=ir.TensorType(x_type), shape=ir.Shape([*leading, weight.shape[0]]))
-    addend = ir.Value(name="residual", type=ir.TensorType(result), shape=ir.Shape([*leading, weight.shape[1]]))
+    sizes = [[*leading, size] for size in weight.shape] if window is None else [["n", "h", "w", "c"]] * 2
+    x = ir.Value(name="x", type=ir.TensorType(x_type), shape=ir.Shape(sizes[0]))
+    addend = ir.Value(name="residual", type=ir.TensorType(result), shape=ir.Shape(sizes[1]))
     constants = [linear._constant("bias", bias)] if bias is not None else []
     node, weights = linear_node(
         PRECISIONS[precision],
@@ -59,6 +62,8 @@ def session(
         bias=constants[0] if constants else None,
         residual=addend if residual else None,
         activation=activation,
+        activates_sum=activates_sum,
+        window=window,
     )
     graph = ir.Graph(
         [x, addend] if residual else [x],
@@ -322,6 +327,74 @@ def test_a_result_of_many_blocks(precision: str) -> None:
     else:
         rounded = quantize_int4(weight).dequantized().double() if precision == "int4" else weight.bfloat16().double()
         assert_near(found, bfloat16(x) @ rounded.numpy(), bound(bfloat16(x), rounded.numpy()))
+
+
+@each
+def test_the_residual_may_be_activated_too(precision: str) -> None:
+    weight = weight_of(33, 40)
+    x, residual = (rng(size).standard_normal((14, size), dtype=np.float32) for size in (33, 40))
+    (plain,) = run(session(precision, weight), {"x": x})
+    layer = session(precision, weight, residual=True, activation="relu", activates_sum=True)
+    (found,) = run(layer, {"x": x, "residual": residual})
+    assert np.array_equal(found, np.maximum(plain + residual, 0))
+
+
+WINDOWS = {
+    "1 × 1": linear.Window((1, 1)),
+    "3 × 3": linear.Window((3, 3), pads=(1, 1, 1, 1)),
+    "strides": linear.Window((3, 2), (2, 3), (1, 0, 2, 1)),
+    "dilations": linear.Window((2, 3), pads=(1, 3, 0, 2), dilations=(3, 2)),
+    "larger than the image": linear.Window((9, 9), pads=(4, 4, 4, 4)),
+    "padding beyond the window": linear.Window((1, 2), pads=(2, 3, 3, 2)),
+}
+
+
+@each
+@pytest.mark.parametrize("x_type", [FLOAT, BFLOAT16])
+@pytest.mark.parametrize("name", WINDOWS)
+def test_a_convolution_is_the_linear_layer_of_its_windows(name: str, x_type: ir.DataType, precision: str) -> None:
+    window = WINDOWS[name]
+    kernel = torch.from_numpy(rng(1).standard_normal((37, 5, *window.shape), dtype=np.float32))
+    weight, bias = linear.conv_weight(kernel), torch.linspace(-1, 1, 37)
+    for n, h, w in ((2, 6, 7), (1, 9, 5), (0, 6, 7)):
+        x = rng(n, h).standard_normal((n, h, w, 5), dtype=np.float32).astype(NUMPY[x_type])
+        (found,) = run(session(precision, weight, bias=bias, x_type=x_type, window=window), {"x": x})
+        windows = windows_of(torch.from_numpy(x.astype(np.float32)), window)
+        rows = windows.reshape(-1, weight.shape[0]).numpy().astype(NUMPY[x_type])
+        (wanted,) = run(session(precision, weight, bias=bias, x_type=x_type), {"x": rows})
+        assert np.array_equal(found, wanted.reshape(*windows.shape[:3], 37))
+
+
+def windows_of(x: torch.Tensor, window: linear.Window) -> torch.Tensor:
+    """The window at each place of the result: images × rows × columns × depth."""
+    top, left, bottom, right = window.pads
+    padded = F.pad(x, (0, 0, left, right, top, bottom))
+    (height, width), (down, along) = window.shape, window.dilations
+    windows = padded.unfold(1, (height - 1) * down + 1, window.strides[0])
+    windows = windows.unfold(2, (width - 1) * along + 1, window.strides[1])[..., ::down, ::along]
+    return windows.permute(0, 1, 2, 4, 5, 3).flatten(3)
+
+
+@needs["bf16"]
+@pytest.mark.parametrize("name", WINDOWS)
+def test_a_convolution_is_torchs(name: str) -> None:
+    window = WINDOWS[name]
+    x = torch.from_numpy(rng(9).standard_normal((2, 8, 7, 6), dtype=np.float32)).bfloat16()
+    kernel = torch.from_numpy(rng(1).standard_normal((37, 6, *window.shape), dtype=np.float32)).bfloat16()
+    layer = session("bf16", linear.conv_weight(kernel.float()), window=window)
+    (found,) = run(layer, {"x": x.float().numpy()})
+    top, left, bottom, right = window.pads
+    images = F.pad(x.double().permute(0, 3, 1, 2), (left, right, top, bottom))
+    wanted = F.conv2d(images, kernel.double(), stride=window.strides, dilation=window.dilations).permute(0, 2, 3, 1)
+    assert_near(found, wanted.numpy(), np.full(wanted.shape, 1e-3))
+
+
+@each
+def test_images_that_do_not_fit_are_refused(precision: str) -> None:
+    layer = session(precision, weight_of(45, 10), window=linear.Window((3, 3)))
+    for dims in ((1, 2, 5, 5), (1, 5, 5, 4), (5, 5, 5)):
+        with pytest.raises(Exception, match=r"another size|Invalid"):
+            run(layer, {"x": np.ones(dims, np.float32)})
 
 
 @each

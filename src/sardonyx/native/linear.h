@@ -145,7 +145,8 @@ class Product {
 
   ort::Status* run(const ort::Context* context) {
     auto* status = spread(context, tiles_, kRows * call_.depth / 4, [this](int64_t begin, int64_t end) {
-      for (int64_t tile = begin; tile < end; ++tile) encode(tile);
+      const auto window = memory<In>(call_.window ? call_.depth : 0);
+      for (int64_t tile = begin; tile < end; ++tile) encode(tile, window.get());
     });
     if (status) return status;
     const int64_t across = parts(panels_, task_panels_);
@@ -165,13 +166,33 @@ class Product {
   int height(int64_t tile) const { return static_cast<int>(first_row(tile + 1) - first_row(tile)); }
   char* tile_data(int64_t tile) const { return encoded_.get() + first_row(tile) * row_bytes_; }
 
-  void encode(int64_t tile) {
+  void encode(int64_t tile, In* window) {
     const int64_t first = first_row(tile);
     const int rows = height(tile);
-    const In* from = static_cast<const In*>(call_.x) + first * call_.depth;
     char* to = tile_data(tile);
-    for (int r = 0; r < rows; ++r, from += call_.depth, to += kLine) {
+    for (int r = 0; r < rows; ++r, to += kLine) {
+      const In* from = static_cast<const In*>(call_.x) + (first + r) * call_.depth;
+      if (call_.window) {
+        gather(*call_.window, first + r, window);
+        from = window;
+      }
       Scheme::encode(from, call_, to, rows * kLine, codes_[first + r]);
+    }
+  }
+
+  // Copies the window at a place of the result, with zeros around the image.
+  void gather(const Window& w, int64_t place, In* to) const {
+    const int64_t x = place % w.out_width, y = place / w.out_width % w.out_height;
+    const int64_t image = place / w.out_width / w.out_height;
+    const In* const from = static_cast<const In*>(call_.x) + image * w.image_height * w.image_width * w.channels;
+    for (int64_t i = 0; i < w.height; ++i) {
+      const int64_t row = y * w.stride_y - w.top + i * w.dilation_y;
+      for (int64_t j = 0; j < w.width; ++j, to += w.channels) {
+        const int64_t column = x * w.stride_x - w.left + j * w.dilation_x;
+        const bool inside = row >= 0 && row < w.image_height && column >= 0 && column < w.image_width;
+        if (inside) std::copy_n(from + (row * w.image_width + column) * w.channels, w.channels, to);
+        else std::fill_n(to, w.channels, In{});
+      }
     }
   }
 
@@ -220,8 +241,10 @@ class Product {
     const Numbers bias = call_.bias ? columns.read(call_.bias) : Numbers{};
     const typename Scheme::Weights weights(call_, columns);
     for (int r = 0; r < rows; ++r, ++row, sums += kColumns) {
-      Numbers y = activated<kind>(weights.numbers(sums, codes_[row]) + bias);
+      Numbers y = weights.numbers(sums, codes_[row]) + bias;
+      if (!call_.activates_sum) y = activated<kind>(y);
       if (call_.residual) y = y + columns.read(static_cast<const Out*>(call_.residual) + row * call_.columns);
+      if (call_.activates_sum) y = activated<kind>(y);
       columns.write(static_cast<Out*>(call_.y) + row * call_.columns, y);
     }
   }

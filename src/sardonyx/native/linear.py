@@ -29,14 +29,16 @@ ACTIVATIONS = ("none", "relu", "gelu", "tanh_gelu", "silu")
 """In the order of linear_call.h."""
 _MAX_INT8_DEPTH = 2**16
 """The depth up to which sums of products of uint8 and int8 fit into int32."""
-_OPERATORS = {
-    (ir.DataType.FLOAT, ir.DataType.FLOAT): "Linear",
-    (ir.DataType.FLOAT, ir.DataType.BFLOAT16): "LinearToBfloat16",
-    (ir.DataType.BFLOAT16, ir.DataType.FLOAT): "LinearToFloat32",
-    (ir.DataType.BFLOAT16, ir.DataType.BFLOAT16): "LinearBfloat16",
+_SUFFIXES = {
+    (ir.DataType.FLOAT, ir.DataType.FLOAT): "",
+    (ir.DataType.FLOAT, ir.DataType.BFLOAT16): "ToBfloat16",
+    (ir.DataType.BFLOAT16, ir.DataType.FLOAT): "ToFloat32",
+    (ir.DataType.BFLOAT16, ir.DataType.BFLOAT16): "Bfloat16",
 }
-"""By the types of x and of the result."""
-_VARIABLES = ("linear_float", "linear_to_bfloat", "linear_to_float", "linear_bfloat")
+"""Of operators, by the types of x and of the result."""
+_VARIABLES = [
+    f"{kind}_{types}" for kind in ("linear", "conv") for types in ("float", "to_bfloat", "to_float", "bfloat")
+]
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
 
 
@@ -193,6 +195,26 @@ PRECISIONS: Mapping[str, Precision] = {
 }
 
 
+@dataclass(frozen=True)
+class Window:
+    """The window of a convolution, in ONNX's terms."""
+
+    shape: tuple[int, int]
+    strides: tuple[int, int] = (1, 1)
+    pads: tuple[int, int, int, int] = (0, 0, 0, 0)
+    dilations: tuple[int, int] = (1, 1)
+
+    @property
+    def attribute(self) -> ir.Attr:
+        """Its numbers, as linear_operators.h reads them."""
+        return ir.AttrInt64s("window", [*self.shape, *self.strides, *self.pads, *self.dilations])
+
+
+def conv_weight(weight: torch.Tensor) -> torch.Tensor:
+    """Return the weight of a convolution as depth × columns: channels lie side by side, place after place."""
+    return weight.permute(2, 3, 1, 0).flatten(0, 2)
+
+
 def linear_node(
     precision: Precision,
     x: ir.Value,
@@ -203,23 +225,32 @@ def linear_node(
     bias: ir.Value | None = None,
     residual: ir.Value | None = None,
     activation: str = "none",
+    activates_sum: bool = False,
+    window: Window | None = None,
 ) -> tuple[ir.Node, Sequence[ir.Value]]:
     """Return a node that computes a linear layer, and its constants, which are to be registered as initializers.
 
-    `x` is in float32 or bfloat16, `bias` in float32, `residual` of the type of the result and of its shape.
+    `x` is in float32 or bfloat16, `bias` in float32, `residual` of the type of the result and of its shape. With
+    `activates_sum` the residual is added before the activation. With a window it is a convolution of images with their
+    channels last, and `packed` is of its `conv_weight`.
     """
-    if x.dtype is None or (x.dtype, result) not in _OPERATORS:
+    if x.dtype is None or (x.dtype, result) not in _SUFFIXES:
         raise OptionError(f"a linear layer cannot take {x.dtype} and return {result}")
     values = {key: _constant(f"{name}_{key}", tensor) for key, tensor in packed.constants.items()}
     inputs = [x, values["weight"], bias, residual, *(values[key] for key in ("scales", "sums") if key in values)]
-    attributes = [
-        ir.AttrInt64("depth", packed.depth),
-        ir.AttrInt64("columns", packed.columns),
-        ir.AttrInt64("activation", ACTIVATIONS.index(activation)),
-        ir.AttrInt64("block", packed.block),
-        ir.AttrInt64("has_zero_points", int(packed.has_zero_points)),
-    ]
-    node = ir.Node(precision.domain, _OPERATORS[x.dtype, result], inputs, attributes, name=name)
+    numbers = {
+        "depth": packed.depth,
+        "columns": packed.columns,
+        "activation": ACTIVATIONS.index(activation),
+        "activates_sum": int(activates_sum),
+        "block": packed.block,
+        "has_zero_points": int(packed.has_zero_points),
+    }
+    attributes = [ir.AttrInt64(key, number) for key, number in numbers.items()]
+    operator = ("Linear" if window is None else "Conv") + _SUFFIXES[x.dtype, result]
+    if window is not None:
+        attributes.append(window.attribute)
+    node = ir.Node(precision.domain, operator, inputs, attributes, name=name)
     output = node.outputs[0]
     output.name, output.type = f"{name}_result", ir.TensorType(result)
     return node, list(values.values())

@@ -6,7 +6,13 @@ namespace linear {
 enum class Activation { kNone, kRelu, kGelu, kTanhGelu, kSilu };
 enum class Type { kFloat, kBfloat16 };
 
-// y[m, n] = activation(Σₖ x[m, k] · w[k, n] + bias[n]) + residual[m, n]
+// Of a convolution: a row of its product is the window of an image at one place, of channels that lie side by side.
+struct Window {
+  int64_t image_height, image_width, channels, out_height, out_width;
+  int64_t height, width, stride_y, stride_x, top, left, dilation_y, dilation_x;
+};
+
+// y[m, n] = activation(Σₖ x[m, k] · w[k, n] + bias[n]) + residual[m, n], or activation(… + residual[m, n])
 struct Call {
   int64_t rows, columns, depth;
   const void *x, *weights;
@@ -18,6 +24,8 @@ struct Call {
   const void* residual;    // of the type of y; may be null
   void* y;
   Activation activation;
+  bool activates_sum;      // with the residual
+  const Window* window;    // null, if x has the rows themselves
   Type x_type, y_type;
 };
 

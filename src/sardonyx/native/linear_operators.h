@@ -2,12 +2,14 @@
 // to be made on one that lacks the instructions of the kernels.
 //
 // Inputs: x, the weights in panels, bias, residual and, of weights in int8, the scales and sums of their columns; bias and
-// residual are optional. Attributes: depth, columns, activation, and of weights in blocks their size and whether they have
-// zero points.
+// residual are optional. Attributes: depth, columns, activation, activates_sum, and of weights in blocks their size and
+// whether they have zero points. x of a convolution has its channels last, and window are the sizes of the window, strides,
+// padding and dilations as in ONNX; a depth of its weights is a place in the window and a channel.
 #pragma once
 
 #include <algorithm>
 #include <initializer_list>
+#include <iterator>
 #include <memory>
 #include <new>
 
@@ -25,20 +27,46 @@ ort::Status* int_attribute(const ort::Info* info, const char* name, int64_t* val
 }
 
 struct Layer {
-  int64_t depth = 0, columns = 0, activation = 0, block = 0, has_zero_points = 0;
+  int64_t depth = 0, columns = 0, activation = 0, activates_sum = 0, block = 0, has_zero_points = 0;
+  int64_t window[10] = {};  // height, width, strides, padding at the top, left, bottom and right, dilations
 
-  ort::Status* make(const ort::Info* info) {
+  ort::Status* make(const ort::Info* info, bool is_convolution) {
     if (auto s = int_attribute(info, "depth", &depth)) return s;
     if (auto s = int_attribute(info, "columns", &columns)) return s;
     if (auto s = int_attribute(info, "activation", &activation)) return s;
+    if (auto s = int_attribute(info, "activates_sum", &activates_sum)) return s;
     if (auto s = int_attribute(info, "block", &block)) return s;
     if (auto s = int_attribute(info, "has_zero_points", &has_zero_points)) return s;
     const bool known = activation >= 0 && activation <= static_cast<int64_t>(Activation::kSilu);
     constexpr int64_t kLeastBlock = 32;
     const bool valid = known && depth >= 0 && columns >= 0 && block >= 0 && block % kLeastBlock == 0;
-    return valid ? nullptr : ort::failure("a linear layer has invalid attributes");
+    if (!valid) return ort::failure("a linear layer has invalid attributes");
+    return is_convolution ? read_window(info) : nullptr;
+  }
+
+  ort::Status* read_window(const ort::Info* info) {
+    size_t count = std::size(window);
+    auto get = ort::call<ort::Status*(const ort::Info*, const char*, int64_t*, size_t*)>(ort::kInfoInts);
+    if (auto s = get(info, "window", window, &count)) return s;
+    const auto positive = [this](int i) { return window[i] > 0; };
+    const bool valid = count == std::size(window) && positive(0) && positive(1) && positive(2) && positive(3) &&
+                       positive(8) && positive(9) && std::all_of(window + 4, window + 8, [](auto p) { return p >= 0; });
+    return valid ? nullptr : ort::failure("a convolution has an invalid window");
   }
 };
+
+// Sizes of a convolution's window and result; false, if x does not fit.
+bool place(const Layer& layer, const ort::Tensor& x, linear::Window& w) {
+  if (x.rank != 4) return false;
+  const int64_t* const sizes = layer.window;
+  w = {x.dims[1], x.dims[2], x.dims[3], 0, 0, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[8], sizes[9]};
+  const int64_t free_height = w.image_height + w.top + sizes[6] - (w.height - 1) * w.dilation_y - 1;
+  const int64_t free_width = w.image_width + w.left + sizes[7] - (w.width - 1) * w.dilation_x - 1;
+  if (free_height < 0 || free_width < 0) return false;
+  w.out_height = free_height / w.stride_y + 1;
+  w.out_width = free_width / w.stride_x + 1;
+  return w.height * w.width * w.channels == layer.depth;
+}
 
 // Checks that an input is a row of the given size; returns its data, null if it is absent.
 template <class T>
@@ -93,28 +121,33 @@ struct InInt4 {
 };
 
 template <class Precision>
-ort::Status* run_layer(ort::Context* context, const Layer& layer, Type x_type, Type y_type) {
+ort::Status* run_layer(ort::Context* context, const Layer& layer, bool is_convolution, Type x_type, Type y_type) {
   ort::Tensor x, weights, residual;
   if (auto s = ort::input(context, 0, x)) return s;
   if (auto s = ort::input(context, 1, weights)) return s;
-  if (x.rank < 1 || x.dims[x.rank - 1] != layer.depth) return ort::failure("x of a linear layer has another depth");
+  linear::Window window{};
+  const bool fits = is_convolution ? place(layer, x, window) : x.rank >= 1 && x.dims[x.rank - 1] == layer.depth;
+  if (!fits) return ort::failure("x of a linear layer has another size");
   if (!Precision::fits(layer, weights)) return ort::failure("the weights of a linear layer have another size");
+  int64_t dims[ort::Tensor::kMostDims];
+  std::copy(x.dims, x.dims + x.rank, dims);
+  dims[x.rank - 1] = layer.columns;
+  if (is_convolution) dims[1] = window.out_height, dims[2] = window.out_width;
   Call call{};
+  call.window = is_convolution ? &window : nullptr;
   call.rows = 1;
-  for (size_t axis = 0; axis + 1 < x.rank; ++axis) call.rows *= x.dims[axis];
+  for (size_t axis = 0; axis + 1 < x.rank; ++axis) call.rows *= dims[axis];
   call.columns = layer.columns, call.depth = layer.depth;
   call.block = layer.block, call.has_zero_points = layer.has_zero_points != 0;
   call.x = x.data, call.weights = weights.data;
   call.activation = static_cast<Activation>(layer.activation);
+  call.activates_sum = layer.activates_sum != 0;
   call.x_type = x_type, call.y_type = y_type;
   if (auto s = row(context, 2, layer.columns, false, &call.bias)) return s;
   if constexpr (Precision::kScaledColumns) {
     if (auto s = row(context, 4, layer.columns, true, &call.scales)) return s;
     if (auto s = row(context, 5, layer.columns, true, &call.sums)) return s;
   }
-  int64_t dims[ort::Tensor::kMostDims];
-  std::copy(x.dims, x.dims + x.rank, dims);
-  dims[x.rank - 1] = layer.columns;
   bool absent = false;
   if (auto s = ort::input(context, 3, residual, &absent)) return s;
   if (!absent && (residual.rank != x.rank || !std::equal(dims, dims + x.rank, residual.dims))) {
@@ -125,7 +158,7 @@ ort::Status* run_layer(ort::Context* context, const Layer& layer, Type x_type, T
   return linear::run(context, call);
 }
 
-template <class Precision, int kX, int kY>
+template <class Precision, int kX, int kY, bool kIsConvolution>
 struct LinearOperator : ort::CustomOp {
   explicit LinearOperator(const char* (*called)(const CustomOp*)) {
     name = called;
@@ -144,14 +177,15 @@ struct LinearOperator : ort::CustomOp {
       if (!Precision::has_instructions()) return ort::failure("this processor lacks the instructions of the kernels");
       auto made = std::unique_ptr<Layer>(new (std::nothrow) Layer);
       if (!made) return ort::failure("out of memory for a linear layer");
-      if (auto s = made->make(info)) return s;
+      if (auto s = made->make(info, kIsConvolution)) return s;
       *kernel = made.release();
       return nullptr;
     };
     compute_v2 = [](void* kernel, ort::Context* context) -> ort::Status* {
       constexpr auto type = [](int element) { return element == kFloat ? Type::kFloat : Type::kBfloat16; };
       try {
-        return run_layer<Precision>(context, *static_cast<const Layer*>(kernel), type(kX), type(kY));
+        const Layer& layer = *static_cast<const Layer*>(kernel);
+        return run_layer<Precision>(context, layer, kIsConvolution, type(kX), type(kY));
       } catch (const std::bad_alloc&) {
         return ort::failure("out of memory in a linear layer");
       }
@@ -161,10 +195,16 @@ struct LinearOperator : ort::CustomOp {
 };
 
 // The operators of a precision: by the types of x and y.
-#define LINEAR_OPERATORS(Precision)                                                                                   \
-  LinearOperator<Precision, kFloat, kFloat> linear_float([](const ort::CustomOp*) { return "Linear"; });              \
-  LinearOperator<Precision, kFloat, kBfloat16> linear_to_bfloat([](const ort::CustomOp*) { return "LinearToBfloat16"; }); \
-  LinearOperator<Precision, kBfloat16, kFloat> linear_to_float([](const ort::CustomOp*) { return "LinearToFloat32"; }); \
-  LinearOperator<Precision, kBfloat16, kBfloat16> linear_bfloat([](const ort::CustomOp*) { return "LinearBfloat16"; });
+#define LINEAR_OPERATOR(Precision, variable, x, y, is_convolution, called) \
+  LinearOperator<Precision, x, y, is_convolution> variable([](const ort::CustomOp*) { return called; });
+#define LINEAR_OPERATORS(Precision)                                                          \
+  LINEAR_OPERATOR(Precision, linear_float, kFloat, kFloat, false, "Linear")                  \
+  LINEAR_OPERATOR(Precision, linear_to_bfloat, kFloat, kBfloat16, false, "LinearToBfloat16") \
+  LINEAR_OPERATOR(Precision, linear_to_float, kBfloat16, kFloat, false, "LinearToFloat32")   \
+  LINEAR_OPERATOR(Precision, linear_bfloat, kBfloat16, kBfloat16, false, "LinearBfloat16")   \
+  LINEAR_OPERATOR(Precision, conv_float, kFloat, kFloat, true, "Conv")                       \
+  LINEAR_OPERATOR(Precision, conv_to_bfloat, kFloat, kBfloat16, true, "ConvToBfloat16")      \
+  LINEAR_OPERATOR(Precision, conv_to_float, kBfloat16, kFloat, true, "ConvToFloat32")        \
+  LINEAR_OPERATOR(Precision, conv_bfloat, kBfloat16, kBfloat16, true, "ConvBfloat16")
 
 }  // namespace
