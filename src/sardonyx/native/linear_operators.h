@@ -55,6 +55,12 @@ struct Layer {
   }
 };
 
+// Whether the windows are the pixels of the image, one after the other.
+bool is_pixel(const linear::Window& w) {
+  return w.height * w.width == 1 && w.stride_y == 1 && w.stride_x == 1 && w.out_height == w.image_height &&
+         w.out_width == w.image_width && w.top == 0 && w.left == 0;
+}
+
 // Sizes of a convolution's window and result; false, if x does not fit.
 bool place(const Layer& layer, const ort::Tensor& x, linear::Window& w) {
   if (x.rank != 4) return false;
@@ -134,7 +140,7 @@ ort::Status* run_layer(ort::Context* context, const Layer& layer, bool is_convol
   dims[x.rank - 1] = layer.columns;
   if (is_convolution) dims[1] = window.out_height, dims[2] = window.out_width;
   Call call{};
-  call.window = is_convolution ? &window : nullptr;
+  call.window = is_convolution && !is_pixel(window) ? &window : nullptr;
   call.rows = 1;
   for (size_t axis = 0; axis + 1 < x.rank; ++axis) call.rows *= dims[axis];
   call.columns = layer.columns, call.depth = layer.depth;
