@@ -1,0 +1,270 @@
+// Linear layers with weights packed once, in a reduced precision: the loops that all precisions share.
+//
+// A step is four bytes along the depth: two bfloat16 or four int8, which one instruction multiplies and adds in each lane.
+// Weights are in panels of 32 columns: for each step the 32 columns' four bytes, padded with zeros. The rows of x are
+// encoded at each call, in tiles of up to 12 rows: for each 16 steps a cache line of every row. So 12 × 32 sums stay in
+// registers, and operands are read in order.
+//
+// A `Scheme` is a precision: how it encodes rows, adds products, and makes numbers of sums.
+#pragma once
+
+namespace linear {
+
+using namespace lanes;
+
+constexpr int kRows = 12, kColumns = 32, kSteps = 16;
+constexpr int64_t kLine = 64, kStepBytes = 4 * kColumns;
+using Numbers = Pack<float, kColumns>;
+
+template <class T>
+struct Part { using type = typename Pack<T, kNative>::Part; };
+
+// Some panels that are multiplied by a tile at once.
+struct Panels {
+  const char* data;
+  int64_t bytes;       // of one panel
+  const char* ahead;   // what is multiplied next
+  int lines_ahead;     // to prefetch of it for each cache line of a row
+  int64_t block;       // steps that share scales, if weights are quantized in blocks
+  bool has_zero_points;
+};
+
+template <class Scheme, int R, int P>
+void multiply_steps(const char* x, const Panels& panels, int64_t steps, typename Scheme::Sum* sums) {
+  using V = typename Part<typename Scheme::Sum>::type;
+  constexpr int64_t kAhead = 4096;
+  const char *w = panels.data, *ahead = panels.ahead;
+  V sum[R][2 * P] = {};
+  for (; steps > 0; steps -= kSteps, x += R * kLine) {
+    for (int i = 0; i < panels.lines_ahead; ++i, ahead += kLine) __builtin_prefetch(ahead, 0, 2);
+    const int here = static_cast<int>(std::min<int64_t>(kSteps, steps));
+    for (int step = 0; step < here; ++step, w += kStepBytes) {
+      V weights[2 * P];
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) {
+        std::memcpy(&weights[2 * p], w + p * panels.bytes, sizeof(V));
+        std::memcpy(&weights[2 * p + 1], w + p * panels.bytes + kLine, sizeof(V));
+        if constexpr (P > 1) {
+          __builtin_prefetch(w + p * panels.bytes + kAhead);
+          __builtin_prefetch(w + p * panels.bytes + kAhead + kLine);
+        }
+      }
+#pragma GCC unroll 12
+      for (int r = 0; r < R; ++r) {
+        int32_t pair;
+        std::memcpy(&pair, x + r * kLine + step * 4, sizeof pair);
+        const auto row = Scheme::everywhere(pair);
+#pragma GCC unroll 8
+        for (int p = 0; p < 2 * P; ++p) sum[r][p] = Scheme::add(sum[r][p], row, weights[p]);
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int p = 0; p < P; ++p) {
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) std::memcpy(sums + (p * R + r) * kColumns, sum[r] + 2 * p, 2 * sizeof(V));
+  }
+}
+
+// The panels of a tile that are multiplied at once: with few rows, more of them to hide latency.
+constexpr int panels_at_once(int rows) { return rows <= 2 ? 4 : rows <= 4 ? 2 : 1; }
+
+template <class Scheme>
+using Multiply = void (*)(const char*, const Panels&, int64_t, typename Scheme::Sum*);
+
+template <class Scheme, size_t... R>
+Multiply<Scheme> multiply_of(int rows, bool one_panel, std::index_sequence<R...>) {
+  static constexpr Multiply<Scheme> one[] = {Scheme::template multiply<R + 1, 1>...};
+  static constexpr Multiply<Scheme> several[] = {Scheme::template multiply<R + 1, panels_at_once(R + 1)>...};
+  return (one_panel ? one : several)[rows - 1];
+}
+
+template <class T>
+LANES_INLINE void put_all(T* to, Numbers numbers) {
+#if defined(__AVX512BF16__)
+  if constexpr (std::is_same_v<T, bfloat>) {  // one instruction, which takes denormal numbers for zero
+    const auto [low, high] = numbers.parts;
+    const auto narrow = _mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(high), reinterpret_cast<__m512>(low));
+    std::memcpy(static_cast<void*>(to), &narrow, sizeof narrow);
+    return;
+  }
+#endif
+  put(to, numbers);
+}
+
+// Columns of one panel, fewer than all of it at the end of the weights.
+struct Columns {
+  int64_t first, count;
+
+  template <class T>
+  auto read(const T* from) const {
+    if (count == kColumns) return row<kColumns>(from + first);
+    T padded[kColumns] = {};
+    std::memcpy(static_cast<void*>(padded), from + first, count * sizeof(T));
+    return row<kColumns>(static_cast<const T*>(padded));
+  }
+  template <class T>
+  void write(T* to, Numbers numbers) const {
+    if (count == kColumns) return put_all(to + first, numbers);
+    T padded[kColumns];
+    put_all(static_cast<T*>(padded), numbers);
+    std::memcpy(static_cast<void*>(to + first), padded, count * sizeof(T));
+  }
+};
+
+template <Activation kind>
+LANES_INLINE Numbers activated(Numbers x) {
+  if constexpr (kind == Activation::kRelu) return relu(x);
+  else if constexpr (kind == Activation::kGelu) return x * 0.5f * (error_function(Numbers(x * 0.70710678f)) + 1.0f);
+  else if constexpr (kind == Activation::kTanhGelu) {
+    return x * 0.5f * (hyperbolic_tangent(Numbers((x * x * x * 0.044715f + x) * 0.79788456f)) + 1.0f);
+  } else if constexpr (kind == Activation::kSilu) return x * sigmoid(x);
+  else return x;
+}
+
+template <class Scheme, class In, class Out>
+class Product {
+ public:
+  explicit Product(const Call& call)
+      : call_(call),
+        steps_(Scheme::steps(call)),
+        panel_bytes_(Scheme::panel_bytes(call)),
+        row_bytes_(Scheme::lines(call) * kLine),
+        tiles_(parts(call.rows, kRows)),
+        panels_(parts(call.columns, kColumns)),
+        encoded_(memory<char>(call.rows * row_bytes_)),
+        codes_(memory<typename Scheme::Code>(call.rows)) {
+    constexpr int64_t kBlockBytes = 256 << 10, kLeastTiles = 4, kWorth = 3 << 20;  // of a block of rows; of a task
+    const int64_t most = std::max(kLeastTiles, kBlockBytes / (kRows * row_bytes_));
+    row_blocks_ = parts(tiles_, most);
+    const int64_t panel_work = parts(tiles_, row_blocks_) * kRows * kColumns * std::max<int64_t>(steps_, 1);
+    const int64_t at_once = panels_at_once(height(0));
+    const int64_t worth = parts(kWorth / 2 / std::max<int64_t>(1, panel_work), at_once) * at_once;
+    task_panels_ = std::min(panels_, worth);
+  }
+
+  ort::Status* run(const ort::Context* context) {
+    auto* status = spread(context, tiles_, kRows * call_.depth / 4, [this](int64_t begin, int64_t end) {
+      const auto window = memory<In>(call_.window ? call_.depth : 0);
+      for (int64_t tile = begin; tile < end; ++tile) encode(tile, window.get());
+    });
+    if (status) return status;
+    const int64_t across = parts(panels_, task_panels_);
+    return ort::parallel(context, row_blocks_ * across, [&](size_t task) {
+      const int64_t block = task / across, first = task % across * task_panels_;
+      const int64_t tiles = block * tiles_ / row_blocks_, end_tiles = (block + 1) * tiles_ / row_blocks_;
+      compute(tiles, end_tiles, first, std::min(panels_, first + task_panels_));
+    });
+  }
+
+ private:
+  int64_t first_row(int64_t tile) const {  // tiles of equal heights, but for one
+    return tile * (call_.rows / tiles_) + std::min(tile, call_.rows % tiles_);
+  }
+  // The cache lines of a panel for each cache line of a row.
+  int64_t chunk_lines() const { return parts(panel_bytes_, std::max<int64_t>(1, steps_ / kSteps) * kLine); }
+  int height(int64_t tile) const { return static_cast<int>(first_row(tile + 1) - first_row(tile)); }
+  char* tile_data(int64_t tile) const { return encoded_.get() + first_row(tile) * row_bytes_; }
+
+  void encode(int64_t tile, In* window) {
+    const int64_t first = first_row(tile);
+    const int rows = height(tile);
+    char* to = tile_data(tile);
+    for (int r = 0; r < rows; ++r, to += kLine) {
+      const In* from = static_cast<const In*>(call_.x) + (first + r) * call_.depth;
+      if (call_.window) {
+        gather(*call_.window, first + r, window);
+        from = window;
+      }
+      Scheme::encode(from, call_, to, rows * kLine, codes_[first + r]);
+    }
+  }
+
+  // Copies the window at a place of the result, with zeros around the image.
+  void gather(const Window& w, int64_t place, In* to) const {
+    const int64_t x = place % w.out_width, y = place / w.out_width % w.out_height;
+    const int64_t image = place / w.out_width / w.out_height;
+    const In* const from = static_cast<const In*>(call_.x) + image * w.image_height * w.image_width * w.channels;
+    for (int64_t i = 0; i < w.height; ++i) {
+      const int64_t row = y * w.stride_y - w.top + i * w.dilation_y;
+      for (int64_t j = 0; j < w.width; ++j, to += w.channels) {
+        const int64_t column = x * w.stride_x - w.left + j * w.dilation_x;
+        const bool inside = row >= 0 && row < w.image_height && column >= 0 && column < w.image_width;
+        if (inside) std::copy_n(from + (row * w.image_width + column) * w.channels, w.channels, to);
+        else std::fill_n(to, w.channels, In{});
+      }
+    }
+  }
+
+  void compute(int64_t first_tile, int64_t end_tile, int64_t panel, int64_t end_panel) const {
+    constexpr auto heights = std::make_index_sequence<kRows>{};
+    alignas(64) typename Scheme::Sum sums[kRows * kColumns];
+    const int most = panels_at_once(height(first_tile));  // several only if there is one tile
+    while (panel < end_panel) {
+      const int count = end_panel - panel < most ? 1 : most;
+      const char* const data = static_cast<const char*>(call_.weights) + panel * panel_bytes_;
+      const int lines = count == 1 && panel + 1 < panels_ ? parts(chunk_lines(), end_tile - first_tile) : 0;
+      const int64_t block = call_.block / Scheme::kGroup;
+      Panels panels{data, panel_bytes_, data + panel_bytes_, lines, block, call_.has_zero_points};
+      for (int64_t tile = first_tile; tile < end_tile; ++tile) {
+        const int rows = height(tile);
+        for (int i = 0; i < count; ++i) prefetch_result(first_row(tile), rows, panel + i);
+        multiply_of<Scheme>(rows, count == 1, heights)(tile_data(tile), panels, steps_, sums);
+        for (int i = 0; i < count; ++i) finish(sums + i * rows * kColumns, first_row(tile), rows, panel + i);
+        panels.ahead += lines * row_bytes_;
+      }
+      panel += count;
+    }
+  }
+
+  // Fetches the memory of a tile of y while it is computed.
+  void prefetch_result(int64_t row, int rows, int64_t panel) const {
+    const Out* to = static_cast<const Out*>(call_.y) + row * call_.columns + panel * kColumns;
+    for (int r = 0; r < rows; ++r, to += call_.columns) {
+      __builtin_prefetch(to, 1);
+      __builtin_prefetch(reinterpret_cast<const char*>(to) + kLine, 1);
+    }
+  }
+
+  void finish(const typename Scheme::Sum* sums, int64_t row, int rows, int64_t panel) const {
+    switch (call_.activation) {
+      case Activation::kNone: return finish_with<Activation::kNone>(sums, row, rows, panel);
+      case Activation::kRelu: return finish_with<Activation::kRelu>(sums, row, rows, panel);
+      case Activation::kGelu: return finish_with<Activation::kGelu>(sums, row, rows, panel);
+      case Activation::kTanhGelu: return finish_with<Activation::kTanhGelu>(sums, row, rows, panel);
+      case Activation::kSilu: return finish_with<Activation::kSilu>(sums, row, rows, panel);
+    }
+  }
+  template <Activation kind>
+  void finish_with(const typename Scheme::Sum* sums, int64_t row, int rows, int64_t panel) const {
+    const Columns columns{panel * kColumns, std::min<int64_t>(kColumns, call_.columns - panel * kColumns)};
+    const Numbers bias = call_.bias ? columns.read(call_.bias) : Numbers{};
+    const typename Scheme::Weights weights(call_, columns);
+    for (int r = 0; r < rows; ++r, ++row, sums += kColumns) {
+      Numbers y = weights.numbers(sums, codes_[row]) + bias;
+      if (!call_.activates_sum) y = activated<kind>(y);
+      if (call_.residual) y = y + columns.read(static_cast<const Out*>(call_.residual) + row * call_.columns);
+      if (call_.activates_sum) y = activated<kind>(y);
+      columns.write(static_cast<Out*>(call_.y) + row * call_.columns, y);
+    }
+  }
+
+  const Call& call_;
+  int64_t steps_, panel_bytes_, row_bytes_, tiles_, panels_, row_blocks_, task_panels_;
+  std::unique_ptr<char[], Free> encoded_;
+  std::unique_ptr<typename Scheme::Code[], Free> codes_;
+};
+
+template <class Scheme, class In>
+ort::Status* run_as(const ort::Context* context, const Call& call) {
+  if (call.y_type == Type::kFloat) return Product<Scheme, In, float>(call).run(context);
+  return Product<Scheme, In, bfloat>(call).run(context);
+}
+template <class Scheme>
+ort::Status* run_as(const ort::Context* context, const Call& call) {
+  if (!call.rows || !call.columns) return nullptr;
+  if (call.x_type == Type::kFloat) return run_as<Scheme, float>(context, call);
+  return run_as<Scheme, bfloat>(context, call);
+}
+
+}  // namespace linear
