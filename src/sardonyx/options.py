@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import inspect
 import json
+import math
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,8 @@ from sardonyx.errors import OptionError
 
 Fallback: TypeAlias = Literal["warn", "error", "quiet"]
 Translator: TypeAlias = Literal["sardonyx", "torchlib"]
+Precision: TypeAlias = Literal["float32", "bf16", "int8", "auto"]
+Metric: TypeAlias = Callable[[Sequence[Any], Sequence[Any]], float]
 Intercept: TypeAlias = bool | Callable[[Any], object]
 BoolOrAuto: TypeAlias = bool | Literal["auto"]
 Provider: TypeAlias = str | tuple[str, Mapping[str, Any]]
@@ -132,6 +135,18 @@ class Options:
         "record CUDA graphs of shapes that repeat: True, False, or 'auto' for inference only",
         artifact=True,
     )
+    precision: Precision = _option(
+        "float32",
+        "of linear layers of a float32 model, in inference on the CPU: 'float32', 'bf16', 'int8', or 'auto' for the "
+        "fastest of each; layers stay in a higher precision as far as `max_drop` asks, see docs/precision.md",
+        artifact=True,
+    )
+    max_drop: float = _option(
+        0.01, "how far results in lower precision may be from those in float32: their relative error", artifact=True
+    )
+    metric: Metric | None = _option(
+        None, "a function of results and those in float32 that returns the drop, instead of the relative error"
+    )
     freeze: bool = _option(
         True, "make weights constants of the session for inference; an edited weight is detected", artifact=True
     )
@@ -158,6 +173,13 @@ class Options:
             raise OptionError(f"cache_size is {self.cache_size!r}", hint="use an integer of at least 1")
         if self.cache_bytes < 0:
             raise OptionError(f"cache_bytes is {self.cache_bytes!r}", hint="use a number of bytes")
+        if not 0 <= self.max_drop < math.inf:
+            raise OptionError(f"max_drop is {self.max_drop!r}", hint="use a share, as 0.01 for one percent")
+        if self.precision != "float32" and not self.freeze:
+            raise OptionError(
+                f"precision={self.precision!r} and freeze=False",
+                hint="leave out freeze=False: weights must be constants",
+            )
         if self.translations is not None:
             object.__setattr__(self, "translations", _qualify_names(self.translations))
         for name, validate in _VALIDATORS.items():
@@ -178,6 +200,13 @@ class Options:
         if isinstance(given, Options):
             return dataclasses.replace(given, **_check_names(cls, more))
         return cls(**{**_from_environment(cls), **_defaults.get(), **_check_names(cls, {**(given or {}), **more})})
+
+    def require_float32(self, what: str) -> None:
+        """Raise if lower precision is asked of what does not have it."""
+        if self.precision != "float32":
+            raise OptionError(
+                f"precision={self.precision!r} for {what}", hint="it is for torch.compile and sardonyx.compile"
+            )
 
     @classmethod
     def describe(cls) -> str:
@@ -294,6 +323,9 @@ _TYPES: Mapping[str, tuple[Callable[[object], bool], str]] = {
     ),
     "Fallback": (_is_one_of(*get_args(Fallback)), _choices(get_args(Fallback))),
     "Translator": (_is_one_of(*get_args(Translator)), _choices(get_args(Translator))),
+    "Precision": (_is_one_of(*get_args(Precision)), _choices(get_args(Precision))),
+    "Metric | None": (_or_none(callable), "use a function of two lists of tensors that returns a number"),
+    "float": (lambda value: _is_integer(value) or isinstance(value, float), "use a number"),
     "BoolOrAuto": (
         lambda value: isinstance(value, bool) or _is_one_of("auto")(value),
         _choices((True, False, "auto")),

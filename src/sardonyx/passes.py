@@ -17,6 +17,8 @@ from sardonyx.optimize.legalize import legalize
 from sardonyx.optimize.rules.cuda import CUDA, CUDA_KERNELS
 from sardonyx.optimize.selection import select_rules
 from sardonyx.options import Options
+from sardonyx.precision.lower import lower
+from sardonyx.precision.plan import Plan
 from sardonyx.run.binding import Binding
 from sardonyx.run.builds import TRAINING
 from sardonyx.sizes import Dims
@@ -47,6 +49,8 @@ class Context:
     """The binding of a session; None for a file."""
     orders: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Arguments of a session that are permutations of dense memory, and the order of their axes there."""
+    plan: Plan | None = None
+    """The precision of each layer; None for float32."""
     libraries: tuple[str, ...] = ()
 
 
@@ -256,6 +260,24 @@ def leave_reshapes_to_torch(model: ir.Model, context: Context) -> ir.Model:
     assert context.binding is not None
     context.binding = replace(context.binding, reshaped=shapes)
     return model
+
+
+def lower_precision(model: ir.Model, context: Context) -> ir.Model:
+    """Replace layers by operators in lower precision, as planned."""
+    binding = context.binding
+    assert context.plan is not None
+    assert binding is not None
+    packings, libraries = lower(model, context.plan, binding.weights, context.options)
+    weights = {name: index for name, index in binding.weights.items() if name in model.graph.initializers}
+    context.binding = replace(binding, weights=weights, packings=tuple(packings))
+    for library in libraries:
+        _add_library(context, library)
+    return model
+
+
+def has_lower_precision(context: Context) -> bool:
+    """Whether the plan has layers in lower precision."""
+    return context.plan is not None and not context.plan.is_float32
 
 
 def replace_cuda_products(model: ir.Model, context: Context) -> ir.Model:

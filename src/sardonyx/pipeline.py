@@ -92,6 +92,7 @@ SESSION_PASSES = (
     Pass("guard_empty", passes.guard_empty),
     Pass("drop_unused", passes.drop_unused_inputs),
     Pass("reshapes", passes.leave_reshapes_to_torch),
+    Pass("precision", passes.lower_precision, passes.has_lower_precision),
     Pass("products", passes.replace_cuda_products, passes.wants_cuda_products),
     Pass("native", passes.compile_natively, passes.wants_kernels),
 )
@@ -128,6 +129,7 @@ def build(recipe: Recipe, assumptions: Assumptions) -> Built:
         report=recipe.report,
         binding=Binding.of(recipe.region, translation),
         orders=input_orders(recipe.region.graph),
+        plan=recipe.plan,
     )
     model = passes.apply(SESSION_PASSES, translation.model, context)
     log.info("%s graph: %d → %d nodes", recipe.kind, recipe.report.nodes_translated, recipe.report.nodes)
@@ -147,6 +149,7 @@ def build_file(
     name: Callable[[ir.Graph], None] | None = None,
 ) -> Path | None:
     """Apply the passes of a file to a translated model, in place; return the library of its kernels, if any."""
+    options.require_float32("a file")
     context = Context(
         kind=report.kind,
         engine=find_engine(options.engine),

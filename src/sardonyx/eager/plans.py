@@ -71,6 +71,7 @@ class Device:
     def options(self, tensors: Sequence[torch.Tensor]) -> Options:
         """Return the options for compiling plans."""
         options: dict[str, Any] = {"engine": self.engine, "fallback": "error", "cache_dir": "", "freeze": False}
+        options["precision"] = "float32"  # also where the environment has another one for models
         if not self.threads:
             large = sum(x.numel() for x in tensors) >= _MULTITHREADED_FROM
             options["session_options"] = {"intra_op_num_threads": torch.get_num_threads() if large else 1}

@@ -71,6 +71,7 @@ def compile(
     """
     report_progress = progress or _silent
     compile_options, kernel_target = Options.of(options), target_of(target)
+    compile_options.require_float32("a file")
     kernel_target.compiler_version()
     built_for = kernel_target.processor(processor)
     if measure is not False and kernel_target.name != "cpu":

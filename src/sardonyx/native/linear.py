@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from onnx_ir.tensor_adapters import TorchTensor
 
+from sardonyx.dtypes import to_onnx
 from sardonyx.errors import EngineError, OptionError
 from sardonyx.native.partition import registration
 from sardonyx.native.processor import processor
@@ -22,6 +23,8 @@ from sardonyx.native.session import onnxruntime, register
 from sardonyx.options import Options
 from sardonyx.toolchain import compiler
 from sardonyx.toolchain.headers import read_header
+from sardonyx.translate.inference import set_dims
+from sardonyx.translate.translator import external_weight
 
 PANEL = 32
 """Columns of a panel, as in linear.h."""
@@ -48,7 +51,7 @@ class Precision:
 
     name: str
     pack: Callable[[torch.Tensor], PackedWeight]
-    """Converts a weight of depth × columns."""
+    """Converts a weight of depth × columns; one on the device "meta" has the right shapes and no data."""
     headers: Sequence[str]
     scheme: str
     """The name of its struct in the last header, and after "In" in linear_operators.h."""
@@ -163,7 +166,7 @@ def _bytes_of_panels(x: torch.Tensor, panels: int) -> torch.Tensor:
 
 def _finite(weight: torch.Tensor) -> torch.Tensor:
     weight = weight.detach().to(torch.float32)
-    if not bool(torch.isfinite(weight).all()):
+    if not weight.is_meta and not bool(torch.isfinite(weight).all()):
         raise OptionError("a weight with infinity or NaN cannot be quantized", hint="leave its layer in float32")
     return weight
 
@@ -230,6 +233,8 @@ def linear_node(
 ) -> tuple[ir.Node, Sequence[ir.Value]]:
     """Return a node that computes a linear layer, and its constants, which are to be registered as initializers.
 
+    Constants on the device "meta" are declared, as weights of a session whose data is given when it is opened.
+
     `x` is in float32 or bfloat16, `bias` in float32, `residual` of the type of the result and of its shape. With
     `activates_sum` the residual is added before the activation. With a window it is a convolution of images with their
     channels last, and `packed` is of its `conv_weight`.
@@ -257,8 +262,11 @@ def linear_node(
 
 
 def _constant(name: str, tensor: torch.Tensor) -> ir.Value:
-    value = TorchTensor(tensor, name=name)
-    return ir.Value(name=name, const_value=value, shape=ir.Shape(tensor.shape), type=ir.TensorType(value.dtype))
+    shape = tuple(tensor.shape)
+    data = external_weight(name, to_onnx(tensor.dtype), shape) if tensor.is_meta else TorchTensor(tensor, name=name)
+    value = ir.Value(name=name, const_value=data, type=ir.TensorType(data.dtype))
+    set_dims(value, shape)
+    return value
 
 
 def build(precision: Precision, options: Options) -> Path:

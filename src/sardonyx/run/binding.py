@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from sardonyx.capture.regions import Region, Result
+from sardonyx.precision.packing import Packing
 from sardonyx.run.layout import over_memory, strides_of_results, with_strides
 from sardonyx.run.random_inputs import RandomSampler, random_sampler
 from sardonyx.sizes import SizesOfCall
@@ -25,6 +26,8 @@ class Binding:
     results: tuple[Result, ...]
     weights: Mapping[str, int] = field(default_factory=dict)
     """Initializers whose data is in torch's memory: the argument of each."""
+    packings: tuple[Packing, ...] = ()
+    """Constants that are computed from weights, for layers in lower precision."""
     fixed: frozenset[int] = frozenset()
     """Arguments that are parameters or buffers: nearly always the same tensors."""
     complex: frozenset[int] = frozenset()
@@ -79,6 +82,18 @@ class Binding:
     def _outputs_are_results(self) -> bool:
         """Whether the first outputs are the results, unchanged."""
         return all(result == Result(i) for i, result in enumerate(self.results))
+
+    def constants(self, args: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """Return the data of initializers for the weights among these arguments."""
+        constants = {name: args[index] for name, index in self.weights.items()}
+        for packing in self.packings:
+            constants |= packing.pack(args[packing.argument])
+        return constants
+
+    @property
+    def constant_arguments(self) -> list[int]:
+        """The arguments that are weights of a session."""
+        return sorted({*self.weights.values(), *(packing.argument for packing in self.packings)})
 
     @property
     def is_plain(self) -> bool:

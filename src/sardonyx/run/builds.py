@@ -12,12 +12,15 @@ import onnx_ir as ir
 from sardonyx.capture.regions import Region
 from sardonyx.engines.engine import Engine
 from sardonyx.options import Options
+from sardonyx.precision.plan import Plan
 from sardonyx.run.binding import Binding
 from sardonyx.telemetry.report import GraphReport, RegionReport
 from sardonyx.translate.translator import Translation
 
 TRAINING = ("forward", "backward")
 """Kinds of graphs of a training step."""
+TRACE = "trace"
+"""The kind of a graph whose every value is a result, to find the first that differs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +34,8 @@ class Recipe:
     options: Options
     graph_report: GraphReport
     report: RegionReport
+    plan: Plan | None = None
+    """The precision of each layer; None if it is not chosen yet."""
     translation: Translation | None = None
     """The translation made to check that ONNX can express the region; a build consumes it and changes it in place."""
 

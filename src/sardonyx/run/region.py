@@ -19,8 +19,10 @@ from sardonyx.capture.regions import Region, Result
 from sardonyx.engines.engine import Engine, EngineChoice, Job, Runner
 from sardonyx.errors import MissingKernel
 from sardonyx.options import Options
+from sardonyx.precision.plan import FLOAT32, Plan
 from sardonyx.run.binding import Binding
-from sardonyx.run.builds import TRAINING, Assumptions, BuildFunction, Built, Recipe
+from sardonyx.run.builds import TRACE, TRAINING, Assumptions, BuildFunction, Built, Recipe
+from sardonyx.run.precision_choice import Candidate, choose_precision
 from sardonyx.run.sessions import OpenSession, open_session
 from sardonyx.run.snapshot import EDITS_BEFORE_THAW, NumberSnapshot
 from sardonyx.telemetry import dump, repro
@@ -149,6 +151,11 @@ class CompiledRegion(torch.nn.Module):
                 self._chosen = self._chosen or self._choose(self._engine, args)
                 self._current = self._chosen._select_session(args)
                 return self._current
+            if self._chosen is None and self._lowers_precision():
+                self._chosen = self._choose_precision(args)
+            if self._chosen is not None:
+                self._current = self._chosen._select_session(args)
+                return self._current
             for key, session in self._sessions.items():
                 if session.fits(args):
                     self._sessions.get(key)
@@ -169,6 +176,29 @@ class CompiledRegion(torch.nn.Module):
         chosen._report.choice = measurement
         self._graph_report.replace(self._report, chosen._report)
         return chosen
+
+    def _lowers_precision(self) -> bool:
+        """Whether the precision of layers is to be chosen: not in training, where weights change."""
+        wanted = self._options.precision != FLOAT32 and self._recipe.plan is None
+        return wanted and self._kind not in TRAINING and self._kind != TRACE
+
+    def _choose_precision(self, args: Sequence[Any]) -> CompiledRegion:
+        """Return this region with the precision of each layer chosen by the results for these arguments."""
+        self._recipe = replace(self._recipe, translation=None)
+
+        def candidate(plan: Plan) -> Candidate:
+            verify = self._options.verify and plan.is_float32  # lower precision has a bound of its own
+            options = Options.of(self._options, verify=verify)
+            recipe = replace(self._recipe, plan=plan, options=options, report=RegionReport())
+            region = CompiledRegion(recipe, self._build, self._frozen)
+            built, _ = region._current_build(args)
+            return Candidate(region, built, lambda: region._select_session(args).run_with_fixed_seed(args))
+
+        choice, chosen = choose_precision(candidate, self._engine, args, self._options, self._region.device)
+        region: CompiledRegion = chosen.region
+        region._report.precision = choice
+        self._graph_report.replace(self._report, region._report)
+        return region
 
     @property
     def built(self) -> Built | None:
@@ -237,7 +267,7 @@ class CompiledRegion(torch.nn.Module):
             if changed:
                 log.info("a number that was a constant changed; it is an input from now on")
                 self._constant_numbers -= frozenset(changed)
-            elif built.binding.weights and self._edits_exceeded():
+            elif built.binding.constant_arguments and self._edits_exceeded():
                 log.info("weights keep changing; they are inputs from now on")
                 self._frozen = frozenset()
             else:
@@ -246,8 +276,7 @@ class CompiledRegion(torch.nn.Module):
         recipe, self._recipe = self._recipe, replace(self._recipe, translation=None)  # the build consumes it
         built = self._build(recipe, Assumptions(self._frozen, numbers.values))
         if self._options.dump:
-            weights = {name: args[index] for name, index in built.binding.weights.items()}
-            dump.dump(self._options.dump, self._kind, built.proto, weights, self._region.graph)
+            dump.dump(self._options.dump, self._kind, built.proto, built.binding.constants(args), self._region.graph)
         self._built = built, numbers
         return self._built
 
@@ -269,7 +298,7 @@ class CompiledRegion(torch.nn.Module):
         options = Options.of(self._options, optimize="none", verify=False, dump=None, report=None, repro=None)
         report = GraphReport("trace", 0)
         recipe = replace(
-            self._recipe, region=region, kind="trace", options=options, graph_report=report, report=RegionReport()
+            self._recipe, region=region, kind=TRACE, options=options, graph_report=report, report=RegionReport()
         )
         probe = CompiledRegion(replace(recipe, translation=None), self._build, frozenset())
         return dict(zip((n.name for n in nodes), probe.run_boxed(list(args)), strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -24,6 +24,8 @@ class OpenSession:
 
     runner: Runner
     snapshot: Snapshot
+    constants: Mapping[str, torch.Tensor]
+    """The data of its weights: other sessions share what is packed."""
 
 
 _live: WeakValueDictionary[Any, OpenSession] = WeakValueDictionary()
@@ -47,14 +49,14 @@ def open_session(
         model,
         graph,
         options,
-        weights={name: args[index] for name, index in binding.weights.items()},
+        weights=binding.constants(args),
         fixed=frozenset(i for i, index in enumerate(binding.inputs) if index in binding.fixed),
         device=device,
         libraries=libraries,
         refit=refit,
         records=records,
     )
-    return job, _shared_session(engine, job, Snapshot(sorted(binding.weights.values()), args))
+    return job, _shared_session(engine, job, Snapshot(binding.constant_arguments, args))
 
 
 def _shared_session(engine: Engine, job: Job, snapshot: Snapshot) -> OpenSession:
@@ -63,7 +65,7 @@ def _shared_session(engine: Engine, job: Job, snapshot: Snapshot) -> OpenSession
     key = (engine.name, digest, job.options.artifact_key(), str(job.device), job.records, snapshot.identity())
     session = _live.get(key)
     if session is None or not snapshot.same_contents(session.snapshot):
-        session = _live[key] = OpenSession(artifacts.load(engine, job), snapshot)
+        session = _live[key] = OpenSession(artifacts.load(engine, job), snapshot, job.weights)
     return session
 
 

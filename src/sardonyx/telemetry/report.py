@@ -52,6 +52,51 @@ class Choice:
         return f"engine: {self.engine}" + (f", {how}: {times}" if times else "") + (f"; {reasons}" if reasons else "")
 
 
+@dataclass(frozen=True)
+class LayerPrecision:
+    """A layer of a model in lower precision: what was measured of it by itself."""
+
+    layer: str
+    precision: str
+    error: float
+    """Relative to its results in float32."""
+    seconds: float
+    float32_seconds: float
+
+    def __str__(self) -> str:
+        if self.precision == "float32":
+            return f"{self.layer}: float32, {self.float32_seconds * 1e3:.3g} ms"
+        times = f"{self.float32_seconds * 1e3:.3g} → {self.seconds * 1e3:.3g} ms"
+        return f"{self.layer}: {self.precision}, error {self.error:.1e}, {times}"
+
+
+@dataclass(frozen=True)
+class PrecisionChoice:
+    """The precision that was chosen for each layer, and what became of results and time."""
+
+    wanted: str
+    max_drop: float
+    drop: float
+    layers: tuple[LayerPrecision, ...]
+    seconds: float
+    """Of a call."""
+    float32_seconds: float
+    details: str = ""
+    """Relative error, divergence and agreement."""
+    remark: str = ""
+    """Why the model runs in float32 after all, if it does."""
+    remembered: bool = False
+
+    def __str__(self) -> str:
+        counts = _counts(Counter(layer.precision for layer in self.layers)) or "no layers"
+        times = f"{self.float32_seconds * 1e3:.3g} → {self.seconds * 1e3:.3g} ms"
+        drop = f"drop {self.drop:.1e} of at most {self.max_drop:.1e}"
+        how = ", chosen before" if self.remembered else ""
+        lines = [f"precision {self.wanted}: {counts}; {drop}{self.details}; {times}{how}"]
+        lines += [f"  {self.remark}"] if self.remark else []
+        return "\n  ".join([*lines, *(f"  {layer}" for layer in self.layers)])
+
+
 @dataclass
 class Recordings:
     """CUDA graphs of a session: how many were recorded, and how many calls replayed one."""
@@ -83,6 +128,8 @@ class RegionReport:
     sessions: int = 0
     choice: Choice | None = None
     """The choice of `auto`, if that is the engine."""
+    precision: PrecisionChoice | None = None
+    """The precision of each layer, with the option `precision`."""
     recordings: Recordings | None = None
     """Of the last session's CUDA graphs, on a GPU."""
     placement: Mapping[str, Counter[str]] = field(default_factory=dict)
@@ -210,6 +257,8 @@ def _graph_lines(index: int, graph: GraphReport) -> list[str]:
         lines.append("  " + _counts(region.operators))
         if region.choice is not None:
             lines.append(f"  {region.choice}")
+        if region.precision is not None:
+            lines.append(f"  {region.precision}")
         for provider, operators in region.placement.items():
             lines.append(f"  {provider}: {operators.total()} nodes" + _unless_expected(provider, operators))
         if region.recordings is not None:

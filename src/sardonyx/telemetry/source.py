@@ -26,6 +26,13 @@ def source_of(node: torch.fx.Node | None) -> str:
     return f"{file}:{line} in {function}, code: {code.strip()}"
 
 
+def module_of(node: torch.fx.Node | None) -> str:
+    """Return the path of the innermost module that a node comes from; empty if unknown, and for the model itself."""
+    stack = (node.meta.get("nn_module_stack") or {}) if node is not None else {}
+    paths = [_ROOT.sub("", str(path)) for path, _ in stack.values()]
+    return paths[-1] if paths else ""
+
+
 def annotate(metadata: dict[str, str], node: torch.fx.Node | None) -> None:
     """Add the metadata by which graph viewers group nodes by module."""
     if node is None:
