@@ -520,6 +520,16 @@ CASES = {
         { s = Add(x, z) y = RMSNormalization<axis=-1>(s, w) }""",
         types=("float16",),
     ),
+    "GateInFloat32": Case(
+        """g (float16[@A,64] x, float16[@B,64] r, float16[2048,64] v, float16[64,2048] w)
+        => (float16[1,@A,2048] y, float16[@B,2048] z) <int64[3] rows = {1, @A, 2048}>
+        { p = Gemm<transB=1>(x, v) a = Reshape(p, rows) s = Sigmoid(a) g = Mul(a, s) b = MatMul(x, w)
+          u = Reshape(b, rows) y = Mul(g, u) c = Gemm<transB=1>(r, v) h = Gelu<approximate="tanh">(c)
+          e = MatMul(r, w) z = Mul(h, e) }""",
+        """g (float16[@A,64] x, float16[2048,64] v, float16[64,2048] w) => (float16[@A,2048] y, float16[@A,2048] p)
+        { p = Gemm<transB=1>(x, v) s = Sigmoid(p) g = Mul(p, s) b = MatMul(x, w) y = Mul(g, b) }""",
+        types=("float16",),
+    ),
     "CausalMask": Case(
         """g (float[@A,2,3,4] q, float[@A,2,3,4] k, float[@A,2,3,4] v) => (float[@A,2,3,4] y)
         <int64[3] r = {0, 1, 2}, int64[3,1] c = {0, 1, 2}>

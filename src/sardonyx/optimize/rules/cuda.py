@@ -25,7 +25,7 @@ CUDA = f"{MICROSOFT}/cuda"
 CUDA_KERNELS = f"{CUDA}/native"
 """What rules need that leave nodes to be fused into native kernels."""
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
-_NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 @rule_at("Gemm", needs=CUDA, last=True)
@@ -61,10 +61,10 @@ def sum_in_float32(m: Match) -> Mapping[ir.Value, ir.Value]:
     """
     x, *rest = m.node.inputs
     assert x is not None
-    m.require(x.dtype in _NARROW and len(m.node.outputs) == 1, "not in half precision, or the statistics are used")
+    m.require(x.dtype in NARROW and len(m.node.outputs) == 1, "not in half precision, or the statistics are used")
     m.require(_is_sum(x), "not a norm of a sum")
     sizes = [size for size in m.dims(x) if isinstance(size, int)]
-    m.require(len(sizes) < len(m.dims(x)) or math.prod(sizes) >= _LEAST_ELEMENTS, "too small for a kernel")
+    m.require(len(sizes) < len(m.dims(x)) or math.prod(sizes) >= LEAST_ELEMENTS, "too small for a kernel")
     total = _sum_in_float32(m, x)
     weights = [None if value is None else m.g.cast(value, torch.float32) for value in rest]
     attributes = {name: a.value for name, a in m.node.attributes.items()}
@@ -74,7 +74,7 @@ def sum_in_float32(m: Match) -> Mapping[ir.Value, ir.Value]:
     return rounded if is_private(x) else {**rounded, x: m.g.cast(total, m.g.dtype(x))}
 
 
-_LEAST_ELEMENTS = 2**10
+LEAST_ELEMENTS = 2**10
 """What a native kernel must write on CUDA."""
 _FOR_KERNEL = "for_kernel"
 """Metadata of a norm that stays apart from its sum, since a native kernel has both."""
