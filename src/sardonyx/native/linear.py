@@ -261,6 +261,24 @@ def linear_node(
     return node, list(values.values())
 
 
+def is_layer(node: ir.Node) -> bool:
+    """Whether a node is one that `linear_node` made."""
+    return any(node.domain == precision.domain for precision in PRECISIONS.values())
+
+
+def activation_of(node: ir.Node) -> str | None:
+    """Return the activation of a layer's node, if it has one."""
+    number = node.attributes["activation"].as_int()
+    return ACTIVATIONS[number] if number else None
+
+
+def set_types(node: ir.Node, x: ir.DataType, result: ir.DataType) -> None:
+    """Let a layer's node take and return other types; a residual is of the type of the result."""
+    before = next(suffix for suffix in sorted(_SUFFIXES.values(), key=len, reverse=True) if node.op_type.endswith(suffix))
+    node.op_type = node.op_type.removesuffix(before) + _SUFFIXES[x, result]
+    node.outputs[0].dtype = result
+
+
 def _constant(name: str, tensor: torch.Tensor) -> ir.Value:
     shape = tuple(tensor.shape)
     data = external_weight(name, to_onnx(tensor.dtype), shape) if tensor.is_meta else TorchTensor(tensor, name=name)

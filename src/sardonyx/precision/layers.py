@@ -10,10 +10,11 @@ import onnx_ir as ir
 from sardonyx import opsets
 from sardonyx.sizes import Dims
 from sardonyx.telemetry.source import module_of
+from sardonyx.translate.builder import MICROSOFT
 from sardonyx.translate.inference import set_dims
 from sardonyx.translate.translator import WEIGHTS_LOCATION
 
-PRODUCTS = frozenset({"MatMul", "Gemm"})
+PRODUCTS = frozenset({("", "MatMul"), ("", "Gemm"), (MICROSOFT, "FusedMatMul")})
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,14 +62,14 @@ def layers_of(graph: ir.Graph) -> Sequence[Layer]:
 
 
 def _is_layer(node: ir.Node) -> bool:
-    if node.domain or node.op_type not in PRODUCTS:
+    if (node.domain, node.op_type) not in PRODUCTS:
         return False
     x, weight, *rest = node.inputs
     if x is None or weight is None or x.dtype != ir.DataType.FLOAT or not _is_weight(weight):
         return False
     if len(dims(weight)) != 2 or len(dims(x)) < 2 or not all(isinstance(size, int) and size for size in dims(weight)):
         return False
-    return node.op_type == "MatMul" or _is_plain_gemm(node, rest[0] if rest else None)
+    return _is_plain(node, rest[0] if rest else None)
 
 
 def _is_weight(x: ir.Value) -> bool:
@@ -77,9 +78,11 @@ def _is_weight(x: ir.Value) -> bool:
     return x.is_initializer() and isinstance(data, ir.ExternalTensor) and data.location == WEIGHTS_LOCATION
 
 
-def _is_plain_gemm(node: ir.Node, bias: ir.Value | None) -> bool:
+def _is_plain(node: ir.Node, bias: ir.Value | None) -> bool:
+    """Whether a product neither scales nor transposes the activations, and its bias is one row."""
     scales = [node.attributes[name].as_float() for name in ("alpha", "beta") if name in node.attributes]
-    transposed = "transA" in node.attributes and node.attributes["transA"].as_int()
+    flags = [name for name in ("transA", "transBatchA", "transBatchB") if name in node.attributes]
+    transposed = any(node.attributes[name].as_int() for name in flags)
     is_row = bias is None or (bias.is_initializer() and dims(bias) == dims(node.outputs[0])[-1:])
     return not transposed and all(scale == 1 for scale in scales) and is_row
 
@@ -91,7 +94,7 @@ def alone(layer: Layer, shape: Sequence[int]) -> ir.Model:
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT))
     set_dims(x, tuple(shape))
     constants = [_copied(value) for value in layer.node.inputs[1:] if value is not None]
-    node = ir.Node("", layer.node.op_type, [x, *constants], list(layer.node.attributes.values()))
+    node = ir.Node(layer.node.domain, layer.node.op_type, [x, *constants], list(layer.node.attributes.values()))
     y = node.outputs[0]
     y.name, y.type = "y", ir.TensorType(ir.DataType.FLOAT)
     columns = dims(layer.weight)[0 if layer.transposed else 1]
