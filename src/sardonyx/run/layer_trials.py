@@ -77,7 +77,7 @@ class _Bench:
         float32, *seconds = self._seconds(layer, x, calls)
         errors = [relative_error(result, reference) for result in results]
         trials = {t: Trial(error, s) for t, error, s in zip(types, errors, seconds, strict=True) if error < math.inf}
-        return LayerTrials(layer.name, float32, trials)
+        return LayerTrials(layer.name, float32, trials, chained=layer.convolves)
 
     def _seconds(self, layer: Layer, x: torch.Tensor, calls: Sequence[Callable[[], Any]]) -> Sequence[float]:
         key = _shape_key(layer, x)
