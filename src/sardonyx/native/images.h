@@ -7,6 +7,7 @@
 namespace images {
 
 using namespace lanes;
+using windows::Inside;
 using windows::Window;
 
 struct Call {
@@ -16,15 +17,6 @@ struct Call {
   const float *weights, *bias;
   void* y;
   bool counts_padding;
-};
-
-// The part of a window along one axis that is inside the image.
-struct Inside {
-  int64_t first, end;
-
-  Inside(int64_t start, int64_t dilation, int64_t size, int64_t image)
-      : first(start < 0 ? std::min(size, (-start + dilation - 1) / dilation) : 0),
-        end(std::max(first, std::min(size, start < image ? (image - start + dilation - 1) / dilation : 0))) {}
 };
 
 struct Maximum {  // NaN, if there is one

@@ -22,6 +22,7 @@ struct Call {
   Activation activation;
   bool activates_sum;      // with the residual
   const Window* window;    // of a convolution, whose rows are the windows of images; null, if x has the rows themselves
+  int64_t images;          // of a convolution
   Type x_type, y_type;
 };
 

@@ -122,6 +122,7 @@ ort::Status* run_layer(ort::Context* context, const Layer& layer, bool is_convol
   if (is_convolution) dims[1] = window.out_height, dims[2] = window.out_width;
   Call call{};
   call.window = is_convolution && !is_pixel(window) ? &window : nullptr;
+  call.images = x.dims[0];
   call.rows = 1;
   for (size_t axis = 0; axis + 1 < x.rank; ++axis) call.rows *= dims[axis];
   call.columns = layer.columns, call.depth = layer.depth;

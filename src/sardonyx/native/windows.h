@@ -10,6 +10,17 @@ namespace windows {
 struct Window {
   int64_t image_height, image_width, channels, out_height, out_width;
   int64_t height, width, stride_y, stride_x, top, left, dilation_y, dilation_x;
+
+  int64_t elements(int64_t images) const { return images * image_height * image_width * channels; }
+};
+
+// The part of a window along one axis that is inside the image.
+struct Inside {
+  int64_t first, end;
+
+  Inside(int64_t start, int64_t dilation, int64_t size, int64_t image)
+      : first(start < 0 ? std::min(size, (-start + dilation - 1) / dilation) : 0),
+        end(std::max(first, std::min(size, start < image ? (image - start + dilation - 1) / dilation : 0))) {}
 };
 
 // The attribute of an operator: height, width, strides, padding at the top, left, bottom and right, and dilations.
