@@ -17,8 +17,8 @@ from sardonyx.precision.layers import Layer, alone, layers_of
 from sardonyx.precision.lower import lower, unsupported_reason
 from sardonyx.precision.metric import relative_error
 from sardonyx.precision.plan import FLOAT32, Plan, Type
-from sardonyx.precision.sizes import dims
 from sardonyx.precision.search import LayerTrials, Trial
+from sardonyx.precision.sizes import dims
 from sardonyx.run.builds import Built
 from sardonyx.timing import in_turns
 
@@ -86,7 +86,7 @@ class _Bench:
         return self._times[key]
 
     def _call(self, layer: Layer, x: torch.Tensor, precision: Type) -> Callable[[], torch.Tensor]:
-        """Return a call of a layer in a precision; a convolution in lower precision has channels last, as in a chain."""
+        """Return a call of a layer in a precision; a lowered convolution has channels last, as in a chain."""
         channels_last = layer.convolves and precision != FLOAT32
         model = alone(layer, tuple(x.shape), channels_last=channels_last)
         names = [name for name in model.graph.initializers if name in self._weights]
