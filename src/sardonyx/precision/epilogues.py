@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from sardonyx.native import linear
-from sardonyx.precision.layers import dims
+from sardonyx.precision.sizes import dims
 from sardonyx.sizes import Dims
 from sardonyx.translate.builder import MICROSOFT
 from sardonyx.translate.inference import set_dims
