@@ -83,8 +83,8 @@ def build(options: Options) -> Path:
 def _kernels() -> str:
     """Return the source of the kernels, which need the instructions."""
     toolchain = [read_header("sardonyx.toolchain", name) for name in ("ort.h", "narrow.h")]
-    shared = ("lanes.h", "arithmetic.h", "functions.h", "kernels.h", "linear_call.h", "linear.h", "linear_bfloat16.h")
-    names = (*shared, "attention_call.h", "attention_bfloat16.h")
+    shared = ("lanes.h", "arithmetic.h", "functions.h", "kernels.h", "windows.h", "linear_call.h", "linear.h")
+    names = (*shared, *BFLOAT16.headers, "attention_call.h", "attention_bfloat16.h")
     return "\n".join([*toolchain, *(read_header("sardonyx.native", name) for name in names)])
 
 
