@@ -26,6 +26,7 @@ def narrow(graph: ir.Graph) -> int:
         _set_types(node, chosen)
     for value in chosen:
         _set_views(value)
+        _remove_casts(graph, value)
     return len(chosen)
 
 
@@ -44,9 +45,22 @@ def _is_view(use: ir.Usage) -> bool:
 
 def _takes(use: ir.Usage, chosen: Set[ir.Value]) -> bool:
     """Whether a node takes an input in bfloat16; attention takes all of its operands in one type."""
+    if _is_rounding(use.node):
+        return True
     if attention.is_attention(use.node):
         return use.idx < 3 and all(_source(use.node.inputs[i]) in chosen for i in range(3))
     return linear.is_layer(use.node) and use.idx == 0
+
+
+def _is_rounding(node: ir.Node) -> bool:
+    return node.op_type == "Cast" and not node.domain and node.attributes["to"].as_int() == ir.DataType.BFLOAT16
+
+
+def _remove_casts(graph: ir.Graph, value: ir.Value) -> None:
+    """Remove casts to bfloat16 of what is in it now."""
+    for node in [use.node for use in value.uses() if _is_rounding(use.node)]:
+        ir.convenience.replace_all_uses_with(node.outputs[0], value, replace_graph_outputs=True)
+        graph.remove(node, safe=True)
 
 
 def _source(value: ir.Value | None) -> ir.Value | None:
