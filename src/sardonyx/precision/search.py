@@ -24,10 +24,20 @@ class LayerTrials:
     layer: str
     float32_seconds: float
     trials: Mapping[Type, Trial] = field(default_factory=dict)
+    chained: bool = False
+    """Whether it is one of the layers that are worthwhile only together, as their results have another layout."""
+
+    def possible(self, wanted: Sequence[Type]) -> list[Type]:
+        """Return those of these precisions that it can run in."""
+        return [t for t in wanted if t in self.trials]
 
     def worthwhile(self, wanted: Sequence[Type]) -> list[Type]:
         """Return those of these precisions that are faster than float32."""
-        return [t for t in wanted if t in self.trials and self.trials[t].seconds < self.float32_seconds * _WINS]
+        return [t for t in self.possible(wanted) if self.trials[t].seconds < self.float32_seconds * _WINS]
+
+    def fastest_seconds(self, wanted: Sequence[Type]) -> float:
+        """Return the time in the fastest of these precisions that it can run in, else in float32."""
+        return min((self.trials[t].seconds for t in self.possible(wanted)), default=self.float32_seconds)
 
     def error(self, precision: Type) -> float:
         """Return the error in a precision."""
@@ -58,7 +68,7 @@ def search(layers: Sequence[LayerTrials], wanted: Sequence[Type], evaluate: Eval
     `wanted` are the precisions that may be used. Each layer starts in the fastest of them; steps back are ordered by
     the error that each removes, largest first, and their least number is found by bisection.
     """
-    allowed = {trials.layer: trials.worthwhile(wanted) for trials in layers}
+    allowed = worthwhile(layers, wanted)
     steps = _steps(layers, allowed)
     start = Plan({trials.layer: _fastest(trials, allowed[trials.layer]) for trials in layers})
     tried: dict[int, float] = {}
@@ -72,6 +82,15 @@ def search(layers: Sequence[LayerTrials], wanted: Sequence[Type], evaluate: Eval
     count = _least(len(steps), lambda n: drop_after(n) <= max_drop)
     demoted = tuple(dict.fromkeys(layer for layer, _ in steps[:count]))
     return Found(after(start, steps[:count]), drop_after(count), len(tried), demoted)
+
+
+def worthwhile(layers: Sequence[LayerTrials], wanted: Sequence[Type]) -> Mapping[str, list[Type]]:
+    """Return the precisions in which each layer is faster than in float32; in a chain, in which all are together."""
+    chain = [trials for trials in layers if trials.chained]
+    together = sum(trials.fastest_seconds(wanted) for trials in chain)
+    wins = together < sum(trials.float32_seconds for trials in chain) * _WINS
+    in_chain = {trials.layer: trials.possible(wanted) if wins else [] for trials in chain}
+    return {trials.layer: in_chain.get(trials.layer, trials.worthwhile(wanted)) for trials in layers}
 
 
 _Step: TypeAlias = tuple[str, Type]

@@ -12,11 +12,13 @@ import torch
 
 from sardonyx.engines import Engine, Job, Runner
 from sardonyx.options import Options
-from sardonyx.precision.layers import Layer, alone, dims, layers_of
+from sardonyx.precision.convolutions import TO_FIRST, TO_LAST, window_of
+from sardonyx.precision.layers import Layer, alone, layers_of
 from sardonyx.precision.lower import lower, unsupported_reason
 from sardonyx.precision.metric import relative_error
 from sardonyx.precision.plan import FLOAT32, Plan, Type
 from sardonyx.precision.search import LayerTrials, Trial
+from sardonyx.precision.sizes import dims
 from sardonyx.run.builds import Built
 from sardonyx.timing import in_turns
 
@@ -32,11 +34,11 @@ def measure_layers(
         return []
     bench = _Bench(engine, built.binding.constants(args), wanted, options)
     names = sorted({str(layer.x.name) for layer in layers})
-    values = _values(engine, built, args, names, options)
+    values = values_in_call(engine, built, args, names, options)
     return [bench.trials(layer, values[str(layer.x.name)]) for layer in layers]
 
 
-def _values(
+def values_in_call(
     engine: Engine, built: Built, args: Sequence[Any], names: Sequence[str], options: Options
 ) -> Mapping[str, torch.Tensor]:
     """Return values of a model in a call, by name."""
@@ -46,14 +48,15 @@ def _values(
     values = {str(x.name): feed for x, feed in zip(model.graph.inputs, feeds, strict=True) if x.name in names}
     if computed:
         model.graph.outputs[:] = list(computed.values())
-        runner = _load(engine, model, built.binding.constants(args), built.libraries, options)
+        runner = load_alone(engine, model, built.binding.constants(args), built.libraries, options)
         values |= dict(zip(computed, runner(feeds), strict=True))
     return values
 
 
-def _load(
+def load_alone(
     engine: Engine, model: ir.Model, weights: Mapping[str, torch.Tensor], libraries: Sequence[str], options: Options
 ) -> Runner:
+    """Return a model of a layer, ready to run."""
     data = ir.to_proto(model).SerializeToString()
     return engine.load(Job.of(data, model.graph, options, weights=weights, libraries=libraries), None)
 
@@ -75,17 +78,18 @@ class _Bench:
         float32, *seconds = self._seconds(layer, x, calls)
         errors = [relative_error(result, reference) for result in results]
         trials = {t: Trial(error, s) for t, error, s in zip(types, errors, seconds, strict=True) if error < math.inf}
-        return LayerTrials(layer.name, float32, trials)
+        return LayerTrials(layer.name, float32, trials, chained=layer.convolves)
 
     def _seconds(self, layer: Layer, x: torch.Tensor, calls: Sequence[Callable[[], Any]]) -> Sequence[float]:
-        key = (x.shape, dims(layer.weight), layer.transposed, layer.bias is None)
+        key = _shape_key(layer, x)
         if key not in self._times:
             self._times[key] = [min(times) for times in in_turns(calls, rounds=ROUNDS, round_seconds=ROUND_SECONDS)]
         return self._times[key]
 
     def _call(self, layer: Layer, x: torch.Tensor, precision: Type) -> Callable[[], torch.Tensor]:
-        """Return a call of a layer in a precision."""
-        model = alone(layer, tuple(x.shape))
+        """Return a call of a layer in a precision; a lowered convolution has channels last, as in a chain."""
+        channels_last = layer.convolves and precision != FLOAT32
+        model = alone(layer, tuple(x.shape), channels_last=channels_last)
         names = [name for name in model.graph.initializers if name in self._weights]
         data = [self._weights[name] for name in names]
         (only,) = layers_of(model.graph)
@@ -93,6 +97,15 @@ class _Bench:
         packings, libraries = lower(model, plan, {name: i for i, name in enumerate(names)}, self._options)
         weights = {name: x for name, x in zip(names, data, strict=True) if name in model.graph.initializers}
         for packing in packings:
-            weights |= packing.pack(data[packing.argument])
-        runner = _load(self._engine, model, weights, [str(library) for library in libraries], self._options)
-        return lambda: runner([x])[0]
+            weights |= packing.pack(data)
+        runner = load_alone(self._engine, model, weights, [str(library) for library in libraries], self._options)
+        if not channels_last:
+            return lambda: runner([x])[0]
+        image = x.permute(TO_LAST).contiguous()
+        return lambda: runner([image])[0].permute(TO_FIRST)
+
+
+def _shape_key(layer: Layer, x: torch.Tensor) -> Hashable:
+    """Return what the time of a layer depends on."""
+    window = window_of(layer.node) if layer.convolves else None
+    return (x.shape, dims(layer.weight), layer.transposed, layer.bias is None, layer.norm is None, window)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias
@@ -21,8 +22,9 @@ from sardonyx.errors import OptionError
 from sardonyx.options import Options
 from sardonyx.precision.layers import layers_of
 from sardonyx.precision.metric import Difference, checked, differ
-from sardonyx.precision.plan import Plan, Type
-from sardonyx.precision.search import Found, LayerTrials, Trial, search
+from sardonyx.precision.plan import FLOAT32, Plan, Type
+from sardonyx.precision.search import Found, LayerTrials, Trial, search, worthwhile
+from sardonyx.run.attention_trials import measure_attention
 from sardonyx.run.builds import Built
 from sardonyx.run.layer_trials import ROUND_SECONDS, ROUNDS, measure_layers
 from sardonyx.telemetry.progress import show_progress
@@ -75,9 +77,8 @@ class _Chooser:
         if cached is not None:
             return cached, self._candidate(Plan({row.layer: row.precision for row in cached.layers}))
         _check_results(self._references)
-        trials = measure_layers(
-            self.engine, self._float32.built, self.args, WANTED[self.options.precision], self.options
-        )
+        measured = (self.engine, self._float32.built, self.args, WANTED[self.options.precision], self.options)
+        trials = [*measure_layers(*measured), *measure_attention(*measured)]
         found = search(trials, WANTED[self.options.precision], lambda plan: self._difference(plan).drop, self._bound)
         choice, chosen = self._checked(found, trials)
         if key is not None:
@@ -117,9 +118,12 @@ class _Chooser:
         plan = found.plan
         if plan.is_float32:
             return self._in_float32(_why_float32(trials, self.options), trials)
+        plans = [plan, *self._without_chain(plan, trials)]
+        calls = [self._float32.call, *(self._candidate(contender).call for contender in plans)]
+        times = in_turns(calls, rounds=ROUNDS, round_seconds=ROUND_SECONDS)
+        before, *afters = (median(taken) for taken in times)
+        after, plan = min(zip(afters, plans, strict=True), key=itemgetter(0))
         chosen = self._candidate(plan)
-        times = in_turns([self._float32.call, chosen.call], rounds=ROUNDS, round_seconds=ROUND_SECONDS)
-        before, after = (median(taken) for taken in times)
         if after > before:
             reason = f"it takes {after * 1e3:.3g} ms with {_counted(plan)}, and {before * 1e3:.3g} ms in float32"
             return self._in_float32(reason, trials, before)
@@ -129,6 +133,14 @@ class _Chooser:
         return PrecisionChoice(
             self.options.precision, self._bound, difference.drop, rows, after, before, details
         ), chosen
+
+    def _without_chain(self, plan: Plan, trials: Sequence[LayerTrials]) -> Sequence[Plan]:
+        """Return the plan with its chain in float32, if that leaves layers and keeps the bound."""
+        chained = {layer.layer for layer in trials if layer.chained}
+        others = Plan({name: FLOAT32 if name in chained else precision for name, precision in plan.layers.items()})
+        if others.is_float32 or others == plan or self._difference(others).drop > self._bound:
+            return []
+        return [others]
 
     def _in_float32(
         self, reason: str, trials: Sequence[LayerTrials], seconds: float | None = None
@@ -172,10 +184,10 @@ def _check_results(references: Sequence[Any]) -> None:
 
 def _why_float32(trials: Sequence[LayerTrials], options: Options) -> str:
     if not trials:
-        return "it has no linear layers with constant weights"
+        return "it has no linear layers or convolutions with constant weights"
     if not any(trial.trials for trial in trials):
         return "this processor has no instructions for it, or weights are not finite"
-    if not any(trial.worthwhile(WANTED[options.precision]) for trial in trials):
+    if not any(worthwhile(trials, WANTED[options.precision]).values()):
         return "no layer is faster in lower precision"
     return f"no layer in lower precision keeps the drop within max_drop={options.max_drop}"
 
