@@ -20,7 +20,7 @@ from sardonyx.errors import OptionError
 
 Fallback: TypeAlias = Literal["warn", "error", "quiet"]
 Translator: TypeAlias = Literal["sardonyx", "torchlib"]
-Precision: TypeAlias = Literal["float32", "bf16", "int8", "auto"]
+Precision: TypeAlias = Literal["float32", "bf16", "int8", "int4", "auto"]
 Metric: TypeAlias = Callable[[Sequence[Any], Sequence[Any]], float]
 Intercept: TypeAlias = bool | Callable[[Any], object]
 BoolOrAuto: TypeAlias = bool | Literal["auto"]
@@ -137,8 +137,9 @@ class Options:
     )
     precision: Precision = _option(
         "float32",
-        "of linear layers of a float32 model, in inference on the CPU: 'float32', 'bf16', 'int8', or 'auto' for the "
-        "fastest of each; layers stay in a higher precision as far as `max_drop` asks, see docs/precision.md",
+        "of linear layers of a float32 model, in inference on the CPU: 'float32', 'bf16', 'int8', 'int4' for their "
+        "weights, or 'auto' for the fastest of each; layers stay in a higher precision as far as `max_drop` asks, see "
+        "docs/precision.md",
         artifact=True,
     )
     max_drop: float = _option(

@@ -14,6 +14,7 @@ from sardonyx.options import Options
 from sardonyx.precision.layers import Layer, dims, layers_of
 from sardonyx.precision.packing import Packing
 from sardonyx.precision.plan import FLOAT32, Plan, Type
+from sardonyx.precision.storage import Storage
 
 
 def unsupported_reason(layer: Layer, precision: Type) -> str | None:
@@ -38,17 +39,22 @@ def lower(
     """
     chosen = [(layer, plan.type_of(layer.name)) for layer in layers_of(model.graph)]
     chosen = [(layer, precision) for layer, precision in chosen if precision != FLOAT32]
-    packings = [_replace(model.graph, layer, precision, weights) for layer, precision in chosen]
+    packings = [
+        _replace(model.graph, layer, precision, plan.storage_of(layer.name), weights) for layer, precision in chosen
+    ]
     used = sorted({precision for _, precision in chosen})
     for precision in used:
         model.graph.opset_imports[linear.PRECISIONS[precision].domain] = 1
     return packings, [linear.build(linear.PRECISIONS[precision], options) for precision in used]
 
 
-def _replace(graph: ir.Graph, layer: Layer, precision: Type, weights: Mapping[str, int]) -> Packing:
+def _replace(
+    graph: ir.Graph, layer: Layer, precision: Type, storage: Storage | None, weights: Mapping[str, int]
+) -> Packing:
     """Replace a layer by a node whose packed weight is declared, without its data."""
     old, weight, kind = layer.result, layer.weight, linear.PRECISIONS[precision]
-    packed = kind.pack(torch.empty(_matrix(layer), device="meta"))
+    pack = kind.pack if storage is None else storage.pack
+    packed = pack(torch.empty(_matrix(layer), device="meta"))
     name = f"{precision}_{old.name}"
     node, constants = linear.linear_node(kind, layer.x, packed, name=name, bias=layer.bias)
     for value in constants:
@@ -60,7 +66,7 @@ def _replace(graph: ir.Graph, layer: Layer, precision: Type, weights: Mapping[st
     graph.remove(layer.node, safe=True)
     if not weight.uses():
         del graph.initializers[str(weight.name)]
-    return Packing(weights[str(weight.name)], precision, layer.transposed, names)
+    return Packing(weights[str(weight.name)], precision, layer.transposed, names, storage)
 
 
 def _take_place(new: ir.Value, old: ir.Value) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
@@ -11,6 +10,7 @@ import torch
 
 from sardonyx.native import linear
 from sardonyx.precision.plan import Type
+from sardonyx.precision.storage import Storage, contents_of
 
 
 @dataclass(frozen=True)
@@ -23,23 +23,26 @@ class Packing:
     transposed: bool
     names: Mapping[str, str]
     """The name of each constant in the model."""
+    storage: Storage | None = None
+    """How the weight is packed, if not as usual."""
 
     def pack(self, weight: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """Return the constants by their names in the model."""
         weight = weight.detach()
-        key = self._key(weight)
+        contents = contents_of(weight)
+        key = (self.precision, self.storage, self.transposed, tuple(weight.shape), weight.dtype, contents)
         packed = {name: _packed.get((key, name)) for name in self.names}
         constants = {name: tensor for name, tensor in packed.items() if tensor is not None}
         if len(constants) < len(packed):
             matrix = weight.t() if self.transposed else weight
-            constants = dict(linear.PRECISIONS[self.precision].pack(matrix).constants)
+            constants = dict(self._packed(matrix, contents).constants)
             _packed.update({(key, name): tensor for name, tensor in constants.items()})
         return {self.names[name]: tensor for name, tensor in constants.items()}
 
-    def _key(self, weight: torch.Tensor) -> Hashable:
-        """Return a key of the weight's contents: the version counter does not show edits through `.data`."""
-        contents = hashlib.sha256(weight.contiguous().view(-1).view(torch.uint8).numpy().data).digest()
-        return (self.precision, self.transposed, tuple(weight.shape), weight.dtype, contents)
+    def _packed(self, matrix: torch.Tensor, contents: str) -> linear.PackedWeight:
+        if self.storage is not None:
+            return self.storage.pack(matrix, contents)
+        return linear.PRECISIONS[self.precision].pack(matrix)
 
 
 _packed: WeakValueDictionary[tuple[Hashable, str], torch.Tensor] = WeakValueDictionary()

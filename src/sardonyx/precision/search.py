@@ -4,9 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TypeAlias
 
 from sardonyx.precision.plan import FALLBACKS, FLOAT32, Plan, Type
+from sardonyx.precision.storage import Storage
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The precisions that layers may have."""
+
+    types: Sequence[Type]
+    first: Type | None = None
+    """The one that a layer starts in wherever it is faster than float32, if not the fastest."""
+
+    def without(self, precision: Type) -> Wanted:
+        """Return what is wanted without a precision."""
+        return Wanted([t for t in self.types if t != precision], None if self.first == precision else self.first)
 
 
 @dataclass(frozen=True)
@@ -15,6 +30,8 @@ class Trial:
 
     error: float
     seconds: float
+    storage: Storage | None = None
+    """How the weight is stored, if not as usual."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +45,18 @@ class LayerTrials:
     def worthwhile(self, wanted: Sequence[Type]) -> list[Type]:
         """Return those of these precisions that are faster than float32."""
         return [t for t in wanted if t in self.trials and self.trials[t].seconds < self.float32_seconds * _WINS]
+
+    def path(self, wanted: Wanted) -> list[Type]:
+        """Return the precision that the layer starts in and those that it goes back to; the last is float32."""
+        allowed = self.worthwhile(wanted.types)
+        fastest = min(allowed, key=lambda t: self.trials[t].seconds, default=FLOAT32)
+        path = [wanted.first if wanted.first is not None and wanted.first in allowed else fastest]
+        while path[-1] != FLOAT32:
+            following = FALLBACKS[path[-1]]
+            while following != FLOAT32 and following not in allowed:
+                following = FALLBACKS[following]
+            path.append(following)
+        return path
 
     def error(self, precision: Type) -> float:
         """Return the error in a precision."""
@@ -52,15 +81,14 @@ class Found:
     """Layers that run in a higher precision than they would by speed alone, most sensitive first."""
 
 
-def search(layers: Sequence[LayerTrials], wanted: Sequence[Type], evaluate: Evaluate, max_drop: float) -> Found:
+def search(layers: Sequence[LayerTrials], wanted: Wanted, evaluate: Evaluate, max_drop: float) -> Found:
     """Return the plan that keeps the drop within the bound with the fewest steps back to a higher precision.
 
-    `wanted` are the precisions that may be used. Each layer starts in the fastest of them; steps back are ordered by
-    the error that each removes, largest first, and their least number is found by bisection.
+    Steps back are ordered by the error that each removes, largest first, and their least number is found by bisection.
     """
-    allowed = {trials.layer: trials.worthwhile(wanted) for trials in layers}
-    steps = _steps(layers, allowed)
-    start = Plan({trials.layer: _fastest(trials, allowed[trials.layer]) for trials in layers})
+    paths = {trials.layer: trials.path(wanted) for trials in layers}
+    steps = _steps(layers, paths)
+    start = Plan({layer: path[0] for layer, path in paths.items()}, _storages(layers))
     tried: dict[int, float] = {}
 
     def drop_after(count: int) -> float:
@@ -85,29 +113,20 @@ def after(plan: Plan, steps: Sequence[_Step]) -> Plan:
     return plan
 
 
-def _fastest(trials: LayerTrials, allowed: Sequence[Type]) -> Type:
-    return min(allowed, key=lambda t: trials.trials[t].seconds, default=FLOAT32)
+def _storages(layers: Sequence[LayerTrials]) -> Mapping[tuple[str, Type], Storage]:
+    found = {(trials.layer, t): trial.storage for trials in layers for t, trial in trials.trials.items()}
+    return {key: storage for key, storage in found.items() if storage is not None}
 
 
-def _steps(layers: Sequence[LayerTrials], allowed: Mapping[str, Sequence[Type]]) -> list[_Step]:
+def _steps(layers: Sequence[LayerTrials], paths: Mapping[str, Sequence[Type]]) -> list[_Step]:
     """Return every step back of every layer, ordered by the error that it removes; those of one layer stay in order."""
     found: list[tuple[float, str, Type]] = []
     for trials in layers:
-        precision, least = _fastest(trials, allowed[trials.layer]), float("inf")
-        while precision != FLOAT32:
-            following = _next(precision, allowed[trials.layer])
+        least = float("inf")
+        for precision, following in pairwise(paths[trials.layer]):
             least = min(least, trials.error(precision) - trials.error(following))
             found.append((least, trials.layer, following))
-            precision = following
     return [(layer, precision) for _, layer, precision in sorted(found, key=lambda step: -step[0])]
-
-
-def _next(precision: Type, allowed: Sequence[Type]) -> Type:
-    """Return the next higher precision that a layer may have."""
-    following = FALLBACKS[precision]
-    while following != FLOAT32 and following not in allowed:
-        following = FALLBACKS[following]
-    return following
 
 
 def _least(most: int, holds: Callable[[int], bool]) -> int:

@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from statistics import median
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 import onnx_ir as ir
 import torch
 
-from sardonyx.cache.disk import default_cache
 from sardonyx.cache.machine import key_of
 from sardonyx.engines import Engine, Job
 from sardonyx.errors import OptionError
 from sardonyx.options import Options
 from sardonyx.precision.layers import layers_of
 from sardonyx.precision.metric import Difference, checked, differ
-from sardonyx.precision.plan import Plan, Type
-from sardonyx.precision.search import Found, LayerTrials, Trial, search
+from sardonyx.precision.plan import Plan
+from sardonyx.precision.search import LayerTrials, Trial, Wanted, search
 from sardonyx.run.builds import Built
 from sardonyx.run.layer_trials import ROUND_SECONDS, ROUNDS, measure_layers
+from sardonyx.run.precision_cache import Chosen, cache_choice, cached_choice
 from sardonyx.telemetry.progress import show_progress
 from sardonyx.telemetry.report import LayerPrecision, PrecisionChoice
 from sardonyx.timing import in_turns
 
 log = logging.getLogger(__name__)
 
-WANTED: Mapping[str, Sequence[Type]] = {"bf16": ("bf16",), "int8": ("int8", "bf16"), "auto": ("int8", "bf16")}
+WANTED: Mapping[str, Wanted] = {
+    "bf16": Wanted(("bf16",)),
+    "int8": Wanted(("int8", "bf16")),
+    "int4": Wanted(("int4", "int8", "bf16"), first="int4"),
+    "auto": Wanted(("int4", "int8", "bf16")),
+}
 """The precisions that layers may have, by the value of the option."""
-_FILE = "precision.json"
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,10 @@ class Candidate:
     call: Callable[[], Sequence[Any]]
 
 
-Build: TypeAlias = Callable[[Plan], Candidate]
+class Build(Protocol):
+    """Builds a region with a plan, by default with native kernels if the options ask for them."""
+
+    def __call__(self, plan: Plan, *, native: bool = True) -> Candidate: ...
 
 
 def choose_precision(
@@ -57,8 +62,8 @@ def choose_precision(
             f"precision={options.precision!r} with the engine {engine.name!r} on the device {device.type!r}",
             hint="it is for the engine 'onnxruntime' on the CPU; on a GPU, convert the model, as by model.half()",
         )
-    with show_progress(f"choosing the precision of layers, {options.precision}"):
-        return _Chooser(build, engine, args, options).choose()
+    with show_progress(f"choosing the precision of layers, {options.precision}") as progress:
+        return _Chooser(build, engine, args, options, progress).choose()
 
 
 @dataclass
@@ -67,22 +72,22 @@ class _Chooser:
     engine: Engine
     args: Sequence[Any]
     options: Options
+    progress: Callable[[str], None]
     candidates: dict[str, Candidate] = field(default_factory=dict)
 
     def choose(self) -> tuple[PrecisionChoice, Candidate]:
         key = self._key() if self.options.metric is None else None
-        cached = None if key is None else _cached_choice(key, self.options)
+        cached = None if key is None else cached_choice(key, self.options)
         if cached is not None:
-            return cached, self._candidate(Plan({row.layer: row.precision for row in cached.layers}))
+            return cached.choice, self._candidate(cached.plan)
         _check_results(self._references)
-        trials = measure_layers(
-            self.engine, self._float32.built, self.args, WANTED[self.options.precision], self.options
-        )
-        found = search(trials, WANTED[self.options.precision], lambda plan: self._difference(plan).drop, self._bound)
-        choice, chosen = self._checked(found, trials)
+        wanted = WANTED[self.options.precision]
+        trials = measure_layers(self.engine, self._layered.built, self.args, wanted, self.options, self.progress)
+        self.progress("the whole model")
+        choice, plan = self._choose(trials, wanted)
         if key is not None:
-            _cache_choice(key, choice, self.options)
-        return choice, chosen
+            cache_choice(key, Chosen(choice, plan), self.options)
+        return choice, self._candidate(plan)
 
     @property
     def _bound(self) -> float:
@@ -93,12 +98,17 @@ class _Chooser:
         return self._candidate(Plan())
 
     @cached_property
+    def _layered(self) -> Candidate:
+        """The model in float32 whose layers are nodes, not parts of native kernels."""
+        return self.build(Plan(), native=False) if self.options.native is True else self._float32
+
+    @cached_property
     def _references(self) -> Sequence[Any]:
         return self._float32.call()
 
     @cached_property
     def _logits(self) -> frozenset[int]:
-        return _logits(self._float32.built)
+        return _logits(self._layered.built)
 
     def _candidate(self, plan: Plan) -> Candidate:
         key = plan.to_json()
@@ -112,34 +122,41 @@ class _Chooser:
             return Difference(checked(self.options.metric)(results, self._references))
         return differ(results, self._references, self._logits)
 
-    def _checked(self, found: Found, trials: Sequence[LayerTrials]) -> tuple[PrecisionChoice, Candidate]:
-        """Return the plan that was found if the model is faster with it, else float32."""
-        plan = found.plan
-        if plan.is_float32:
-            return self._in_float32(_why_float32(trials, self.options), trials)
-        chosen = self._candidate(plan)
-        times = in_turns([self._float32.call, chosen.call], rounds=ROUNDS, round_seconds=ROUND_SECONDS)
-        before, after = (median(taken) for taken in times)
-        if after > before:
-            reason = f"it takes {after * 1e3:.3g} ms with {_counted(plan)}, and {before * 1e3:.3g} ms in float32"
-            return self._in_float32(reason, trials, before)
+    def _choose(self, trials: Sequence[LayerTrials], wanted: Wanted) -> tuple[PrecisionChoice, Plan]:
+        """Return the plan that is found, if the model is faster with it; else one without the lowest precision."""
+        reason, seconds = _why_float32(trials, self.options), None
+        while wanted.types:
+            plan = search(trials, wanted, lambda plan: self._difference(plan).drop, self._bound).plan
+            if plan.is_float32:
+                break
+            seconds, after = self._seconds(plan)
+            if after <= seconds:
+                return self._choice(plan, trials, after, seconds), plan
+            reason = f"it takes {after * 1e3:.3g} ms with {_counted(plan)}, and {seconds * 1e3:.3g} ms in float32"
+            log.info("precision %s: %s", self.options.precision, reason)
+            wanted = wanted.without(plan.lowest)
+        return self._in_float32(reason, trials, seconds), Plan()
+
+    def _seconds(self, plan: Plan) -> tuple[float, float]:
+        """Return the seconds of a call in float32 and with a plan."""
+        calls = [self._float32.call, self._candidate(plan).call]
+        before, after = (median(taken) for taken in in_turns(calls, rounds=ROUNDS, round_seconds=ROUND_SECONDS))
+        return before, after
+
+    def _choice(self, plan: Plan, trials: Sequence[LayerTrials], after: float, before: float) -> PrecisionChoice:
         difference = self._difference(plan)
         rows = tuple(_row(layer, plan) for layer in trials)
         details = "" if self.options.metric is not None else _details(difference, self._logits)
-        return PrecisionChoice(
-            self.options.precision, self._bound, difference.drop, rows, after, before, details
-        ), chosen
+        return PrecisionChoice(self.options.precision, self._bound, difference.drop, rows, after, before, details)
 
-    def _in_float32(
-        self, reason: str, trials: Sequence[LayerTrials], seconds: float | None = None
-    ) -> tuple[PrecisionChoice, Candidate]:
+    def _in_float32(self, reason: str, trials: Sequence[LayerTrials], seconds: float | None) -> PrecisionChoice:
         log.warning("precision %s: the model runs in float32: %s", self.options.precision, reason)
         if seconds is None:
             (times,) = in_turns([self._float32.call], rounds=ROUNDS, round_seconds=ROUND_SECONDS)
             seconds = median(times)
         rows = tuple(_row(layer, Plan()) for layer in trials)
-        wanted, remark = self.options.precision, f"the model runs in float32: {reason}"
-        return PrecisionChoice(wanted, self._bound, 0.0, rows, seconds, seconds, remark=remark), self._float32
+        remark = f"the model runs in float32: {reason}"
+        return PrecisionChoice(self.options.precision, self._bound, 0.0, rows, seconds, seconds, remark=remark)
 
     def _key(self) -> str:
         """Return the key of a choice: the model with its weights, the arguments' shapes, and what it depends on."""
@@ -175,7 +192,7 @@ def _why_float32(trials: Sequence[LayerTrials], options: Options) -> str:
         return "it has no linear layers with constant weights"
     if not any(trial.trials for trial in trials):
         return "this processor has no instructions for it, or weights are not finite"
-    if not any(trial.worthwhile(WANTED[options.precision]) for trial in trials):
+    if not any(trial.worthwhile(WANTED[options.precision].types) for trial in trials):
         return "no layer is faster in lower precision"
     return f"no layer in lower precision keeps the drop within max_drop={options.max_drop}"
 
@@ -194,7 +211,8 @@ def _details(difference: Difference, logits: frozenset[int]) -> str:
 def _row(trials: LayerTrials, plan: Plan) -> LayerPrecision:
     precision = plan.type_of(trials.layer)
     trial = trials.trials.get(precision, Trial(0.0, trials.float32_seconds))
-    return LayerPrecision(trials.layer, precision, trial.error, trial.seconds, trials.float32_seconds)
+    method = "" if trial.storage is None else trial.storage.method
+    return LayerPrecision(trials.layer, precision, trial.error, trial.seconds, trials.float32_seconds, method)
 
 
 def _logits(built: Built) -> frozenset[int]:
@@ -211,31 +229,3 @@ def _before_reshapes(x: ir.Value) -> ir.Value:
         x = node.inputs[0]
         node = x.producer()
     return x
-
-
-# The disk cache
-
-
-def _cached_choice(key: str, options: Options) -> PrecisionChoice | None:
-    cache = default_cache(options)
-    folder = cache.get(key) if cache is not None else None
-    if folder is None:
-        return None
-    try:
-        content = json.loads((folder / _FILE).read_text(encoding="utf-8"))
-        rows = tuple(LayerPrecision(**row) for row in content.pop("layers"))
-        return replace(PrecisionChoice(**content, layers=rows), remembered=True)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        log.warning("the cached choice of a precision cannot be read; measuring again: %s", error)
-        return None
-
-
-def _cache_choice(key: str, choice: PrecisionChoice, options: Options) -> None:
-    cache = default_cache(options)
-    if cache is None:
-        return
-
-    def write(folder: Path) -> None:
-        (folder / _FILE).write_text(json.dumps(asdict(choice)), encoding="utf-8")
-
-    cache.put(key, write, {"what": "choice", "precision": choice.wanted})
