@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -50,31 +50,31 @@ class Layer:
         return attribute is not None and bool(attribute.as_int())
 
 
-def layers_of(graph: ir.Graph) -> Sequence[Layer]:
+def is_torch_weight(x: ir.Value) -> bool:
+    """Whether a value is an initializer with its data in a torch tensor, as weights of sessions have."""
+    data = x.const_value
+    return x.is_initializer() and isinstance(data, ir.ExternalTensor) and data.location == WEIGHTS_LOCATION
+
+
+def layers_of(graph: ir.Graph, is_weight: Callable[[ir.Value], bool] = is_torch_weight) -> Sequence[Layer]:
     """Return the layers of a graph, in its order, with unique names."""
     named: dict[str, Layer] = {}
     for node in graph:
-        if _is_layer(node):
+        if _is_layer(node, is_weight):
             name = _unique(module_of(node.meta.get("fx")) or _weight_name(node), named)
             named[name] = Layer(name, node)
     return list(named.values())
 
 
-def _is_layer(node: ir.Node) -> bool:
+def _is_layer(node: ir.Node, is_weight: Callable[[ir.Value], bool]) -> bool:
     if node.domain or node.op_type not in PRODUCTS:
         return False
     x, weight, *rest = node.inputs
-    if x is None or weight is None or x.dtype != ir.DataType.FLOAT or not _is_weight(weight):
+    if x is None or weight is None or x.dtype != ir.DataType.FLOAT or not is_weight(weight):
         return False
     if len(dims(weight)) != 2 or len(dims(x)) < 2 or not all(isinstance(size, int) and size for size in dims(weight)):
         return False
     return node.op_type == "MatMul" or _is_plain_gemm(node, rest[0] if rest else None)
-
-
-def _is_weight(x: ir.Value) -> bool:
-    """Whether a value is an initializer with its data in a torch tensor."""
-    data = x.const_value
-    return x.is_initializer() and isinstance(data, ir.ExternalTensor) and data.location == WEIGHTS_LOCATION
 
 
 def _is_plain_gemm(node: ir.Node, bias: ir.Value | None) -> bool:

@@ -8,6 +8,9 @@ from typing import TypeAlias
 
 from sardonyx.precision.plan import FALLBACKS, FLOAT32, Plan, Type
 
+FASTER, AS_FAST = 0.97, 1.03
+"""Shares of the time in float32, apart by what equal calls differ by: what is faster, and what is not slower."""
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -24,18 +27,17 @@ class LayerTrials:
     layer: str
     float32_seconds: float
     trials: Mapping[Type, Trial] = field(default_factory=dict)
+    share: float = FASTER
+    """The share of its time in float32 that a layer may take."""
 
     def worthwhile(self, wanted: Sequence[Type]) -> list[Type]:
-        """Return those of these precisions that are faster than float32."""
-        return [t for t in wanted if t in self.trials and self.trials[t].seconds < self.float32_seconds * _WINS]
+        """Return those of these precisions that are fast enough."""
+        return [t for t in wanted if t in self.trials and self.trials[t].seconds < self.float32_seconds * self.share]
 
     def error(self, precision: Type) -> float:
         """Return the error in a precision."""
         return self.trials[precision].error if precision in self.trials else 0.0
 
-
-_WINS = 0.97
-"""A layer must take at most this share of its time in float32: what equal calls differ by."""
 
 Evaluate: TypeAlias = Callable[[Plan], float]
 """Returns the drop of the results of the whole model."""
@@ -52,15 +54,26 @@ class Found:
     """Layers that run in a higher precision than they would by speed alone, most sensitive first."""
 
 
-def search(layers: Sequence[LayerTrials], wanted: Sequence[Type], evaluate: Evaluate, max_drop: float) -> Found:
+def search(
+    layers: Sequence[LayerTrials],
+    wanted: Sequence[Type],
+    evaluate: Evaluate,
+    max_drop: float,
+    *,
+    in_order: bool = False,
+) -> Found:
     """Return the plan that keeps the drop within the bound with the fewest steps back to a higher precision.
 
-    `wanted` are the precisions that may be used. Each layer starts in the fastest of them; steps back are ordered by
-    the error that each removes, largest first, and their least number is found by bisection.
+    `wanted` are the precisions that may be used. Each layer starts in the fastest of them, or with `in_order` in the
+    first; steps back are ordered by the error that each removes, largest first, and their least number is found by
+    bisection.
     """
     allowed = {trials.layer: trials.worthwhile(wanted) for trials in layers}
-    steps = _steps(layers, allowed)
-    start = Plan({trials.layer: _fastest(trials, allowed[trials.layer]) for trials in layers})
+    if in_order:
+        start = Plan({layer: next(iter(types), FLOAT32) for layer, types in allowed.items()})
+    else:
+        start = Plan({trials.layer: _fastest(trials, allowed[trials.layer]) for trials in layers})
+    steps = _steps(layers, start, allowed)
     tried: dict[int, float] = {}
 
     def drop_after(count: int) -> float:
@@ -89,11 +102,11 @@ def _fastest(trials: LayerTrials, allowed: Sequence[Type]) -> Type:
     return min(allowed, key=lambda t: trials.trials[t].seconds, default=FLOAT32)
 
 
-def _steps(layers: Sequence[LayerTrials], allowed: Mapping[str, Sequence[Type]]) -> list[_Step]:
+def _steps(layers: Sequence[LayerTrials], start: Plan, allowed: Mapping[str, Sequence[Type]]) -> list[_Step]:
     """Return every step back of every layer, ordered by the error that it removes; those of one layer stay in order."""
     found: list[tuple[float, str, Type]] = []
     for trials in layers:
-        precision, least = _fastest(trials, allowed[trials.layer]), float("inf")
+        precision, least = start.type_of(trials.layer), float("inf")
         while precision != FLOAT32:
             following = _next(precision, allowed[trials.layer])
             least = min(least, trials.error(precision) - trials.error(following))

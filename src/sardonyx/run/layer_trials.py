@@ -30,7 +30,7 @@ def measure_layers(
     layers = layers_of(built.graph)
     if not layers:
         return []
-    bench = _Bench(engine, built.binding.constants(args), wanted, options)
+    bench = LayerBench(engine, built.binding.constants(args), wanted, options)
     names = sorted({str(layer.x.name) for layer in layers})
     values = _values(engine, built, args, names, options)
     return [bench.trials(layer, values[str(layer.x.name)]) for layer in layers]
@@ -58,7 +58,7 @@ def _load(
     return engine.load(Job.of(data, model.graph, options, weights=weights, libraries=libraries), None)
 
 
-class _Bench:
+class LayerBench:
     """Runs layers; those of one shape are timed once."""
 
     def __init__(
@@ -69,13 +69,17 @@ class _Bench:
 
     def trials(self, layer: Layer, x: torch.Tensor) -> LayerTrials:
         """Return the error and time of a layer in each precision."""
+        calls = self._calls(layer, x)
+        reference, *results = [call() for call in calls.values()]
+        float32, *seconds = self._seconds(layer, x, list(calls.values()))
+        measured = zip(list(calls)[1:], results, seconds, strict=True)
+        trials = {precision: Trial(relative_error(result, reference), s) for precision, result, s in measured}
+        return LayerTrials(layer.name, float32, {t: trial for t, trial in trials.items() if trial.error < math.inf})
+
+    def _calls(self, layer: Layer, x: torch.Tensor) -> Mapping[Type, Callable[[], torch.Tensor]]:
+        """Return calls of a layer in float32, and in the precisions that it can have."""
         types = [precision for precision in self._wanted if unsupported_reason(layer, precision) is None]
-        calls = [self._call(layer, x, precision) for precision in (FLOAT32, *types)]
-        reference, *results = [call() for call in calls]
-        float32, *seconds = self._seconds(layer, x, calls)
-        errors = [relative_error(result, reference) for result in results]
-        trials = {t: Trial(error, s) for t, error, s in zip(types, errors, seconds, strict=True) if error < math.inf}
-        return LayerTrials(layer.name, float32, trials)
+        return {precision: self._call(layer, x, precision) for precision in (FLOAT32, *types)}
 
     def _seconds(self, layer: Layer, x: torch.Tensor, calls: Sequence[Callable[[], Any]]) -> Sequence[float]:
         key = (x.shape, dims(layer.weight), layer.transposed, layer.bias is None)
