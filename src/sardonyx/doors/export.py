@@ -124,7 +124,7 @@ def _calibration(
     call_spec: CallSpec, calls: Iterable[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[list[torch.Tensor]]:
     """Return the model's inputs in the calibration calls; by default in the call exported."""
-    parsed = [parse_example(call, args, kwargs) for call in calls] or [(args, kwargs)]
+    parsed = [parse_example(call, args, kwargs) for call in calls] or [(tuple(args), dict(kwargs))]
     return [calibration_inputs(call_spec, *call) for call in parsed]
 
 
@@ -387,8 +387,8 @@ def _check(
 
 
 def _has_lower_precision(program: Program) -> bool:
-    choices = (region.precision for graph in program.report.graphs for region in graph.regions)
-    return any(layer.precision != "float32" for choice in choices if choice is not None for layer in choice.layers)
+    choice = program.report.precision
+    return choice is not None and not choice.is_float32
 
 
 def _verify(program: Program, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

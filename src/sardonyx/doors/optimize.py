@@ -18,6 +18,7 @@ from sardonyx.doors.call_arguments import Argument
 from sardonyx.doors.program import CallSpec, Program, calibration_inputs, map_external_weights
 from sardonyx.errors import OptionError, SardonyxError
 from sardonyx.model_files import UserModel, blame_invalid_model, load_model, quiet_onnx_ir
+from sardonyx.native.lower_precision import lower_precision_by
 from sardonyx.options import Options
 from sardonyx.pipeline import build_file
 from sardonyx.run.binding import Binding
@@ -55,6 +56,20 @@ def optimize(
         feeds = [_calibration_inputs(call_spec, call) for call in calibration]
         library = build_file(loaded, device, chosen, graph_report, domains=domains, calibration=feeds)
     return Program(loaded, call_spec, device, chosen, report, library)
+
+
+@lower_precision_by
+def _lower_precision(model: UserModel, calibration: Iterable[Any], options: Options) -> ir.Model:
+    """Return a model with layers in lower precision, and otherwise as it is."""
+    return optimize(
+        model,
+        calibration=calibration,
+        precision=options.precision,
+        max_drop=options.max_drop,
+        metric=options.metric,
+        cache_dir=options.cache_dir,
+        optimize="none",
+    ).model
 
 
 def _calibration_inputs(call_spec: CallSpec, call: Any) -> list[torch.Tensor]:

@@ -99,7 +99,7 @@ class _Lowering:
             name += "_"
         data.name = name
         value = ir.Value(name=name, type=ir.TensorType(data.dtype), const_value=data)
-        set_dims(value, tuple(int(size) for size in data.shape))
+        set_dims(value, tuple(data.shape.numpy()))
         self.graph.register_initializer(value)
         return value
 
