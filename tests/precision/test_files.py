@@ -163,7 +163,7 @@ def test_the_bound_holds_for_every_calibration_call() -> None:
     module, x = model(), inputs()
     outliers = x.clone()
     outliers[:, 3] *= 1e3
-    calls: list[Any] = [(x,), {"input": outliers}]
+    calls = [(x,), (outliers,)]
     program = exported(module, x, precision="int8", max_drop=0.05, calibration=calls)
     assert max(relative_error(program(y), module(y)) for y in (x, outliers)) <= 0.05
     assert precisions(program) != precisions(exported(module, x, precision="int8", max_drop=0.05))
@@ -315,6 +315,7 @@ def test_a_given_file_needs_calibration_inputs(door: Callable[..., Any]) -> None
 
 def test_weights_that_are_not_finite_stay_in_float32() -> None:
     module = model()
-    module[0].weight[0, 0] = math.inf
+    module[4].weight[0, 0] = math.inf
     program = exported(module, inputs(), precision="int8", max_drop=0.1)
-    assert precisions(program)[0] != "int8"
+    assert precisions(program)[:2] == ["int8", "int8"]
+    assert precisions(program)[2] != "int8"

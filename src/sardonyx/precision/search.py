@@ -27,12 +27,22 @@ class LayerTrials:
     layer: str
     float32_seconds: float
     trials: Mapping[Type, Trial] = field(default_factory=dict)
+    chained: bool = False
+    """Whether it is one of the layers that are worthwhile only together, as their results have another layout."""
     share: float = FASTER
     """The share of its time in float32 that a layer may take."""
 
+    def possible(self, wanted: Sequence[Type]) -> list[Type]:
+        """Return those of these precisions that it can run in."""
+        return [t for t in wanted if t in self.trials]
+
     def worthwhile(self, wanted: Sequence[Type]) -> list[Type]:
         """Return those of these precisions that are fast enough."""
-        return [t for t in wanted if t in self.trials and self.trials[t].seconds < self.float32_seconds * self.share]
+        return [t for t in self.possible(wanted) if self.trials[t].seconds < self.float32_seconds * self.share]
+
+    def fastest_seconds(self, wanted: Sequence[Type]) -> float:
+        """Return the time in the fastest of these precisions that it can run in, else in float32."""
+        return min((self.trials[t].seconds for t in self.possible(wanted)), default=self.float32_seconds)
 
     def error(self, precision: Type) -> float:
         """Return the error in a precision."""
@@ -68,7 +78,7 @@ def search(
     first; steps back are ordered by the error that each removes, largest first, and their least number is found by
     bisection.
     """
-    allowed = {trials.layer: trials.worthwhile(wanted) for trials in layers}
+    allowed = worthwhile(layers, wanted)
     if in_order:
         start = Plan({layer: next(iter(types), FLOAT32) for layer, types in allowed.items()})
     else:
@@ -85,6 +95,15 @@ def search(
     count = _least(len(steps), lambda n: drop_after(n) <= max_drop)
     demoted = tuple(dict.fromkeys(layer for layer, _ in steps[:count]))
     return Found(after(start, steps[:count]), drop_after(count), len(tried), demoted)
+
+
+def worthwhile(layers: Sequence[LayerTrials], wanted: Sequence[Type]) -> Mapping[str, list[Type]]:
+    """Return the precisions in which each layer is faster than in float32; in a chain, in which all are together."""
+    chain = [trials for trials in layers if trials.chained]
+    together = sum(trials.fastest_seconds(wanted) for trials in chain)
+    wins = together < sum(trials.float32_seconds * trials.share for trials in chain)
+    in_chain = {trials.layer: trials.possible(wanted) if wins else [] for trials in chain}
+    return {trials.layer: in_chain.get(trials.layer, trials.worthwhile(wanted)) for trials in layers}
 
 
 _Step: TypeAlias = tuple[str, Type]

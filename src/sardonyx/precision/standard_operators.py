@@ -21,8 +21,9 @@ from onnx_ir.tensor_adapters import TorchTensor
 from sardonyx import opsets
 from sardonyx.native.linear import Int4Weight, quantize_int4, quantize_int8
 from sardonyx.optimize.subgraphs import replace_node, unused_tag
-from sardonyx.precision.layers import Layer, dims, layers_of
+from sardonyx.precision.layers import Layer, layers_of
 from sardonyx.precision.plan import FLOAT32, Plan, Type
+from sardonyx.precision.sizes import dims
 from sardonyx.sizes import Dims
 from sardonyx.translate.builder import MICROSOFT, Builder
 from sardonyx.translate.inference import set_dims
@@ -30,10 +31,12 @@ from sardonyx.translate.inference import set_dims
 _COMPUTES_IN_INT8 = 4
 """The accuracy level of MatMulNBits with which activations become int8: the fast kernels."""
 
+_BLOCK = 64
+
 
 def layers_of_file(graph: ir.Graph) -> Sequence[Layer]:
     """Return the layers of a file, whose weights are initializers with their data."""
-    return layers_of(graph, is_weight=_has_data)
+    return [layer for layer in layers_of(graph, is_weight=_has_data) if not layer.convolves]
 
 
 def _has_data(x: ir.Value) -> bool:
@@ -149,10 +152,8 @@ def _int4(lowering: _Lowering, layer: Layer) -> ir.Value:
 
 def _int4_product(lowering: _Lowering, layer: Layer) -> ir.Value:
     lowering.graph.opset_imports.setdefault(MICROSOFT, 1)
-    packed, scales = lowering.constants(layer, "int4", lambda weight: _packed_int4(quantize_int4(weight)))
-    columns, blocks, half = (int(size) for size in dims(packed) if isinstance(size, int))
-    depth = _depth(layer)
-    assert blocks == -(-depth // (2 * half))
+    packed, scales = lowering.constants(layer, "int4", lambda weight: _packed_int4(quantize_int4(weight, _BLOCK)))
+    depth, columns = layer.matrix_sizes
     return lowering.g.node(
         "MatMulNBits",
         [layer.x, packed, scales, None, None, layer.bias],
@@ -160,7 +161,7 @@ def _int4_product(lowering: _Lowering, layer: Layer) -> ir.Value:
         K=depth,
         N=columns,
         bits=4,
-        block_size=2 * half,
+        block_size=_BLOCK,
         accuracy_level=_COMPUTES_IN_INT8,
     )
 
@@ -179,8 +180,9 @@ def _packed_int4(weight: Int4Weight) -> Mapping[str, ir.TensorProtocol]:
 
 
 def _int4_blocks(lowering: _Lowering, layer: Layer) -> ir.Value:
-    stored, scales = lowering.constants(layer, "int4", lambda weight: _blocks_of_int4(quantize_int4(weight)))
-    weight = lowering.g.DequantizeLinear(stored, scales, axis=0, block_size=-(-_depth(layer) // _count(scales)))
+    block = _block(_depth(layer))
+    stored, scales = lowering.constants(layer, "int4", lambda weight: _blocks_of_int4(quantize_int4(weight, block)))
+    weight = lowering.g.DequantizeLinear(stored, scales, axis=0, block_size=block)
     lowering.result(weight, dims(stored))
     return _with_bias(lowering, layer, lowering.g.MatMul(layer.x, weight))
 
@@ -190,12 +192,13 @@ def _blocks_of_int4(weight: Int4Weight) -> Mapping[str, ir.TensorProtocol]:
     return {"int4": ir.Tensor(codes, dtype=ir.DataType.INT4), "scales": TorchTensor(weight.scales.contiguous())}
 
 
+def _block(depth: int) -> int:
+    """Return the size of blocks that divide the depth: ONNX Runtime 1.31 reads a last block that is shorter wrongly."""
+    return next((size for size in (64, 32, 16) if depth % size == 0), depth)
+
+
 def _depth(layer: Layer) -> int:
-    return int(dims(layer.weight)[1 if layer.transposed else 0])
-
-
-def _count(scales: ir.Value) -> int:
-    return int(dims(scales)[0])
+    return layer.matrix_sizes[0]
 
 
 def _with_bias(lowering: _Lowering, layer: Layer, product: ir.Value) -> ir.Value:

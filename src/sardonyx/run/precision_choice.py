@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias
@@ -22,8 +23,8 @@ from sardonyx.errors import OptionError
 from sardonyx.options import Options
 from sardonyx.precision.layers import Layer, layers_of
 from sardonyx.precision.metric import Difference, checked, differ
-from sardonyx.precision.plan import Plan, Type
-from sardonyx.precision.search import Found, LayerTrials, Trial, search
+from sardonyx.precision.plan import FLOAT32, Plan, Type
+from sardonyx.precision.search import Found, LayerTrials, Trial, search, worthwhile
 from sardonyx.run.builds import Built
 from sardonyx.run.layer_trials import ROUND_SECONDS, ROUNDS, measure_layers
 from sardonyx.telemetry.progress import show_progress
@@ -202,9 +203,12 @@ class _Chooser:
         plan = found.plan
         if plan.is_float32:
             return self._in_float32(self._why_float32(trials), trials)
+        plans = [plan, *self._without_chain(plan, trials)]
+        candidates = [self._float32, *map(self._candidate, plans)]
+        times = in_turns([x.calls[0] for x in candidates], rounds=ROUNDS, round_seconds=ROUND_SECONDS)
+        before, *afters = (median(taken) for taken in times)
+        after, plan = min(zip(afters, plans, strict=True), key=itemgetter(0))
         chosen = self._candidate(plan)
-        calls = [self._float32.calls[0], chosen.calls[0]]
-        before, after = (median(taken) for taken in in_turns(calls, rounds=ROUNDS, round_seconds=ROUND_SECONDS))
         if after > before * self.subject.share:
             reason = f"it takes {after * 1e3:.3g} ms with {_counted(plan)}, and {before * 1e3:.3g} ms in float32"
             return self._in_float32(reason, trials, before)
@@ -214,6 +218,14 @@ class _Chooser:
         return PrecisionChoice(
             self.options.precision, self._bound, difference.drop, rows, after, before, details
         ), chosen
+
+    def _without_chain(self, plan: Plan, trials: Sequence[LayerTrials]) -> Sequence[Plan]:
+        """Return the plan with its chain in float32, if that leaves layers and keeps the bound."""
+        chained = {layer.layer for layer in trials if layer.chained}
+        others = Plan({name: FLOAT32 if name in chained else precision for name, precision in plan.layers.items()})
+        if others.is_float32 or others == plan or self._difference(others).drop > self._bound:
+            return []
+        return [others]
 
     def _in_float32(
         self, reason: str, trials: Sequence[LayerTrials], seconds: float | None = None
@@ -228,10 +240,10 @@ class _Chooser:
 
     def _why_float32(self, trials: Sequence[LayerTrials]) -> str:
         if not trials:
-            return "it has no linear layers with constant weights"
+            return "it has no linear layers or convolutions with constant weights"
         if not any(trial.trials for trial in trials):
             return self.subject.why_no_trials
-        if not any(trial.worthwhile(self.subject.wanted) for trial in trials):
+        if not any(worthwhile(trials, self.subject.wanted).values()):
             return "no layer is faster in lower precision"
         return f"no layer in lower precision keeps the drop within max_drop={self.options.max_drop}"
 
