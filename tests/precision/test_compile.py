@@ -173,15 +173,6 @@ def test_the_wrapper_takes_the_option() -> None:
     assert set(precisions(choice_of(wrapped.report))) == {"int8"}
 
 
-def test_a_file_cannot_have_it_yet() -> None:
-    with pytest.raises(OptionError, match="precision='int8' for a file"):
-        sardonyx.export(model(), (inputs(),), precision="int8")
-    program = sardonyx.export(model(), (inputs(),))
-    for door in (sardonyx.optimize, sardonyx.native.compile):
-        with pytest.raises(OptionError, match="precision='int8' for a file"):
-            door(program.model, precision="int8")
-
-
 # The cache
 
 

@@ -207,9 +207,17 @@ class Window:
     pads: tuple[int, int, int, int] = (0, 0, 0, 0)
     dilations: tuple[int, int] = (1, 1)
 
+    def places(self, image: tuple[int, int]) -> tuple[int, int]:
+        """Return the height and width of the result for those of an image."""
+        height, width = (
+            (size + sum(self.pads[axis::2]) - (self.shape[axis] - 1) * self.dilations[axis] - 1) // self.strides[axis] + 1
+            for axis, size in enumerate(image)
+        )
+        return height, width
+
     @property
     def attribute(self) -> ir.Attr:
-        """Its numbers, as linear_operators.h reads them."""
+        """Its numbers, as windows.h reads them."""
         return ir.AttrInt64s("window", [*self.shape, *self.strides, *self.pads, *self.dilations])
 
 
@@ -283,7 +291,8 @@ def build(precision: Precision, options: Options) -> Path:
 def _kernels(precision: Precision) -> str:
     """Return the source of the kernels, which need the instructions of the precision."""
     toolchain = [read_header("sardonyx.toolchain", name) for name in ("ort.h", "narrow.h")]
-    names = ("lanes.h", "arithmetic.h", "functions.h", "kernels.h", "linear_call.h", "linear.h", *precision.headers)
+    shared = ("lanes.h", "arithmetic.h", "functions.h", "kernels.h")
+    names = (*shared, "windows.h", "linear_call.h", "linear.h", *precision.headers)
     run = "ort::Status* run(const ort::Context* context, const Call& call)"
     entry = f"namespace linear {{ {run} {{ return run_as<{precision.scheme}>(context, call); }} }}"
     return "\n".join([*toolchain, *(read_header("sardonyx.native", name) for name in names), entry])
@@ -294,6 +303,7 @@ def _operators(precision: Precision) -> str:
     headers = [
         "#include <mutex>",
         read_header("sardonyx.toolchain", "ort.h"),
+        read_header("sardonyx.native", "windows.h"),
         read_header("sardonyx.native", "linear_call.h"),
         read_header("sardonyx.native", "linear_operators.h"),
     ]

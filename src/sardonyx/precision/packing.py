@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -11,35 +11,45 @@ import torch
 
 from sardonyx.native import linear
 from sardonyx.precision.plan import Type
+from sardonyx.precision.weights import WeightForm
+
+BIAS = "bias"
+"""The constant that a folded batch norm adds to those of a packed weight."""
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Constants of a session that are computed from a weight when it is opened."""
+    """Constants of a session that are computed from a layer's weights when it is opened."""
 
-    argument: int
-    """The weight, as an argument of the region."""
+    arguments: Sequence[int]
+    """The weights, as arguments of the region."""
     precision: Type
-    transposed: bool
+    form: WeightForm
     names: Mapping[str, str]
     """The name of each constant in the model."""
 
-    def pack(self, weight: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Return the constants by their names in the model."""
-        weight = weight.detach()
-        key = self._key(weight)
+    def pack(self, args: Sequence[torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """Return the constants by their names in the model, from all arguments of the region."""
+        weights = [args[argument].detach() for argument in self.arguments]
+        key = self._key(weights)
         packed = {name: _packed.get((key, name)) for name in self.names}
         constants = {name: tensor for name, tensor in packed.items() if tensor is not None}
         if len(constants) < len(packed):
-            matrix = weight.t() if self.transposed else weight
+            matrix, bias = self.form.fold(weights)
             constants = dict(linear.PRECISIONS[self.precision].pack(matrix).constants)
+            if bias is not None:
+                constants[BIAS] = bias
             _packed.update({(key, name): tensor for name, tensor in constants.items()})
         return {self.names[name]: tensor for name, tensor in constants.items()}
 
-    def _key(self, weight: torch.Tensor) -> Hashable:
-        """Return a key of the weight's contents: the version counter does not show edits through `.data`."""
-        contents = hashlib.sha256(weight.contiguous().view(-1).view(torch.uint8).numpy().data).digest()
-        return (self.precision, self.transposed, tuple(weight.shape), weight.dtype, contents)
+    def _key(self, weights: Sequence[torch.Tensor]) -> Hashable:
+        """Return a key of the weights' contents: the version counter does not show edits through `.data`."""
+        contents = tuple((tuple(weight.shape), weight.dtype, _digest(weight)) for weight in weights)
+        return (self.precision, self.form, contents)
+
+
+def _digest(weight: torch.Tensor) -> bytes:
+    return hashlib.sha256(weight.contiguous().view(-1).view(torch.uint8).numpy().data).digest()
 
 
 _packed: WeakValueDictionary[tuple[Hashable, str], torch.Tensor] = WeakValueDictionary()

@@ -8,6 +8,9 @@ from typing import TypeAlias
 
 from sardonyx.precision.plan import FALLBACKS, FLOAT32, Plan, Type
 
+FASTER, AS_FAST = 0.97, 1.03
+"""Shares of the time in float32, apart by what equal calls differ by: what is faster, and what is not slower."""
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -24,18 +27,27 @@ class LayerTrials:
     layer: str
     float32_seconds: float
     trials: Mapping[Type, Trial] = field(default_factory=dict)
+    chained: bool = False
+    """Whether it is one of the layers that are worthwhile only together, as their results have another layout."""
+    share: float = FASTER
+    """The share of its time in float32 that a layer may take."""
+
+    def possible(self, wanted: Sequence[Type]) -> list[Type]:
+        """Return those of these precisions that it can run in."""
+        return [t for t in wanted if t in self.trials]
 
     def worthwhile(self, wanted: Sequence[Type]) -> list[Type]:
-        """Return those of these precisions that are faster than float32."""
-        return [t for t in wanted if t in self.trials and self.trials[t].seconds < self.float32_seconds * _WINS]
+        """Return those of these precisions that are fast enough."""
+        return [t for t in self.possible(wanted) if self.trials[t].seconds < self.float32_seconds * self.share]
+
+    def fastest_seconds(self, wanted: Sequence[Type]) -> float:
+        """Return the time in the fastest of these precisions that it can run in, else in float32."""
+        return min((self.trials[t].seconds for t in self.possible(wanted)), default=self.float32_seconds)
 
     def error(self, precision: Type) -> float:
         """Return the error in a precision."""
         return self.trials[precision].error if precision in self.trials else 0.0
 
-
-_WINS = 0.97
-"""A layer must take at most this share of its time in float32: what equal calls differ by."""
 
 Evaluate: TypeAlias = Callable[[Plan], float]
 """Returns the drop of the results of the whole model."""
@@ -52,15 +64,26 @@ class Found:
     """Layers that run in a higher precision than they would by speed alone, most sensitive first."""
 
 
-def search(layers: Sequence[LayerTrials], wanted: Sequence[Type], evaluate: Evaluate, max_drop: float) -> Found:
+def search(
+    layers: Sequence[LayerTrials],
+    wanted: Sequence[Type],
+    evaluate: Evaluate,
+    max_drop: float,
+    *,
+    in_order: bool = False,
+) -> Found:
     """Return the plan that keeps the drop within the bound with the fewest steps back to a higher precision.
 
-    `wanted` are the precisions that may be used. Each layer starts in the fastest of them; steps back are ordered by
-    the error that each removes, largest first, and their least number is found by bisection.
+    `wanted` are the precisions that may be used. Each layer starts in the fastest of them, or with `in_order` in the
+    first; steps back are ordered by the error that each removes, largest first, and their least number is found by
+    bisection.
     """
-    allowed = {trials.layer: trials.worthwhile(wanted) for trials in layers}
-    steps = _steps(layers, allowed)
-    start = Plan({trials.layer: _fastest(trials, allowed[trials.layer]) for trials in layers})
+    allowed = worthwhile(layers, wanted)
+    if in_order:
+        start = Plan({layer: next(iter(types), FLOAT32) for layer, types in allowed.items()})
+    else:
+        start = Plan({trials.layer: _fastest(trials, allowed[trials.layer]) for trials in layers})
+    steps = _steps(layers, start, allowed)
     tried: dict[int, float] = {}
 
     def drop_after(count: int) -> float:
@@ -72,6 +95,15 @@ def search(layers: Sequence[LayerTrials], wanted: Sequence[Type], evaluate: Eval
     count = _least(len(steps), lambda n: drop_after(n) <= max_drop)
     demoted = tuple(dict.fromkeys(layer for layer, _ in steps[:count]))
     return Found(after(start, steps[:count]), drop_after(count), len(tried), demoted)
+
+
+def worthwhile(layers: Sequence[LayerTrials], wanted: Sequence[Type]) -> Mapping[str, list[Type]]:
+    """Return the precisions in which each layer is faster than in float32; in a chain, in which all are together."""
+    chain = [trials for trials in layers if trials.chained]
+    together = sum(trials.fastest_seconds(wanted) for trials in chain)
+    wins = together < sum(trials.float32_seconds * trials.share for trials in chain)
+    in_chain = {trials.layer: trials.possible(wanted) if wins else [] for trials in chain}
+    return {trials.layer: in_chain.get(trials.layer, trials.worthwhile(wanted)) for trials in layers}
 
 
 _Step: TypeAlias = tuple[str, Type]
@@ -89,11 +121,11 @@ def _fastest(trials: LayerTrials, allowed: Sequence[Type]) -> Type:
     return min(allowed, key=lambda t: trials.trials[t].seconds, default=FLOAT32)
 
 
-def _steps(layers: Sequence[LayerTrials], allowed: Mapping[str, Sequence[Type]]) -> list[_Step]:
+def _steps(layers: Sequence[LayerTrials], start: Plan, allowed: Mapping[str, Sequence[Type]]) -> list[_Step]:
     """Return every step back of every layer, ordered by the error that it removes; those of one layer stay in order."""
     found: list[tuple[float, str, Type]] = []
     for trials in layers:
-        precision, least = _fastest(trials, allowed[trials.layer]), float("inf")
+        precision, least = start.type_of(trials.layer), float("inf")
         while precision != FLOAT32:
             following = _next(precision, allowed[trials.layer])
             least = min(least, trials.error(precision) - trials.error(following))

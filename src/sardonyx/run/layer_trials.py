@@ -12,11 +12,13 @@ import torch
 
 from sardonyx.engines import Engine, Job, Runner
 from sardonyx.options import Options
-from sardonyx.precision.layers import Layer, alone, dims, layers_of
+from sardonyx.precision.convolutions import TO_FIRST, TO_LAST, window_of
+from sardonyx.precision.layers import Layer, alone, layers_of
 from sardonyx.precision.lower import lower, unsupported_reason
 from sardonyx.precision.metric import relative_error
 from sardonyx.precision.plan import FLOAT32, Plan, Type
 from sardonyx.precision.search import LayerTrials, Trial
+from sardonyx.precision.sizes import dims
 from sardonyx.run.builds import Built
 from sardonyx.timing import in_turns
 
@@ -30,7 +32,7 @@ def measure_layers(
     layers = layers_of(built.graph)
     if not layers:
         return []
-    bench = _Bench(engine, built.binding.constants(args), wanted, options)
+    bench = LayerBench(engine, built.binding.constants(args), wanted, options)
     names = sorted({str(layer.x.name) for layer in layers})
     values = _values(engine, built, args, names, options)
     return [bench.trials(layer, values[str(layer.x.name)]) for layer in layers]
@@ -58,7 +60,7 @@ def _load(
     return engine.load(Job.of(data, model.graph, options, weights=weights, libraries=libraries), None)
 
 
-class _Bench:
+class LayerBench:
     """Runs layers; those of one shape are timed once."""
 
     def __init__(
@@ -69,23 +71,29 @@ class _Bench:
 
     def trials(self, layer: Layer, x: torch.Tensor) -> LayerTrials:
         """Return the error and time of a layer in each precision."""
+        calls = self._calls(layer, x)
+        reference, *results = [call() for call in calls.values()]
+        float32, *seconds = self._seconds(layer, x, list(calls.values()))
+        measured = zip(list(calls)[1:], results, seconds, strict=True)
+        trials = {precision: Trial(relative_error(result, reference), s) for precision, result, s in measured}
+        finite = {precision: trial for precision, trial in trials.items() if trial.error < math.inf}
+        return LayerTrials(layer.name, float32, finite, chained=layer.convolves)
+
+    def _calls(self, layer: Layer, x: torch.Tensor) -> Mapping[Type, Callable[[], torch.Tensor]]:
+        """Return calls of a layer in float32, and in the precisions that it can have."""
         types = [precision for precision in self._wanted if unsupported_reason(layer, precision) is None]
-        calls = [self._call(layer, x, precision) for precision in (FLOAT32, *types)]
-        reference, *results = [call() for call in calls]
-        float32, *seconds = self._seconds(layer, x, calls)
-        errors = [relative_error(result, reference) for result in results]
-        trials = {t: Trial(error, s) for t, error, s in zip(types, errors, seconds, strict=True) if error < math.inf}
-        return LayerTrials(layer.name, float32, trials)
+        return {precision: self._call(layer, x, precision) for precision in (FLOAT32, *types)}
 
     def _seconds(self, layer: Layer, x: torch.Tensor, calls: Sequence[Callable[[], Any]]) -> Sequence[float]:
-        key = (x.shape, dims(layer.weight), layer.transposed, layer.bias is None)
+        key = _shape_key(layer, x)
         if key not in self._times:
             self._times[key] = [min(times) for times in in_turns(calls, rounds=ROUNDS, round_seconds=ROUND_SECONDS)]
         return self._times[key]
 
     def _call(self, layer: Layer, x: torch.Tensor, precision: Type) -> Callable[[], torch.Tensor]:
-        """Return a call of a layer in a precision."""
-        model = alone(layer, tuple(x.shape))
+        """Return a call of a layer in a precision; a convolution in lower precision has channels last, as in a chain."""
+        channels_last = layer.convolves and precision != FLOAT32
+        model = alone(layer, tuple(x.shape), channels_last=channels_last)
         names = [name for name in model.graph.initializers if name in self._weights]
         data = [self._weights[name] for name in names]
         (only,) = layers_of(model.graph)
@@ -93,6 +101,15 @@ class _Bench:
         packings, libraries = lower(model, plan, {name: i for i, name in enumerate(names)}, self._options)
         weights = {name: x for name, x in zip(names, data, strict=True) if name in model.graph.initializers}
         for packing in packings:
-            weights |= packing.pack(data[packing.argument])
+            weights |= packing.pack(data)
         runner = _load(self._engine, model, weights, [str(library) for library in libraries], self._options)
-        return lambda: runner([x])[0]
+        if not channels_last:
+            return lambda: runner([x])[0]
+        image = x.permute(TO_LAST).contiguous()
+        return lambda: runner([image])[0].permute(TO_FIRST)
+
+
+def _shape_key(layer: Layer, x: torch.Tensor) -> Hashable:
+    """Return what the time of a layer depends on."""
+    window = window_of(layer.node) if layer.convolves else None
+    return (x.shape, dims(layer.weight), layer.transposed, layer.bias is None, layer.norm is None, window)
