@@ -210,7 +210,8 @@ class Window:
     def places(self, image: tuple[int, int]) -> tuple[int, int]:
         """Return the height and width of the result for those of an image."""
         height, width = (
-            (size + sum(self.pads[axis::2]) - (self.shape[axis] - 1) * self.dilations[axis] - 1) // self.strides[axis] + 1
+            (size + sum(self.pads[axis::2]) - (self.shape[axis] - 1) * self.dilations[axis] - 1) // self.strides[axis]
+            + 1
             for axis, size in enumerate(image)
         )
         return height, width
@@ -267,6 +268,26 @@ def linear_node(
     output = node.outputs[0]
     output.name, output.type = f"{name}_result", ir.TensorType(result)
     return node, list(values.values())
+
+
+def is_layer(node: ir.Node) -> bool:
+    """Whether a node is one that `linear_node` made."""
+    return any(node.domain == precision.domain for precision in PRECISIONS.values())
+
+
+def activation_of(node: ir.Node) -> str | None:
+    """Return the activation of a layer's node, if it has one."""
+    number = node.attributes["activation"].as_int()
+    return ACTIVATIONS[number] if number else None
+
+
+def set_types(node: ir.Node, x: ir.DataType, result: ir.DataType) -> None:
+    """Let a layer's node take and return other types; a residual is of the type of the result."""
+    before = next(
+        suffix for suffix in sorted(_SUFFIXES.values(), key=len, reverse=True) if node.op_type.endswith(suffix)
+    )
+    node.op_type = node.op_type.removesuffix(before) + _SUFFIXES[x, result]
+    node.outputs[0].dtype = result
 
 
 def _constant(name: str, tensor: torch.Tensor) -> ir.Value:
