@@ -14,7 +14,7 @@ from torch import nn
 from sardonyx.native.linear import PRECISIONS
 from sardonyx.precision.metric import relative_error
 from sardonyx.run import layer_trials, precision_choice
-from tests.precision.test_compile import choice_of, compiled, inputs, model, precisions, run
+from tests.precision.test_compile import compiled, inputs, model, precisions, run
 
 pytestmark = [
     pytest.mark.usefixtures("ranked"),
@@ -30,15 +30,13 @@ def correlated(rows: int, seed: int = 1) -> torch.Tensor:
 # int4
 
 
-@pytest.mark.parametrize("bound", [0.005, 0.05, 0.3])
+@pytest.mark.parametrize("bound", [0.005, 0.03, 0.3])
 def test_layers_go_back_as_far_as_the_bound_asks(bound: float) -> None:
     module, x = model(), inputs()
     result, choice = run(module, x, precision="int4", max_drop=bound)
     assert relative_error(result, module(x)) <= bound
-    lowest = {0.005: "bf16", 0.05: "int8", 0.3: "int4"}[bound]
-    assert lowest in precisions(choice)
-    assert "int4" not in precisions(choice) or bound == 0.3
-    assert precisions(choice) == ["int4"] * 3 or bound < 0.3
+    assert {0.005: "bf16", 0.03: "int8", 0.3: "int4"}[bound] in precisions(choice)
+    assert choice.drop <= bound
 
 
 def test_auto_has_four_bits_only_where_they_are_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,28 +117,13 @@ def test_channels_of_outliers_stay_in_int8_with_scales() -> None:
     assert [layer.method for layer in choice.layers] == ["", "smoothed"]
 
 
-class Spikes(nn.Module):
-    """Each row has its outlier in another channel, so that no scales of channels help."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.last = nn.Linear(64, 48)
-        self.last.weight.data[0] = 0.0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.last(x)
-        return y - y.detach().amax(-1, keepdim=True)
-
-
 @pytest.mark.parametrize("precision", ["int8", "int4", "auto"])
 def test_a_model_that_int8_would_ruin_keeps_its_accuracy_and_says_which_layers_stayed(precision: str) -> None:
+    torch.manual_seed(0)
     module, x = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 48)).eval(), inputs(200)
+    x[torch.arange(200), torch.arange(200) % 64] = 1e3  # each row has its own, so that no scales of channels help
     with torch.no_grad():
-        module[0].weight *= 1e-2
-        module[0].bias.zero_()
-        x[torch.arange(200), torch.arange(200) % 64] = 1e3
-        module[0].weight[:, :] -= module[0].weight.mean(1, keepdim=True)
+        module[0].weight.copy_(torch.nn.functional.normalize(module[0].weight) * 1e-2)
     result, choice = run(module, x, precision=precision, max_drop=0.01)
     assert relative_error(result, module(x)) <= 0.01
     assert choice.drop <= 0.01
@@ -148,18 +131,15 @@ def test_a_model_that_int8_would_ruin_keeps_its_accuracy_and_says_which_layers_s
 
 
 def test_weights_that_are_not_finite_stay_in_floating_point() -> None:
-    module, x = model(), inputs()
+    module, x = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 48), nn.GELU()).eval(), inputs()
     with torch.no_grad():
-        module[4].weight[0, 0] = torch.inf
-    _, choice = run(module, x, precision="int8", max_drop=0.1)
-    assert precisions(choice)[:2] == ["int8", "int8"]
-    assert precisions(choice)[2] in ("bf16", "float32")
+        module[2].weight[0, 0] = torch.nan
+    for precision in ("int8", "int4"):
+        _, choice = run(module, x, precision=precision, max_drop=0.5)
+        assert precisions(choice) == [precision, "bf16"]
 
 
 def test_the_report_names_what_was_done_to_weights() -> None:
     module, x = Outliers().eval(), inputs(200)
     _, choice = run(module, x, precision="int8", max_drop=0.04)
     assert "last: int8 (smoothed), error" in str(choice)
-
-
-_ = choice_of

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import pytest
 
 from sardonyx.precision.plan import Plan
-from sardonyx.precision.search import Found, LayerTrials, Trial, Wanted, search
+from sardonyx.precision.search import Found, LayerTrials, Trial, search
 
-INT8 = Wanted(("int8", "bf16"))
+INT8 = ("int8", "bf16")
 
 
 def layer(

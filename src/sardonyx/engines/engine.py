@@ -163,6 +163,7 @@ class Engine(ABC):
 
         What follows a slash says which kernels: `com.microsoft.nchwc/16` has channels in blocks of sixteen,
         `com.microsoft/cuda` are kernels that are faster on CUDA, and with `/channels_last` those for that layout.
+        `channels_last` alone is no domain: it lets Transposes from channels last move towards the outputs.
         """
         return frozenset()
 

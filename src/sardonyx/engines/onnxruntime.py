@@ -24,6 +24,7 @@ from sardonyx.engines.ortvalue import from_torch
 from sardonyx.errors import EngineError, MissingDependency, MissingKernel, OptionError
 from sardonyx.native.session import onnxruntime
 from sardonyx.optimize.legalize import Kernels
+from sardonyx.optimize.rules.channels_last import CHANNELS_LAST
 from sardonyx.threads import ThreadPauser
 from sardonyx.toolchain.operator_libraries import libraries_of
 from sardonyx.translate.builder import MICROSOFT
@@ -62,7 +63,7 @@ class OnnxRuntime(Engine):
         """
         if device.type == "cuda":
             fused = f"{MICROSOFT}/cuda"
-            return frozenset({fused} if training else {fused, f"{fused}/channels_last"})
+            return frozenset({fused} if training else {fused, f"{fused}/channels_last", CHANNELS_LAST})
         if device.type != "cpu" or operators.isdisjoint(blocked.OPERATORS):
             return frozenset()
         domain = blocked.domain(onnxruntime())

@@ -14,6 +14,7 @@ using namespace lanes;
 
 constexpr int kRows = 12, kColumns = 32, kSteps = 16;
 constexpr int64_t kLine = 64, kStepBytes = 4 * kColumns;
+constexpr int64_t kElements = 1 << 12;  // that are rounded in one piece
 using Numbers = Pack<float, kColumns>;
 
 template <class T>
@@ -144,11 +145,7 @@ class Product {
   }
 
   ort::Status* run(const ort::Context* context) {
-    auto* status = spread(context, tiles_, kRows * call_.depth / 4, [this](int64_t begin, int64_t end) {
-      const auto window = memory<In>(call_.window ? call_.depth : 0);
-      for (int64_t tile = begin; tile < end; ++tile) encode(tile, window.get());
-    });
-    if (status) return status;
+    if (auto* status = encode_rows(context)) return status;
     const int64_t across = parts(panels_, task_panels_);
     return ort::parallel(context, row_blocks_ * across, [&](size_t task) {
       const int64_t block = task / across, first = task % across * task_panels_;
@@ -166,14 +163,44 @@ class Product {
   int height(int64_t tile) const { return static_cast<int>(first_row(tile + 1) - first_row(tile)); }
   char* tile_data(int64_t tile) const { return encoded_.get() + first_row(tile) * row_bytes_; }
 
-  void encode(int64_t tile, In* window) {
+  ort::Status* encode_rows(const ort::Context* context) {
+    const In* const x = static_cast<const In*>(call_.x);
+    if constexpr (Scheme::kRoundsElements && std::is_same_v<In, float>) {
+      if (call_.window && overlaps(*call_.window)) {  // round each element once, not in each window
+        const int64_t count = call_.window->elements(call_.images);
+        const auto rounded = memory<bfloat>(count);
+        auto* status = spread(context, parts(count, kElements), kElements / 4, [&](int64_t begin, int64_t end) {
+          const int64_t stop = std::min(count, end * kElements);
+          for (int64_t i = begin * kElements; i < stop; i += kColumns) round(x + i, stop - i, rounded.get() + i);
+        });
+        return status ? status : encode_tiles(context, rounded.get());
+      }
+    }
+    return encode_tiles(context, x);
+  }
+  static bool overlaps(const Window& w) { return w.height * w.width > w.stride_y * w.stride_x; }
+  static void round(const float* from, int64_t count, bfloat* to) {
+    const Columns some{0, std::min<int64_t>(count, kColumns)};
+    some.write(to, some.read(from));
+  }
+
+  template <class T>
+  ort::Status* encode_tiles(const ort::Context* context, const T* x) {
+    return spread(context, tiles_, kRows * call_.depth / 4, [this, x](int64_t begin, int64_t end) {
+      const auto window = memory<T>(call_.window ? call_.depth : 0);
+      for (int64_t tile = begin; tile < end; ++tile) encode(tile, x, window.get());
+    });
+  }
+
+  template <class T>
+  void encode(int64_t tile, const T* x, T* window) {
     const int64_t first = first_row(tile);
     const int rows = height(tile);
     char* to = tile_data(tile);
     for (int r = 0; r < rows; ++r, to += kLine) {
-      const In* from = static_cast<const In*>(call_.x) + (first + r) * call_.depth;
+      const T* from = x + (first + r) * call_.depth;
       if (call_.window) {
-        gather(*call_.window, first + r, window);
+        gather(*call_.window, x, first + r, window);
         from = window;
       }
       Scheme::encode(from, call_, to, rows * kLine, codes_[first + r]);
@@ -181,19 +208,26 @@ class Product {
   }
 
   // Copies the window at a place of the result, with zeros around the image.
-  void gather(const Window& w, int64_t place, In* to) const {
+  template <class T>
+  static void gather(const Window& w, const T* images, int64_t place, T* to) {
     const int64_t x = place % w.out_width, y = place / w.out_width % w.out_height;
-    const int64_t image = place / w.out_width / w.out_height;
-    const In* const from = static_cast<const In*>(call_.x) + image * w.image_height * w.image_width * w.channels;
-    for (int64_t i = 0; i < w.height; ++i) {
-      const int64_t row = y * w.stride_y - w.top + i * w.dilation_y;
-      for (int64_t j = 0; j < w.width; ++j, to += w.channels) {
-        const int64_t column = x * w.stride_x - w.left + j * w.dilation_x;
-        const bool inside = row >= 0 && row < w.image_height && column >= 0 && column < w.image_width;
-        if (inside) std::copy_n(from + (row * w.image_width + column) * w.channels, w.channels, to);
-        else std::fill_n(to, w.channels, In{});
+    const T* const image = images + place / w.out_width / w.out_height * w.image_height * w.image_width * w.channels;
+    const int64_t top = y * w.stride_y - w.top, left = x * w.stride_x - w.left, size = w.width * w.channels;
+    const windows::Inside rows(top, w.dilation_y, w.height, w.image_height);
+    const windows::Inside columns(left, w.dilation_x, w.width, w.image_width);
+    to = std::fill_n(to, rows.first * size, T{});
+    for (int64_t i = rows.first; i < rows.end; ++i) {
+      const T* from = image + ((top + i * w.dilation_y) * w.image_width + left + columns.first * w.dilation_x) * w.channels;
+      to = std::fill_n(to, columns.first * w.channels, T{});
+      if (w.dilation_x == 1) to = std::copy_n(from, (columns.end - columns.first) * w.channels, to);
+      else {
+        for (int64_t j = columns.first; j < columns.end; ++j, from += w.dilation_x * w.channels) {
+          to = std::copy_n(from, w.channels, to);
+        }
       }
+      to = std::fill_n(to, (w.width - columns.end) * w.channels, T{});
     }
+    std::fill_n(to, (w.height - rows.end) * size, T{});
   }
 
   void compute(int64_t first_tile, int64_t end_tile, int64_t panel, int64_t end_panel) const {

@@ -213,9 +213,18 @@ class Window:
     pads: tuple[int, int, int, int] = (0, 0, 0, 0)
     dilations: tuple[int, int] = (1, 1)
 
+    def places(self, image: tuple[int, int]) -> tuple[int, int]:
+        """Return the height and width of the result for those of an image."""
+        height, width = (
+            (size + sum(self.pads[axis::2]) - (self.shape[axis] - 1) * self.dilations[axis] - 1) // self.strides[axis]
+            + 1
+            for axis, size in enumerate(image)
+        )
+        return height, width
+
     @property
     def attribute(self) -> ir.Attr:
-        """Its numbers, as linear_operators.h reads them."""
+        """Its numbers, as windows.h reads them."""
         return ir.AttrInt64s("window", [*self.shape, *self.strides, *self.pads, *self.dilations])
 
 
@@ -269,6 +278,26 @@ def linear_node(
     return node, list(values.values())
 
 
+def is_layer(node: ir.Node) -> bool:
+    """Whether a node is one that `linear_node` made."""
+    return any(node.domain == precision.domain for precision in PRECISIONS.values())
+
+
+def activation_of(node: ir.Node) -> str | None:
+    """Return the activation of a layer's node, if it has one."""
+    number = node.attributes["activation"].as_int()
+    return ACTIVATIONS[number] if number else None
+
+
+def set_types(node: ir.Node, x: ir.DataType, result: ir.DataType) -> None:
+    """Let a layer's node take and return other types; a residual is of the type of the result."""
+    before = next(
+        suffix for suffix in sorted(_SUFFIXES.values(), key=len, reverse=True) if node.op_type.endswith(suffix)
+    )
+    node.op_type = node.op_type.removesuffix(before) + _SUFFIXES[x, result]
+    node.outputs[0].dtype = result
+
+
 def _constant(name: str, tensor: torch.Tensor) -> ir.Value:
     shape = tuple(tensor.shape)
     data = external_weight(name, to_onnx(tensor.dtype), shape) if tensor.is_meta else TorchTensor(tensor, name=name)
@@ -291,7 +320,8 @@ def build(precision: Precision, options: Options) -> Path:
 def _kernels(precision: Precision) -> str:
     """Return the source of the kernels, which need the instructions of the precision."""
     toolchain = [read_header("sardonyx.toolchain", name) for name in ("ort.h", "narrow.h")]
-    names = ("lanes.h", "arithmetic.h", "functions.h", "kernels.h", "linear_call.h", "linear.h", *precision.headers)
+    shared = ("lanes.h", "arithmetic.h", "functions.h", "kernels.h")
+    names = (*shared, "windows.h", "linear_call.h", "linear.h", *precision.headers)
     run = "ort::Status* run(const ort::Context* context, const Call& call)"
     entry = f"namespace linear {{ {run} {{ return run_as<{precision.scheme}>(context, call); }} }}"
     return "\n".join([*toolchain, *(read_header("sardonyx.native", name) for name in names), entry])
@@ -302,6 +332,7 @@ def _operators(precision: Precision) -> str:
     headers = [
         "#include <mutex>",
         read_header("sardonyx.toolchain", "ort.h"),
+        read_header("sardonyx.native", "windows.h"),
         read_header("sardonyx.native", "linear_call.h"),
         read_header("sardonyx.native", "linear_operators.h"),
     ]

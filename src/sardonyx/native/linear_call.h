@@ -6,11 +6,7 @@ namespace linear {
 enum class Activation { kNone, kRelu, kGelu, kTanhGelu, kSilu };
 enum class Type { kFloat, kBfloat16 };
 
-// Of a convolution: a row of its product is the window of an image at one place, of channels that lie side by side.
-struct Window {
-  int64_t image_height, image_width, channels, out_height, out_width;
-  int64_t height, width, stride_y, stride_x, top, left, dilation_y, dilation_x;
-};
+using windows::Window;
 
 // y[m, n] = activation(Σₖ x[m, k] · w[k, n] + bias[n]) + residual[m, n], or activation(… + residual[m, n])
 struct Call {
@@ -26,7 +22,8 @@ struct Call {
   void* y;
   Activation activation;
   bool activates_sum;      // with the residual
-  const Window* window;    // null, if x has the rows themselves
+  const Window* window;    // of a convolution, whose rows are the windows of images; null, if x has the rows themselves
+  int64_t images;          // of a convolution
   Type x_type, y_type;
 };
 

@@ -6,6 +6,7 @@ namespace linear {
 
 struct Int8 {
   static constexpr int kGroup = 4;
+  static constexpr bool kRoundsElements = false;  // rows have scales of their own
   using Sum = int32_t;
   struct Code {
     float scale;

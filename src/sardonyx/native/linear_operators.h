@@ -28,7 +28,7 @@ ort::Status* int_attribute(const ort::Info* info, const char* name, int64_t* val
 
 struct Layer {
   int64_t depth = 0, columns = 0, activation = 0, activates_sum = 0, block = 0, has_zero_points = 0;
-  int64_t window[10] = {};  // height, width, strides, padding at the top, left, bottom and right, dilations
+  windows::Sizes window;
 
   ort::Status* make(const ort::Info* info, bool is_convolution) {
     if (auto s = int_attribute(info, "depth", &depth)) return s;
@@ -41,17 +41,7 @@ struct Layer {
     constexpr int64_t kLeastBlock = 32;
     const bool valid = known && depth >= 0 && columns >= 0 && block >= 0 && block % kLeastBlock == 0;
     if (!valid) return ort::failure("a linear layer has invalid attributes");
-    return is_convolution ? read_window(info) : nullptr;
-  }
-
-  ort::Status* read_window(const ort::Info* info) {
-    size_t count = std::size(window);
-    auto get = ort::call<ort::Status*(const ort::Info*, const char*, int64_t*, size_t*)>(ort::kInfoInts);
-    if (auto s = get(info, "window", window, &count)) return s;
-    const auto positive = [this](int i) { return window[i] > 0; };
-    const bool valid = count == std::size(window) && positive(0) && positive(1) && positive(2) && positive(3) &&
-                       positive(8) && positive(9) && std::all_of(window + 4, window + 8, [](auto p) { return p >= 0; });
-    return valid ? nullptr : ort::failure("a convolution has an invalid window");
+    return is_convolution ? window.read(info) : nullptr;
   }
 };
 
@@ -61,17 +51,8 @@ bool is_pixel(const linear::Window& w) {
          w.out_width == w.image_width && w.top == 0 && w.left == 0;
 }
 
-// Sizes of a convolution's window and result; false, if x does not fit.
-bool place(const Layer& layer, const ort::Tensor& x, linear::Window& w) {
-  if (x.rank != 4) return false;
-  const int64_t* const sizes = layer.window;
-  w = {x.dims[1], x.dims[2], x.dims[3], 0, 0, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[8], sizes[9]};
-  const int64_t free_height = w.image_height + w.top + sizes[6] - (w.height - 1) * w.dilation_y - 1;
-  const int64_t free_width = w.image_width + w.left + sizes[7] - (w.width - 1) * w.dilation_x - 1;
-  if (free_height < 0 || free_width < 0) return false;
-  w.out_height = free_height / w.stride_y + 1;
-  w.out_width = free_width / w.stride_x + 1;
-  return w.height * w.width * w.channels == layer.depth;
+bool place(const Layer& layer, const ort::Tensor& x, linear::Window& window) {
+  return layer.window.place(x, window) && window.height * window.width * window.channels == layer.depth;
 }
 
 // Checks that an input is a row of the given size; returns its data, null if it is absent.
@@ -141,6 +122,7 @@ ort::Status* run_layer(ort::Context* context, const Layer& layer, bool is_convol
   if (is_convolution) dims[1] = window.out_height, dims[2] = window.out_width;
   Call call{};
   call.window = is_convolution && !is_pixel(window) ? &window : nullptr;
+  call.images = x.dims[0];
   call.rows = 1;
   for (size_t axis = 0; axis + 1 < x.rank; ++axis) call.rows *= dims[axis];
   call.columns = layer.columns, call.depth = layer.depth;

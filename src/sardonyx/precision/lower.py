@@ -11,10 +11,15 @@ import torch
 from sardonyx.errors import OptionError
 from sardonyx.native import linear
 from sardonyx.options import Options
-from sardonyx.precision.layers import Layer, dims, layers_of
-from sardonyx.precision.packing import Packing
+from sardonyx.precision.convolutions import TO_FIRST, TO_LAST, window_of
+from sardonyx.precision.layers import Layer, layers_of
+from sardonyx.precision.layout import join_layouts
+from sardonyx.precision.packing import BIAS, Packing
 from sardonyx.precision.plan import FLOAT32, Plan, Type
+from sardonyx.precision.sizes import dims
 from sardonyx.precision.storage import Storage
+from sardonyx.translate.inference import set_dims
+from sardonyx.translate.translator import external_weight
 
 
 def unsupported_reason(layer: Layer, precision: Type) -> str | None:
@@ -24,7 +29,7 @@ def unsupported_reason(layer: Layer, precision: Type) -> str | None:
     if missing:
         return f"the processor lacks {', '.join(missing)}"
     try:
-        kind.pack(torch.empty(_matrix(layer), device="meta"))
+        kind.pack(torch.empty(layer.matrix_sizes, device="meta"))
     except OptionError as error:
         return error.what
     return None
@@ -45,28 +50,62 @@ def lower(
     used = sorted({precision for _, precision in chosen})
     for precision in used:
         model.graph.opset_imports[linear.PRECISIONS[precision].domain] = 1
-    return packings, [linear.build(linear.PRECISIONS[precision], options) for precision in used]
+    libraries = [linear.build(linear.PRECISIONS[precision], options) for precision in used]
+    if any(layer.convolves for layer, _ in chosen):
+        libraries += join_layouts(model, options)
+    return packings, libraries
 
 
 def _replace(
     graph: ir.Graph, layer: Layer, precision: Type, storage: Storage | None, weights: Mapping[str, int]
 ) -> Packing:
     """Replace a layer by a node whose packed weight is declared, without its data."""
-    old, weight, kind = layer.result, layer.weight, linear.PRECISIONS[precision]
+    old, kind = layer.result, linear.PRECISIONS[precision]
     pack = kind.pack if storage is None else storage.pack
-    packed = pack(torch.empty(_matrix(layer), device="meta"))
-    name = f"{precision}_{old.name}"
-    node, constants = linear.linear_node(kind, layer.x, packed, name=name, bias=layer.bias)
+    packed = pack(torch.empty(layer.matrix_sizes, device="meta"))
+    name, nodes, x, window = f"{precision}_{old.name}", [], layer.x, None
+    bias = layer.bias if layer.norm is None else _bias_of_norm(f"{name}_{BIAS}", layer)
+    if layer.convolves:
+        nodes.append(_transpose(x, TO_LAST))
+        x, window = nodes[0].outputs[0], window_of(layer.node)
+    node, constants = linear.linear_node(kind, x, packed, name=name, bias=bias, window=window)
+    nodes.append(node)
+    names = dict(zip(packed.constants, (str(value.name) for value in constants), strict=True))
+    if layer.norm is not None:
+        assert bias is not None
+        constants, names = [*constants, bias], names | {BIAS: str(bias.name)}
     for value in constants:
         graph.register_initializer(value)
-    names = dict(zip(packed.constants, (str(value.name) for value in constants), strict=True))
-    node.meta["fx"] = layer.node.meta.get("fx")
-    graph.insert_before(layer.node, node)
-    _take_place(node.outputs[0], old)
-    graph.remove(layer.node, safe=True)
-    if not weight.uses():
-        del graph.initializers[str(weight.name)]
-    return Packing(weights[str(weight.name)], precision, layer.transposed, names, storage)
+    if layer.convolves:
+        set_dims(node.outputs[0], tuple(dims(old)[axis] for axis in TO_LAST))
+        nodes.append(_transpose(node.outputs[0], TO_FIRST))
+    for added in nodes:
+        added.meta["fx"] = layer.node.meta.get("fx")
+    graph.insert_before(layer.node, nodes)
+    folded, form = layer.folded, layer.form
+    _take_place(nodes[-1].outputs[0], old)
+    graph.remove(layer.nodes[::-1], safe=True)
+    for weight in folded:
+        if not weight.uses():
+            del graph.initializers[str(weight.name)]
+    return Packing([weights[str(weight.name)] for weight in folded], precision, form, names, storage)
+
+
+def _transpose(x: ir.Value, order: Sequence[int]) -> ir.Node:
+    node = ir.Node("", "Transpose", [x], [ir.AttrInt64s("perm", order)])
+    y = node.outputs[0]
+    y.name, y.type = f"{x.name}_transposed", x.type
+    set_dims(y, tuple(dims(x)[axis] for axis in order))
+    return node
+
+
+def _bias_of_norm(name: str, layer: Layer) -> ir.Value:
+    """Return the bias that a folded batch norm leaves, declared without its data."""
+    sizes = (layer.matrix_sizes[1],)
+    value = ir.Value(name=name, const_value=external_weight(name, ir.DataType.FLOAT, sizes))
+    value.type = ir.TensorType(ir.DataType.FLOAT)
+    set_dims(value, sizes)
+    return value
 
 
 def _take_place(new: ir.Value, old: ir.Value) -> None:
@@ -74,8 +113,3 @@ def _take_place(new: ir.Value, old: ir.Value) -> None:
     new.meta.update(old.meta)
     old.name = f"{old.name}_replaced"
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-
-
-def _matrix(layer: Layer) -> tuple[int, int]:
-    first, second = (int(size) for size in dims(layer.weight) if isinstance(size, int))
-    return (second, first) if layer.transposed else (first, second)

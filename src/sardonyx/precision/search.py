@@ -10,18 +10,8 @@ from typing import TypeAlias
 from sardonyx.precision.plan import FALLBACKS, FLOAT32, Plan, Type
 from sardonyx.precision.storage import Storage
 
-
-@dataclass(frozen=True)
-class Wanted:
-    """The precisions that layers may have."""
-
-    types: Sequence[Type]
-    first: Type | None = None
-    """The one that a layer starts in wherever it is faster than float32, if not the fastest."""
-
-    def without(self, precision: Type) -> Wanted:
-        """Return what is wanted without a precision."""
-        return Wanted([t for t in self.types if t != precision], None if self.first == precision else self.first)
+FASTER, AS_FAST = 0.97, 1.03
+"""Shares of the time in float32, apart by what equal calls differ by: what is faster, and what is not slower."""
 
 
 @dataclass(frozen=True)
@@ -41,30 +31,27 @@ class LayerTrials:
     layer: str
     float32_seconds: float
     trials: Mapping[Type, Trial] = field(default_factory=dict)
+    chained: bool = False
+    """Whether it is one of the layers that are worthwhile only together, as their results have another layout."""
+    share: float = FASTER
+    """The share of its time in float32 that a layer may take."""
+
+    def possible(self, wanted: Sequence[Type]) -> list[Type]:
+        """Return those of these precisions that it can run in."""
+        return [t for t in wanted if t in self.trials]
 
     def worthwhile(self, wanted: Sequence[Type]) -> list[Type]:
-        """Return those of these precisions that are faster than float32."""
-        return [t for t in wanted if t in self.trials and self.trials[t].seconds < self.float32_seconds * _WINS]
+        """Return those of these precisions that are fast enough."""
+        return [t for t in self.possible(wanted) if self.trials[t].seconds < self.float32_seconds * self.share]
 
-    def path(self, wanted: Wanted) -> list[Type]:
-        """Return the precision that the layer starts in and those that it goes back to; the last is float32."""
-        allowed = self.worthwhile(wanted.types)
-        fastest = min(allowed, key=lambda t: self.trials[t].seconds, default=FLOAT32)
-        path = [wanted.first if wanted.first is not None and wanted.first in allowed else fastest]
-        while path[-1] != FLOAT32:
-            following = FALLBACKS[path[-1]]
-            while following != FLOAT32 and following not in allowed:
-                following = FALLBACKS[following]
-            path.append(following)
-        return path
+    def fastest_seconds(self, wanted: Sequence[Type]) -> float:
+        """Return the time in the fastest of these precisions that it can run in, else in float32."""
+        return min((self.trials[t].seconds for t in self.possible(wanted)), default=self.float32_seconds)
 
     def error(self, precision: Type) -> float:
         """Return the error in a precision."""
         return self.trials[precision].error if precision in self.trials else 0.0
 
-
-_WINS = 0.97
-"""A layer must take at most this share of its time in float32: what equal calls differ by."""
 
 Evaluate: TypeAlias = Callable[[Plan], float]
 """Returns the drop of the results of the whole model."""
@@ -81,14 +68,24 @@ class Found:
     """Layers that run in a higher precision than they would by speed alone, most sensitive first."""
 
 
-def search(layers: Sequence[LayerTrials], wanted: Wanted, evaluate: Evaluate, max_drop: float) -> Found:
+def search(
+    layers: Sequence[LayerTrials],
+    wanted: Sequence[Type],
+    evaluate: Evaluate,
+    max_drop: float,
+    *,
+    in_order: bool = False,
+) -> Found:
     """Return the plan that keeps the drop within the bound with the fewest steps back to a higher precision.
 
-    Steps back are ordered by the error that each removes, largest first, and their least number is found by bisection.
+    `wanted` are the precisions that may be used. Each layer starts in the fastest of them, or with `in_order` in the
+    first; steps back are ordered by the error that each removes, largest first, and their least number is found by
+    bisection.
     """
-    paths = {trials.layer: trials.path(wanted) for trials in layers}
+    allowed = worthwhile(layers, wanted)
+    paths = {trials.layer: path(trials, allowed[trials.layer], in_order=in_order) for trials in layers}
+    start = Plan({layer: types[0] for layer, types in paths.items()}, _storages(layers))
     steps = _steps(layers, paths)
-    start = Plan({layer: path[0] for layer, path in paths.items()}, _storages(layers))
     tried: dict[int, float] = {}
 
     def drop_after(count: int) -> float:
@@ -102,6 +99,15 @@ def search(layers: Sequence[LayerTrials], wanted: Wanted, evaluate: Evaluate, ma
     return Found(after(start, steps[:count]), drop_after(count), len(tried), demoted)
 
 
+def worthwhile(layers: Sequence[LayerTrials], wanted: Sequence[Type]) -> Mapping[str, list[Type]]:
+    """Return the precisions in which each layer is faster than in float32; in a chain, in which all are together."""
+    chain = [trials for trials in layers if trials.chained]
+    together = sum(trials.fastest_seconds(wanted) for trials in chain)
+    wins = together < sum(trials.float32_seconds * trials.share for trials in chain)
+    in_chain = {trials.layer: trials.possible(wanted) if wins else [] for trials in chain}
+    return {trials.layer: in_chain.get(trials.layer, trials.worthwhile(wanted)) for trials in layers}
+
+
 _Step: TypeAlias = tuple[str, Type]
 """A layer, and the precision that it gets."""
 
@@ -111,6 +117,15 @@ def after(plan: Plan, steps: Sequence[_Step]) -> Plan:
     for layer, precision in steps:
         plan = plan.with_layer(layer, precision)
     return plan
+
+
+def path(trials: LayerTrials, allowed: Sequence[Type], *, in_order: bool = False) -> Sequence[Type]:
+    """Return the precision that a layer starts in, and those that it goes back to; the last is float32."""
+    fastest = min(allowed, key=lambda t: trials.trials[t].seconds, default=FLOAT32)
+    types = [next(iter(allowed), FLOAT32) if in_order else fastest]
+    while types[-1] != FLOAT32:
+        types.append(_next(types[-1], allowed))
+    return types
 
 
 def _storages(layers: Sequence[LayerTrials]) -> Mapping[tuple[str, Type], Storage]:
@@ -127,6 +142,14 @@ def _steps(layers: Sequence[LayerTrials], paths: Mapping[str, Sequence[Type]]) -
             least = min(least, trials.error(precision) - trials.error(following))
             found.append((least, trials.layer, following))
     return [(layer, precision) for _, layer, precision in sorted(found, key=lambda step: -step[0])]
+
+
+def _next(precision: Type, allowed: Sequence[Type]) -> Type:
+    """Return the next higher precision that a layer may have."""
+    following = FALLBACKS[precision]
+    while following != FLOAT32 and following not in allowed:
+        following = FALLBACKS[following]
+    return following
 
 
 def _least(most: int, holds: Callable[[int], bool]) -> int:

@@ -87,13 +87,14 @@ class Binding:
         """Return the data of initializers for the weights among these arguments."""
         constants = {name: args[index] for name, index in self.weights.items()}
         for packing in self.packings:
-            constants |= packing.pack(args[packing.argument])
+            constants |= packing.pack(args)
         return constants
 
     @property
     def constant_arguments(self) -> list[int]:
         """The arguments that are weights of a session."""
-        return sorted({*self.weights.values(), *(packing.argument for packing in self.packings)})
+        packed = (argument for packing in self.packings for argument in packing.arguments)
+        return sorted({*self.weights.values(), *packed})
 
     @property
     def is_plain(self) -> bool:

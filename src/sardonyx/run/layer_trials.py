@@ -14,11 +14,13 @@ import torch
 from sardonyx.engines import Engine, Job, Runner
 from sardonyx.options import Options
 from sardonyx.precision.calibration import calibrated
-from sardonyx.precision.layers import PRODUCTS, Layer, alone, dims, layers_of
+from sardonyx.precision.convolutions import TO_FIRST, TO_LAST, window_of
+from sardonyx.precision.layers import Layer, alone, layers_of
 from sardonyx.precision.lower import lower, unsupported_reason
 from sardonyx.precision.metric import relative_error
 from sardonyx.precision.plan import FLOAT32, INTEGERS, Plan, Type
-from sardonyx.precision.search import LayerTrials, Trial, Wanted
+from sardonyx.precision.search import LayerTrials, Trial, path
+from sardonyx.precision.sizes import dims
 from sardonyx.precision.storage import Storage, contents_of
 from sardonyx.run.builds import Built
 from sardonyx.timing import in_turns
@@ -30,22 +32,26 @@ def measure_layers(
     engine: Engine,
     built: Built,
     args: Sequence[Any],
-    wanted: Wanted,
+    wanted: Sequence[Type],
     options: Options,
+    *,
+    in_order: bool = False,
     progress: Callable[[str], None] = lambda remark: None,
 ) -> list[LayerTrials]:
     """Return the error and time of each layer in these precisions, as far as this machine has them."""
     layers = layers_of(built.graph)
     if not layers:
         return []
-    bench = _Bench(engine, built.binding.constants(args), wanted, options)
-    names = sorted({str(layer.x.name) for layer in layers})
-    values = _values(engine, built, args, names, options)
-    trials = []
+    bench = LayerBench(engine, built.binding.constants(args), wanted, options)
+    values = _values(engine, built, args, sorted({str(layer.x.name) for layer in layers}), options)
+    found = []
     for number, layer in enumerate(layers, 1):
         progress(f"layer {number} of {len(layers)}, {layer.name}")
-        trials.append(bench.trials(layer, values[str(layer.x.name)]))
-    return trials
+        x = values[str(layer.x.name)]
+        trials = bench.trials(layer, x)
+        used = path(trials, trials.worthwhile(wanted), in_order=in_order)
+        found.append(bench.calibrated(layer, x, trials, used))
+    return found
 
 
 def _values(
@@ -70,55 +76,67 @@ def _load(
     return engine.load(Job.of(data, model.graph, options, weights=weights, libraries=libraries), None)
 
 
-class _Bench:
+class LayerBench:
     """Runs layers; those of one shape are timed once."""
 
-    def __init__(self, engine: Engine, weights: Mapping[str, torch.Tensor], wanted: Wanted, options: Options) -> None:
+    def __init__(
+        self, engine: Engine, weights: Mapping[str, torch.Tensor], wanted: Sequence[Type], options: Options
+    ) -> None:
         self._engine, self._weights, self._wanted, self._options = engine, weights, wanted, options
-        self._times: dict[Hashable, Mapping[Type, float]] = {}
+        self._times: dict[Hashable, Sequence[float]] = {}
 
     def trials(self, layer: Layer, x: torch.Tensor) -> LayerTrials:
         """Return the error and time of a layer in each precision."""
-        types = [t for t in self._wanted.types if unsupported_reason(layer, t) is None and self._fits(layer, t)]
-        calls = {precision: self._call(layer, x, precision) for precision in (FLOAT32, *types)}
-        results = {precision: call() for precision, call in calls.items()}
-        seconds, reference = self._seconds(layer, x, calls), results[FLOAT32]
-        plain = {t: Trial(relative_error(results[t], reference), seconds[t]) for t in types}
-        found = LayerTrials(layer.name, seconds[FLOAT32], {t: trial for t, trial in plain.items() if _is_usable(trial)})
-        used = [t for t in found.path(self._wanted) if t != FLOAT32]
-        better = {t: self._calibrated(layer, x, t, found.trials[t], reference) for t in used}
-        return replace(found, trials={**found.trials, **better})
+        calls = self._calls(layer, x)
+        reference, *results = [call() for call in calls.values()]
+        float32, *seconds = self._seconds(layer, x, list(calls.values()))
+        measured = zip(list(calls)[1:], results, seconds, strict=True)
+        trials = {precision: Trial(relative_error(result, reference), s) for precision, result, s in measured}
+        finite = {precision: trial for precision, trial in trials.items() if trial.error < math.inf}
+        return LayerTrials(layer.name, float32, finite, chained=layer.convolves)
+
+    def calibrated(self, layer: Layer, x: torch.Tensor, trials: LayerTrials, used: Sequence[Type]) -> LayerTrials:
+        """Return the trials of a layer whose weight is stored as its activations ask for, where that has less error."""
+        types = [] if layer.convolves else [t for t in used if t in INTEGERS]
+        if not types:
+            return trials
+        reference = self._call(layer, x, FLOAT32)()
+        better = {t: self._stored(layer, x, t, trials.trials[t], reference) for t in types}
+        return replace(trials, trials={**trials.trials, **better})
+
+    def _stored(self, layer: Layer, x: torch.Tensor, precision: Type, plain: Trial, reference: torch.Tensor) -> Trial:
+        weight = self._weights[str(layer.weight.name)]
+        storage = calibrated(precision, layer.form.matrix(weight), x, contents_of(weight))
+        if storage is None:
+            return plain
+        error = relative_error(self._call_with(layer, x, precision, storage)(), reference)
+        return replace(plain, error=error, storage=storage) if error < plain.error else plain
 
     def _fits(self, layer: Layer, precision: Type) -> bool:
         """Whether the weight can be stored: integers have no NaN and no infinity."""
         return precision not in INTEGERS or bool(self._weights[str(layer.weight.name)].isfinite().all())
 
-    def _calibrated(
-        self, layer: Layer, x: torch.Tensor, precision: Type, plain: Trial, reference: torch.Tensor
-    ) -> Trial:
-        """Return the trial of a layer whose weight is stored as its activations ask for, if that has less error."""
-        if layer.node.op_type not in PRODUCTS:
-            return plain
-        weight = self._weights[str(layer.weight.name)]
-        matrix = weight.t() if layer.transposed else weight
-        storage = calibrated(precision, matrix, x, contents_of(weight))
-        if storage is None:
-            return plain
-        error = relative_error(self._call(layer, x, precision, storage)(), reference)
-        return Trial(error, plain.seconds, storage) if error < plain.error else plain
+    def _calls(self, layer: Layer, x: torch.Tensor) -> Mapping[Type, Callable[[], torch.Tensor]]:
+        """Return calls of a layer in float32, and in the precisions that it can have."""
+        types = [t for t in self._wanted if unsupported_reason(layer, t) is None and self._fits(layer, t)]
+        return {precision: self._call(layer, x, precision) for precision in (FLOAT32, *types)}
 
-    def _seconds(self, layer: Layer, x: torch.Tensor, calls: Mapping[Type, Callable[[], Any]]) -> Mapping[Type, float]:
-        key = (x.shape, dims(layer.weight), layer.transposed, layer.bias is None, *calls)
+    def _seconds(self, layer: Layer, x: torch.Tensor, calls: Sequence[Callable[[], Any]]) -> Sequence[float]:
+        key = (_shape_key(layer, x), len(calls))
         if key not in self._times:
-            taken = in_turns([*calls.values()], rounds=ROUNDS, round_seconds=ROUND_SECONDS)
-            self._times[key] = {precision: min(times) for precision, times in zip(calls, taken, strict=True)}
+            self._times[key] = [min(times) for times in in_turns(calls, rounds=ROUNDS, round_seconds=ROUND_SECONDS)]
         return self._times[key]
 
-    def _call(
-        self, layer: Layer, x: torch.Tensor, precision: Type, storage: Storage | None = None
+    def _call(self, layer: Layer, x: torch.Tensor, precision: Type) -> Callable[[], torch.Tensor]:
+        """Return a call of a layer in a precision, with its weight stored as usual."""
+        return self._call_with(layer, x, precision, None)
+
+    def _call_with(
+        self, layer: Layer, x: torch.Tensor, precision: Type, storage: Storage | None
     ) -> Callable[[], torch.Tensor]:
-        """Return a call of a layer in a precision."""
-        model = alone(layer, tuple(x.shape))
+        """Return a call of a layer in a precision; a lowered convolution has channels last, as in a chain."""
+        channels_last = layer.convolves and precision != FLOAT32
+        model = alone(layer, tuple(x.shape), channels_last=channels_last)
         names = [name for name in model.graph.initializers if name in self._weights]
         data = [self._weights[name] for name in names]
         (only,) = layers_of(model.graph)
@@ -126,10 +144,15 @@ class _Bench:
         packings, libraries = lower(model, plan, {name: i for i, name in enumerate(names)}, self._options)
         weights = {name: x for name, x in zip(names, data, strict=True) if name in model.graph.initializers}
         for packing in packings:
-            weights |= packing.pack(data[packing.argument])
+            weights |= packing.pack(data)
         runner = _load(self._engine, model, weights, [str(library) for library in libraries], self._options)
-        return lambda: runner([x])[0]
+        if not channels_last:
+            return lambda: runner([x])[0]
+        image = x.permute(TO_LAST).contiguous()
+        return lambda: runner([image])[0].permute(TO_FIRST)
 
 
-def _is_usable(trial: Trial) -> bool:
-    return trial.error < math.inf
+def _shape_key(layer: Layer, x: torch.Tensor) -> Hashable:
+    """Return what the time of a layer depends on."""
+    window = window_of(layer.node) if layer.convolves else None
+    return (x.shape, dims(layer.weight), layer.transposed, layer.bias is None, layer.norm is None, window)

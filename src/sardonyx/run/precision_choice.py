@@ -1,11 +1,13 @@
-"""Choose the precision of a region's layers by the arguments of a call: measure layers, and guard the results."""
+"""Choose the precision of a model's layers by the arguments of calls: measure layers, and guard the results."""
 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import itemgetter
 from statistics import median
 from typing import Any, Protocol
 
@@ -16,10 +18,10 @@ from sardonyx.cache.machine import key_of
 from sardonyx.engines import Engine, Job
 from sardonyx.errors import OptionError
 from sardonyx.options import Options
-from sardonyx.precision.layers import layers_of
+from sardonyx.precision.layers import Layer, layers_of
 from sardonyx.precision.metric import Difference, checked, differ
-from sardonyx.precision.plan import Plan
-from sardonyx.precision.search import LayerTrials, Trial, Wanted, search
+from sardonyx.precision.plan import FLOAT32, Plan, Type
+from sardonyx.precision.search import LayerTrials, Trial, search, worthwhile
 from sardonyx.run.builds import Built
 from sardonyx.run.layer_trials import ROUND_SECONDS, ROUNDS, measure_layers
 from sardonyx.run.precision_cache import Chosen, cache_choice, cached_choice
@@ -29,32 +31,116 @@ from sardonyx.timing import in_turns
 
 log = logging.getLogger(__name__)
 
-WANTED: Mapping[str, Wanted] = {
-    "bf16": Wanted(("bf16",)),
-    "int8": Wanted(("int8", "bf16")),
-    "int4": Wanted(("int4", "int8", "bf16"), first="int4"),
-    "auto": Wanted(("int4", "int8", "bf16")),
+WANTED: Mapping[str, Sequence[Type]] = {
+    "bf16": ("bf16",),
+    "int8": ("int8", "bf16"),
+    "int4": ("int4", "int8", "bf16"),
+    "auto": ("int4", "int8", "bf16"),
 }
 """The precisions that layers may have, by the value of the option."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A region with a plan: what is built for it, and a call with the arguments and fixed random numbers."""
+    """A model with a plan: what is built for it, and its calls with calibration inputs and fixed random numbers."""
 
-    region: Any
-    built: Built
-    call: Callable[[], Sequence[Any]]
+    model: Any
+    calls: Sequence[Callable[[], Sequence[Any]]]
+
+    def results(self) -> Sequence[Sequence[Any]]:
+        """Return the results of each call."""
+        return [call() for call in self.calls]
+
+
+class Subject(ABC):
+    """The model that precisions are chosen for: how it is built, measured and recognized."""
+
+    wanted: Sequence[Type]
+    """The precisions that layers may have."""
+    in_order = False
+    """Whether layers start in the first of these, instead of the fastest."""
+    share = 1.0
+    """The share of its time in float32 that a call may take."""
+    why_no_trials = "this processor has no instructions for it, or weights are not finite"
+
+    @abstractmethod
+    def candidate(self, plan: Plan) -> Candidate:
+        """Return the model with a plan."""
+
+    @abstractmethod
+    def trials(self, float32: Candidate, progress: Callable[[str], None]) -> Sequence[LayerTrials]:
+        """Return what is measured of each layer by itself; `progress` takes how far it is."""
+
+    @abstractmethod
+    def logits(self, float32: Candidate) -> frozenset[int]:
+        """Return the results that are scores of classes or words."""
+
+    @abstractmethod
+    def key(self, float32: Candidate) -> Mapping[str, str]:
+        """Return what the choice depends on besides options and the machine: the model, its weights and inputs."""
 
 
 class Build(Protocol):
-    """Builds a region with a plan, by default with native kernels if the options ask for them."""
+    """Builds a region with a plan, with native kernels if the options ask for them and they are not left out."""
 
-    def __call__(self, plan: Plan, *, native: bool = True) -> Candidate: ...
+    def __call__(self, plan: Plan, *, native: bool = True) -> Candidate:
+        """Return the region with a plan."""
+
+
+@dataclass(frozen=True)
+class RegionSubject(Subject):
+    """A region of a compiled model, in a call with these arguments."""
+
+    build: Build
+    engine: Engine
+    args: Sequence[Any]
+    options: Options
+    wanted: Sequence[Type]
+
+    def candidate(self, plan: Plan) -> Candidate:
+        """Return the region with a plan."""
+        return self.build(plan)
+
+    @property
+    def in_order(self) -> bool:  # type: ignore[override]  # as the options say
+        """Whether layers start in the precision that was asked for: int4 pays in later calls, of one row."""
+        return self.options.precision == "int4"
+
+    def trials(self, float32: Candidate, progress: Callable[[str], None]) -> Sequence[LayerTrials]:
+        """Return what is measured of each layer by itself."""
+        built = (self._with_layers or float32).model.built
+        arguments = (self.engine, built, self.args, self.wanted, self.options)
+        return measure_layers(*arguments, in_order=self.in_order, progress=progress)
+
+    @cached_property
+    def _with_layers(self) -> Candidate | None:
+        """The region in float32 without native kernels, which layers would be parts of; None if it has none anyway."""
+        return self.build(Plan(), native=False) if self.options.native is True else None
+
+    def logits(self, float32: Candidate) -> frozenset[int]:
+        """Return the results that a layer computes."""
+        built: Built = (self._with_layers or float32).model.built
+        scores = scores_of(built.graph, layers_of(built.graph))
+        return frozenset(i for i, result in enumerate(built.binding.results) if result.output in scores)
+
+    def key(self, float32: Candidate) -> Mapping[str, str]:
+        """Return the model with its weights, and the arguments' shapes."""
+        built: Built = float32.model.built
+        job = Job.of(built.model, built.graph, self.options, weights=built.binding.constants(self.args))
+        shapes = [(str(x.dtype), tuple(x.shape)) if isinstance(x, torch.Tensor) else x for x in self.args]
+        return {"model": job.digest(), "inputs": repr(shapes)}
 
 
 def choose_precision(
     build: Build, engine: Engine, args: Sequence[Any], options: Options, device: torch.device
+) -> tuple[PrecisionChoice, Candidate]:
+    """Return the choice for a region, and the candidate to use."""
+    subject = RegionSubject(build, engine, args, options, WANTED[options.precision])
+    return choose_for(subject, engine, options, device)
+
+
+def choose_for(
+    subject: Subject, engine: Engine, options: Options, device: torch.device
 ) -> tuple[PrecisionChoice, Candidate]:
     """Return the choice, and the candidate to use."""
     if device.type != "cpu" or not engine.takes_kernels(device):
@@ -63,14 +149,13 @@ def choose_precision(
             hint="it is for the engine 'onnxruntime' on the CPU; on a GPU, convert the model, as by model.half()",
         )
     with show_progress(f"choosing the precision of layers, {options.precision}") as progress:
-        return _Chooser(build, engine, args, options, progress).choose()
+        return _Chooser(subject, engine, options, progress).choose()
 
 
 @dataclass
 class _Chooser:
-    build: Build
+    subject: Subject
     engine: Engine
-    args: Sequence[Any]
     options: Options
     progress: Callable[[str], None]
     candidates: dict[str, Candidate] = field(default_factory=dict)
@@ -80,11 +165,11 @@ class _Chooser:
         cached = None if key is None else cached_choice(key, self.options)
         if cached is not None:
             return cached.choice, self._candidate(cached.plan)
-        _check_results(self._references)
-        wanted = WANTED[self.options.precision]
-        trials = measure_layers(self.engine, self._layered.built, self.args, wanted, self.options, self.progress)
+        for references in self._references:
+            _check_results(references)
+        trials = self.subject.trials(self._float32, self.progress)
         self.progress("the whole model")
-        choice, plan = self._choose(trials, wanted)
+        choice, plan = self._choose(trials)
         if key is not None:
             cache_choice(key, Chosen(choice, plan), self.options)
         return choice, self._candidate(plan)
@@ -98,50 +183,56 @@ class _Chooser:
         return self._candidate(Plan())
 
     @cached_property
-    def _layered(self) -> Candidate:
-        """The model in float32 whose layers are nodes, not parts of native kernels."""
-        return self.build(Plan(), native=False) if self.options.native is True else self._float32
-
-    @cached_property
-    def _references(self) -> Sequence[Any]:
-        return self._float32.call()
+    def _references(self) -> Sequence[Sequence[Any]]:
+        return self._float32.results()
 
     @cached_property
     def _logits(self) -> frozenset[int]:
-        return _logits(self._layered.built)
+        return self.subject.logits(self._float32)
 
     def _candidate(self, plan: Plan) -> Candidate:
         key = plan.to_json()
         if key not in self.candidates:
-            self.candidates[key] = self.build(plan)
+            self.candidates[key] = self.subject.candidate(plan)
         return self.candidates[key]
 
     def _difference(self, plan: Plan) -> Difference:
-        results = self._candidate(plan).call()
-        if self.options.metric is not None:
-            return Difference(checked(self.options.metric)(results, self._references))
-        return differ(results, self._references, self._logits)
+        """Return the largest difference of any call."""
+        pairs = zip(self._candidate(plan).results(), self._references, strict=True)
+        return max((self._difference_of(*pair) for pair in pairs), key=lambda difference: difference.drop)
 
-    def _choose(self, trials: Sequence[LayerTrials], wanted: Wanted) -> tuple[PrecisionChoice, Plan]:
-        """Return the plan that is found, if the model is faster with it; else one without the lowest precision."""
-        reason, seconds = _why_float32(trials, self.options), None
-        while wanted.types:
-            plan = search(trials, wanted, lambda plan: self._difference(plan).drop, self._bound).plan
+    def _difference_of(self, results: Sequence[Any], references: Sequence[Any]) -> Difference:
+        if self.options.metric is not None:
+            return Difference(checked(self.options.metric)(results, references))
+        return differ(results, references, self._logits)
+
+    def _choose(self, trials: Sequence[LayerTrials]) -> tuple[PrecisionChoice, Plan]:
+        """Return the plan that is found, if the model is faster with it; else one without its lowest precision."""
+        wanted, reason, before = list(self.subject.wanted), self._why_float32(trials), None
+        while wanted:
+            plan = self._found(trials, wanted)
             if plan.is_float32:
                 break
-            seconds, after = self._seconds(plan)
-            if after <= seconds:
-                return self._choice(plan, trials, after, seconds), plan
-            reason = f"it takes {after * 1e3:.3g} ms with {_counted(plan)}, and {seconds * 1e3:.3g} ms in float32"
+            plan, after, before = self._fastest([plan, *self._without_chain(plan, trials)])
+            if after <= before * self.subject.share:
+                return self._choice(plan, trials, after, before), plan
+            reason = f"it takes {after * 1e3:.3g} ms with {_counted(plan)}, and {before * 1e3:.3g} ms in float32"
             log.info("precision %s: %s", self.options.precision, reason)
-            wanted = wanted.without(plan.lowest)
-        return self._in_float32(reason, trials, seconds), Plan()
+            wanted.remove(plan.lowest)
+        return self._in_float32(reason, trials, before), Plan()
 
-    def _seconds(self, plan: Plan) -> tuple[float, float]:
-        """Return the seconds of a call in float32 and with a plan."""
-        calls = [self._float32.call, self._candidate(plan).call]
-        before, after = (median(taken) for taken in in_turns(calls, rounds=ROUNDS, round_seconds=ROUND_SECONDS))
-        return before, after
+    def _found(self, trials: Sequence[LayerTrials], wanted: Sequence[Type]) -> Plan:
+        """Return the plan within the bound of these precisions."""
+        in_order = self.subject.in_order
+        return search(trials, wanted, lambda plan: self._difference(plan).drop, self._bound, in_order=in_order).plan
+
+    def _fastest(self, plans: Sequence[Plan]) -> tuple[Plan, float, float]:
+        """Return the plan with which a call is the fastest, and its seconds with it and in float32."""
+        candidates = [self._float32, *map(self._candidate, plans)]
+        times = in_turns([x.calls[0] for x in candidates], rounds=ROUNDS, round_seconds=ROUND_SECONDS)
+        before, *afters = (median(taken) for taken in times)
+        after, plan = min(zip(afters, plans, strict=True), key=itemgetter(0))
+        return plan, after, before
 
     def _choice(self, plan: Plan, trials: Sequence[LayerTrials], after: float, before: float) -> PrecisionChoice:
         difference = self._difference(plan)
@@ -149,27 +240,42 @@ class _Chooser:
         details = "" if self.options.metric is not None else _details(difference, self._logits)
         return PrecisionChoice(self.options.precision, self._bound, difference.drop, rows, after, before, details)
 
+    def _without_chain(self, plan: Plan, trials: Sequence[LayerTrials]) -> Sequence[Plan]:
+        """Return the plan with its chain in float32, if that leaves layers and keeps the bound."""
+        chained = {layer.layer for layer in trials if layer.chained}
+        layers = {name: FLOAT32 if name in chained else precision for name, precision in plan.layers.items()}
+        others = replace(plan, layers=layers)
+        if others.is_float32 or others == plan or self._difference(others).drop > self._bound:
+            return []
+        return [others]
+
     def _in_float32(self, reason: str, trials: Sequence[LayerTrials], seconds: float | None) -> PrecisionChoice:
         log.warning("precision %s: the model runs in float32: %s", self.options.precision, reason)
         if seconds is None:
-            (times,) = in_turns([self._float32.call], rounds=ROUNDS, round_seconds=ROUND_SECONDS)
+            (times,) = in_turns([self._float32.calls[0]], rounds=ROUNDS, round_seconds=ROUND_SECONDS)
             seconds = median(times)
         rows = tuple(_row(layer, Plan()) for layer in trials)
         remark = f"the model runs in float32: {reason}"
         return PrecisionChoice(self.options.precision, self._bound, 0.0, rows, seconds, seconds, remark=remark)
 
+    def _why_float32(self, trials: Sequence[LayerTrials]) -> str:
+        if not trials:
+            return "it has no linear layers or convolutions with constant weights"
+        if not any(trial.trials for trial in trials):
+            return self.subject.why_no_trials
+        if not any(worthwhile(trials, self.subject.wanted).values()):
+            return "no layer is faster in lower precision"
+        return f"no layer in lower precision keeps the drop within max_drop={self.options.max_drop}"
+
     def _key(self) -> str:
-        """Return the key of a choice: the model with its weights, the arguments' shapes, and what it depends on."""
-        built = self._float32.built
-        job = Job.of(built.model, built.graph, self.options, weights=built.binding.constants(self.args))
+        """Return the key of a choice: the model with its weights, its inputs, and what else it depends on."""
         return key_of(
             precision=self.options.precision,
             max_drop=repr(self._bound),
-            model=job.digest(),
-            inputs=repr([(str(x.dtype), tuple(x.shape)) if isinstance(x, torch.Tensor) else x for x in self.args]),
             engine=repr(self.engine.probe()),
             options=repr(self.options.artifact_key()),
             threads=str(torch.get_num_threads()),
+            **self.subject.key(self._float32),
         )
 
 
@@ -185,16 +291,6 @@ def _check_results(references: Sequence[Any]) -> None:
             "the precision cannot be chosen by a call with a result that is NaN or infinite throughout, in float32 too",
             hint="let the first call be one with inputs as in use",
         )
-
-
-def _why_float32(trials: Sequence[LayerTrials], options: Options) -> str:
-    if not trials:
-        return "it has no linear layers with constant weights"
-    if not any(trial.trials for trial in trials):
-        return "this processor has no instructions for it, or weights are not finite"
-    if not any(trial.worthwhile(WANTED[options.precision].types) for trial in trials):
-        return "no layer is faster in lower precision"
-    return f"no layer in lower precision keeps the drop within max_drop={options.max_drop}"
 
 
 def _counted(plan: Plan) -> str:
@@ -215,12 +311,10 @@ def _row(trials: LayerTrials, plan: Plan) -> LayerPrecision:
     return LayerPrecision(trials.layer, precision, trial.error, trial.seconds, trials.float32_seconds, method)
 
 
-def _logits(built: Built) -> frozenset[int]:
-    """Return the results that a layer computes, up to Reshapes: scores of classes or words."""
-    outputs = [_before_reshapes(output) for output in built.graph.outputs]
-    of_layers = {layer.result for layer in layers_of(built.graph)}
-    scores = {i for i, x in enumerate(outputs) if x in of_layers}
-    return frozenset(i for i, result in enumerate(built.binding.results) if result.output in scores)
+def scores_of(graph: ir.Graph, layers: Sequence[Layer]) -> frozenset[int]:
+    """Return the outputs of a graph that a layer computes, up to Reshapes: scores of classes or words."""
+    results = {layer.result for layer in layers}
+    return frozenset(i for i, output in enumerate(graph.outputs) if _before_reshapes(output) in results)
 
 
 def _before_reshapes(x: ir.Value) -> ir.Value:

@@ -90,6 +90,11 @@ class PrecisionChoice:
     """Why the model runs in float32 after all, if it does."""
     remembered: bool = False
 
+    @property
+    def is_float32(self) -> bool:
+        """Whether every layer runs in float32."""
+        return all(layer.precision == "float32" for layer in self.layers)
+
     def __str__(self) -> str:
         counts = _counts(Counter(layer.precision for layer in self.layers)) or "no layers"
         times = f"{self.float32_seconds * 1e3:.3g} → {self.seconds * 1e3:.3g} ms"
@@ -228,6 +233,12 @@ class Report:
     def nodes(self) -> int:
         """Total number of ONNX nodes."""
         return sum(self.operators.values())
+
+    @property
+    def precision(self) -> PrecisionChoice | None:
+        """The precision of each layer of the first model for which one was chosen; None without that option."""
+        choices = (region.precision for graph in self.graphs for region in graph.regions)
+        return next((choice for choice in choices if choice is not None), None)
 
     @property
     def seconds(self) -> dict[str, float]:

@@ -1,0 +1,25 @@
+"""Pooling and depthwise convolutions of images with channels last, as our own operators for the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sardonyx.native.partition import registration
+from sardonyx.native.session import onnxruntime, register
+from sardonyx.optimize.rules.images import IMAGES
+from sardonyx.options import Options
+from sardonyx.toolchain import compiler
+from sardonyx.toolchain.headers import read_header
+
+_HEADERS = ("lanes.h", "arithmetic.h", "functions.h", "kernels.h", "windows.h", "images.h")
+_VARIABLES = [f"{kind}_{dtype}" for kind in ("maximum", "average", "depthwise") for dtype in ("float", "bfloat")]
+
+
+def build(options: Options) -> Path:
+    """Return the library of the operators, checked to load."""
+    toolchain = [read_header("sardonyx.toolchain", name) for name in ("ort.h", "narrow.h")]
+    headers = [read_header("sardonyx.native", name) for name in _HEADERS]
+    source = "\n".join([*toolchain, *headers, registration(IMAGES, _VARIABLES)])
+    library = compiler.build_library(source, options)
+    register(onnxruntime().SessionOptions(), library)
+    return library
