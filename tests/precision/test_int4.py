@@ -143,3 +143,12 @@ def test_the_report_names_what_was_done_to_weights() -> None:
     module, x = Outliers().eval(), inputs(200)
     _, choice = run(module, x, precision="int8", max_drop=0.04)
     assert "last: int8 (smoothed), error" in str(choice)
+
+
+def test_calibration_inputs_with_nan_in_some_rows_still_decide() -> None:
+    module, x = model(), correlated(200)
+    x[7, 3] = torch.nan
+    for precision, method in (("int8", ""), ("int4", "GPTQ")):
+        _, choice = run(module, x, precision=precision, max_drop=0.5)
+        assert precisions(choice) == [precision] * 3
+        assert choice.layers[0].method == method

@@ -64,6 +64,15 @@ def test_feedback_that_does_not_carry_over_is_not_used() -> None:
     assert method == "least squares"
 
 
+def test_fewer_rows_than_channels_help_where_they_are_alike() -> None:
+    w, unseen = weight(), correlated(300, seed=2)
+    rounded, method = round_int4(w, correlated(DEPTH // 2, seed=1), 64, symmetric=True)
+    nearest = nearest_int4(w, 64, symmetric=True)
+    errors = [relative_error(unseen @ x.dequantized(), unseen @ w) for x in (rounded, nearest)]
+    assert method == "GPTQ"
+    assert errors[0] < 0.9 * errors[1]
+
+
 def test_rounding_is_reproducible_and_leaves_its_arguments() -> None:
     w, x = weight(), correlated(200, seed=1)
     first, second = (round_int4(w, x, 32, symmetric=False)[0] for _ in range(2))

@@ -16,10 +16,13 @@ from sardonyx.precision.metric import relative_error
 LEAST_ROWS = 32
 """Of activations; fewer say little about other calls."""
 _MOST_ROWS = 2048
+_MOST_DEPTH = 8192
+"""Of a layer whose Hessian is inverted: time grows with its cube, and memory with its square."""
 _SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7)
 """Shares of the range of a block that scales are tried for."""
-_DAMPING = 0.01
-"""Added to the diagonal of the Hessian, as a share of its mean."""
+_LEAST_DAMPING, _DAMPING = 0.01, 0.1
+"""Added to the diagonal of the Hessian, as a share of its mean: the least, and for each channel by the rows, as few rows
+say little about the directions that they do not have."""
 _CHUNK = 64
 """Rows of the weight after which the error is spread over all others."""
 _COLUMNS = 4096
@@ -34,7 +37,8 @@ def round_int4(weight: torch.Tensor, x: torch.Tensor, block: int, *, symmetric: 
     """Return a weight of depth × columns rounded for activations of rows × depth, and the name of the method."""
     rows = usable_rows(x)
     nearest = nearest_int4(weight, block, symmetric=symmetric)
-    if len(rows) < LEAST_ROWS or not _feedback_pays(weight, nearest, rows):
+    unsuited = len(rows) < LEAST_ROWS or len(weight) > _MOST_DEPTH
+    if unsuited or not _feedback_pays(weight, nearest, rows):
         return nearest, "least squares"
     return round_with_feedback(weight, nearest, rows), "GPTQ"
 
@@ -113,7 +117,7 @@ def _inverse_factor(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     hessian = rows.t() @ rows
     order = hessian.diagonal().argsort(descending=True, stable=True)
     hessian = hessian[order][:, order]
-    damping = float(hessian.diagonal().mean()) * _DAMPING
+    damping = float(hessian.diagonal().mean()) * max(_LEAST_DAMPING, _DAMPING * len(hessian) / len(rows))
     while True:
         damped = hessian + damping * torch.eye(len(hessian))
         lower, failed = torch.linalg.cholesky_ex(damped)
