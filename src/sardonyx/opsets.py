@@ -13,6 +13,8 @@ GELU = 20
 """Gelu, GridSample of volumes, DFT with its axis as an input."""
 CHANNEL_SCALES = 21
 """GroupNormalization with a scale for each channel, where it was one for each group."""
+BLOCK_SCALES = 21
+"""DequantizeLinear with a scale for each block, and tensors of int4."""
 POOLING_TYPES = 22
 """MaxPool, InstanceNormalization, Elu and others for further types."""
 ATTENTION = 23

@@ -20,7 +20,7 @@ from sardonyx.errors import OptionError
 
 Fallback: TypeAlias = Literal["warn", "error", "quiet"]
 Translator: TypeAlias = Literal["sardonyx", "torchlib"]
-Precision: TypeAlias = Literal["float32", "bf16", "int8", "auto"]
+Precision: TypeAlias = Literal["float32", "bf16", "int8", "int4", "auto"]
 Metric: TypeAlias = Callable[[Sequence[Any], Sequence[Any]], float]
 Intercept: TypeAlias = bool | Callable[[Any], object]
 BoolOrAuto: TypeAlias = bool | Literal["auto"]
@@ -137,8 +137,8 @@ class Options:
     )
     precision: Precision = _option(
         "float32",
-        "of linear layers of a float32 model, in inference on the CPU: 'float32', 'bf16', 'int8', or 'auto' for the "
-        "fastest of each; layers stay in a higher precision as far as `max_drop` asks, see docs/precision.md",
+        "of linear layers of a float32 model, in inference on the CPU: 'float32', 'bf16', 'int8', 'int4', or 'auto' "
+        "for the fastest of each; layers stay in a higher precision as far as `max_drop` asks, see docs/precision.md",
         artifact=True,
     )
     max_drop: float = _option(
@@ -200,13 +200,6 @@ class Options:
         if isinstance(given, Options):
             return dataclasses.replace(given, **_check_names(cls, more))
         return cls(**{**_from_environment(cls), **_defaults.get(), **_check_names(cls, {**(given or {}), **more})})
-
-    def require_float32(self, what: str) -> None:
-        """Raise if lower precision is asked of what does not have it."""
-        if self.precision != "float32":
-            raise OptionError(
-                f"precision={self.precision!r} for {what}", hint="it is for torch.compile and sardonyx.compile"
-            )
 
     @classmethod
     def describe(cls) -> str:

@@ -24,8 +24,11 @@ from sardonyx.precision.epilogues import fold_epilogues
 from sardonyx.precision.lower import lower
 from sardonyx.precision.narrow import narrow
 from sardonyx.precision.plan import FLOAT32, Plan
+from sardonyx.precision.standard_operators import lower_file
 from sardonyx.run.binding import Binding
 from sardonyx.run.builds import TRACE, TRAINING
+from sardonyx.run.file_precision import FileSubject
+from sardonyx.run.precision_choice import choose_for
 from sardonyx.sizes import Dims
 from sardonyx.telemetry import dump
 from sardonyx.telemetry.graph_snapshot import GraphSnapshot
@@ -50,6 +53,8 @@ class Context:
     """Whether a file supports sizes of zero in any session."""
     name: Callable[[ir.Graph], None] | None = None
     """Names the inputs, outputs and sizes of a file."""
+    calibration: Sequence[Sequence[torch.Tensor]] = ()
+    """Inputs of a file's model by which precisions are chosen, in order, for each call."""
     binding: Binding | None = None
     """The binding of a session; None for a file."""
     orders: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -328,6 +333,23 @@ def wants_cuda_products(context: Context) -> bool:
 
 
 # Files
+
+
+def choose_file_precision(model: ir.Model, context: Context) -> ir.Model:
+    """Replace layers of a file by standard operators in lower precision, within the bound on its results."""
+    domains = _domains(model, context)
+    subject = FileSubject.of(
+        model, context.calibration, context.engine, context.options, domains, lambda other: fit_kernels(other, context)
+    )
+    choice, _ = choose_for(subject, context.engine, context.options, context.device)
+    context.report.precision = choice
+    lower_file(model, Plan({layer.layer: layer.precision for layer in choice.layers}), domains)
+    return model
+
+
+def wants_lower_precision(context: Context) -> bool:
+    """Whether a lower precision than float32 is requested."""
+    return context.options.precision != FLOAT32
 
 
 def finish_functions(model: ir.Model, context: Context) -> ir.Model:

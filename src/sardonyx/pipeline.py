@@ -101,6 +101,7 @@ SESSION_PASSES = (
 
 FILE_PASSES = (
     Pass("optimize", passes.rewrite, passes.has_rules),
+    Pass("precision", passes.choose_file_precision, passes.wants_lower_precision),
     Pass("guard_empty", passes.guard_empty, lambda context: context.empty_sizes),
     Pass("functions", passes.finish_functions),
     Pass("names", passes.name_inputs_and_outputs, lambda context: context.name is not None),
@@ -148,9 +149,12 @@ def build_file(
     domains: Sequence[str] | None = None,
     empty_sizes: bool = False,
     name: Callable[[ir.Graph], None] | None = None,
+    calibration: Sequence[Sequence[torch.Tensor]] = (),
 ) -> Path | None:
-    """Apply the passes of a file to a translated model, in place; return the library of its kernels, if any."""
-    options.require_float32("a file")
+    """Apply the passes of a file to a translated model, in place; return the library of its kernels, if any.
+
+    `calibration` are inputs of the model, by which the precision of layers is chosen.
+    """
     context = Context(
         kind=report.kind,
         engine=find_engine(options.engine),
@@ -160,6 +164,7 @@ def build_file(
         domains=None if domains is None else frozenset(domains),
         empty_sizes=empty_sizes,
         name=name,
+        calibration=calibration,
     )
     context.report.nodes_translated = sum(1 for _ in model.graph.all_nodes())
     initializers = model.graph.initializers.values()

@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import click
@@ -18,6 +19,7 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
+from sardonyx.telemetry.report import Report
 from sardonyx.telemetry.text import duration
 
 T = TypeVar("T")
@@ -124,6 +126,16 @@ def format_times(seconds: Mapping[str, float]) -> str:
     'capture 1.25 s, translate 31.2 ms'
     """
     return ", ".join(f"{stage} {duration(spent)}" for stage, spent in seconds.items())
+
+
+def precision_result(report: Report) -> dict[str, Any]:
+    """Return the precision of each layer as plain data, if one was chosen."""
+    return {} if report.precision is None else {"precision": asdict(report.precision)}
+
+
+def precision_lines(report: Report) -> list[str]:
+    """Return the precision of each layer as lines, if one was chosen."""
+    return str(report.precision).splitlines() if report.precision is not None else []
 
 
 @contextmanager

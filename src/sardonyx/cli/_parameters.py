@@ -7,12 +7,12 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 
 from sardonyx.cli._source import MODEL_KEY, Inputs, Source, find_source
-from sardonyx.options import Options, parse_value
+from sardonyx.options import Options, Precision, parse_value
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -93,6 +93,33 @@ def engine_options(command: F) -> F:
         with_options
     )
     return click.option("--engine", metavar="NAME", help=help_text)(with_options)  # type: ignore[return-value]  # wraps it
+
+
+def precision_options(command: F) -> F:
+    """Add --precision and --max-drop to the parameter `options`; below `engine_options`, if the command has these."""
+
+    @functools.wraps(command)
+    def with_precision(
+        *args: Any, precision: str | None, max_drop: float | None, options: Options | None = None, **kwargs: Any
+    ) -> Any:
+        values = {"precision": precision, "max_drop": max_drop}
+        chosen = Options.of(options, **{key: value for key, value in values.items() if value is not None})
+        return command(*args, options=chosen, **kwargs)
+
+    help_text = "How far results may be from those in float32; default: 0.01."
+    with_precision = click.option("--max-drop", type=FiniteRange(0), metavar="SHARE", help=help_text)(with_precision)
+    names = click.Choice(list(get_args(Precision)))
+    help_text = "Of linear layers, within --max-drop: see docs/precision.md."
+    return click.option("--precision", type=names, help=help_text)(with_precision)  # type: ignore[return-value]  # wraps it
+
+
+calibration_option = click.option(
+    "--calibration",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="Inputs by name that --precision is chosen by, .npz or .safetensors; one file a call.",
+)
 
 
 def options_from(engine: str | None, texts: Mapping[str, str]) -> Options:

@@ -7,6 +7,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import logging
 import sys
 import traceback
 import warnings
@@ -32,15 +33,19 @@ from sardonyx.doors.program import Program, map_external_weights
 from sardonyx.errors import MissingDependency, OptionError, SardonyxError
 from sardonyx.model_files import find_fault, load_model
 from sardonyx.options import Options
+from sardonyx.precision.plan import FLOAT32
 
 if TYPE_CHECKING:
     from sardonyx.diagnose.comparison.subject import CallArguments
+
+log = logging.getLogger(__name__)
 
 SourceKind: TypeAlias = Literal["module", "pt2", "onnx"]
 
 _FORMS = "use model.onnx, a .pt2 file of torch.export.save, or package.module:factory, or path/file.py:factory"
 _RETURN = "let it return (module, args) or (module, args, kwargs)"
 _SEED = 0
+_RANDOM_CALIBRATION = "the precision is chosen by random inputs, for which a bound says little: give some with %s FILE"
 MODEL_KEY = "sardonyx.model"
 """Key of the model in the context of a command."""
 
@@ -96,6 +101,10 @@ class Source(ABC):
         """Return the model after rewrite rules, as `sardonyx.export` or `sardonyx.optimize` does."""
 
     @abstractmethod
+    def calibration(self, files: Sequence[Path], options: Options) -> Sequence[Any]:
+        """Return the calls by which a lower precision is chosen, from files of inputs; none if it is float32."""
+
+    @abstractmethod
     def call(self, feeds: Mapping[str, Array]) -> CallArguments:
         """Return the module's arguments for these inputs of the ONNX model."""
 
@@ -113,7 +122,10 @@ class Source(ABC):
     ) -> tuple[Program, dict[str, torch.Tensor]]:
         """Return a program of the ONNX model, which takes its inputs, not the module's arguments; and these inputs."""
         feeds = self.feeds(inputs, model)
-        program = optimize(model, **option_keywords(options, **overrides))
+        calibration = [] if options.precision == FLOAT32 else [tensors(feeds)]
+        if calibration and self.kind == "onnx" and inputs.file is None:
+            log.warning(_RANDOM_CALIBRATION, "--inputs")
+        program = optimize(model, calibration=calibration, **option_keywords(options, **overrides))
         return program, {name: tensor(feeds[name]) for name in program.inputs}
 
     def _example_feeds(self, model: ir.Model) -> dict[str, Array] | None:
@@ -155,9 +167,18 @@ class OnnxFile(Source):
             raise OptionError(f"{self.text} is already exported, so {', '.join(export_options)} cannot be set")
         return self._loaded
 
-    def program(self, options: Options, **export_options: Any) -> Program:
+    def program(self, options: Options, *, calibration: Sequence[Any] = (), **export_options: Any) -> Program:
         """Return the model after rewrite rules."""
-        return optimize(self.model(options, **export_options), **option_keywords(options))
+        return optimize(self.model(options, **export_options), calibration=calibration, **option_keywords(options))
+
+    def calibration(self, files: Sequence[Path], options: Options) -> Sequence[Any]:
+        """Return the inputs in these files by name; without any, random ones."""
+        if options.precision == FLOAT32:
+            return []
+        if not files:
+            log.warning(_RANDOM_CALIBRATION, "--calibration")
+            return [tensors(_feeds.random_inputs(self._loaded, {}, _SEED))]
+        return [tensors(_feeds.read_inputs(path, self._loaded)) for path in files]
 
     def call(self, feeds: Mapping[str, Array]) -> CallArguments:
         """Return the inputs in order, for the program."""
@@ -188,6 +209,13 @@ class _TorchSource(Source):
             keywords = {**option_keywords(options), **dynamic, **export_options}
             self._program = export(self.module(), *self.require_example(), **keywords)
         return self._program
+
+    def calibration(self, files: Sequence[Path], options: Options) -> Sequence[Any]:
+        """Return the arguments for the inputs in these files; none for the example arguments."""
+        if options.precision == FLOAT32 or not files:
+            return []
+        model = self.model(Options.of(options, precision=FLOAT32, verify=False))
+        return [self.call(_feeds.read_inputs(path, model)) for path in files]
 
     def call(self, feeds: Mapping[str, Array]) -> CallArguments:
         """Return the example arguments with their tensors replaced by these inputs."""
@@ -432,6 +460,11 @@ def _error_location(error: BaseException) -> str:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def tensors(feeds: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+    """Return inputs by name as tensors."""
+    return {name: tensor(array) for name, array in feeds.items()}
 
 
 def option_keywords(options: Options, **overrides: Any) -> dict[str, Any]:

@@ -16,13 +16,21 @@ from torch.utils import _pytree as pytree
 from sardonyx import timing
 from sardonyx.cli._feeds import Array
 from sardonyx.cli._messages import example, print_result, progress_bar, stdout_to_stderr, table
-from sardonyx.cli._parameters import FiniteRange, as_json, engine_options, input_options, model_argument
-from sardonyx.cli._source import Inputs, Source, in_memory, option_keywords, tensor
+from sardonyx.cli._parameters import (
+    FiniteRange,
+    as_json,
+    engine_options,
+    input_options,
+    model_argument,
+    precision_options,
+)
+from sardonyx.cli._source import Inputs, Source, in_memory, option_keywords, tensor, tensors
 from sardonyx.diagnose.profiling import Profile, profile
 from sardonyx.engines.registry import engines, require
 from sardonyx.errors import OptionError
 from sardonyx.native.session import open_session
 from sardonyx.options import Options
+from sardonyx.precision.metric import relative_error
 from sardonyx.telemetry.text import duration
 from sardonyx.telemetry.verify import close, difference
 
@@ -88,6 +96,7 @@ class Contender:
 )
 @input_options
 @engine_options
+@precision_options
 @as_json
 @click.pass_context
 def command(
@@ -109,7 +118,7 @@ def command(
     with stdout_to_stderr(), torch.no_grad():
         bench = _Bench(model, options, inputs)
         contenders = [bench.prepare(name) for name in progress_bar([*names, OURS], "preparing", as_json)]
-        _check_results(contenders)
+        _check_results(contenders, options)
         for number in progress_bar(range(rounds), "measuring", as_json):
             _round([x for x in contenders if x.call], number, seconds)
         profile = bench.profile()
@@ -156,7 +165,7 @@ class _Bench:
 
     def __init__(self, model: Source, options: Options, inputs: Inputs) -> None:
         self._model, self._options = model, options
-        self._others = Options.of(options, native=False)
+        self._others = Options.of(options, native=False, precision="float32")
         plain = Options.of(self._others, engine=_PLAIN, optimize="none")
         self._plain = model.model(plain) if model.kind == "onnx" else model.model(plain, domains=())
         self._feeds: dict[str, Array] = model.feeds(inputs, self._plain)
@@ -195,7 +204,8 @@ class _Bench:
 
     def _compiled(self) -> Any:
         if self._model.kind == "onnx":
-            return self._model.program(self._options)
+            calibration = [] if self._options.precision == "float32" else [tensors(self._feeds)]
+            return self._model.program(self._options, calibration=calibration)
         return torch.compile(self._model.module(), backend="sardonyx", options=option_keywords(self._options))
 
     def _bind(self, function: Callable[..., Any]) -> TimedCall:
@@ -210,15 +220,16 @@ class _Bench:
         return lambda: [tensor(x) for x in session.run(None, self._feeds)]
 
 
-def _check_results(contenders: Sequence[Contender]) -> None:
-    """Compare each contender's results with those of the first one that ran."""
+def _check_results(contenders: Sequence[Contender], options: Options) -> None:
+    """Compare each contender's results with those of the first one that ran; ours in lower precision has a bound."""
     working = [x for x in contenders if x.call]
     expected = working[0].call() if working[0].call else []
     for contender in working:
         results = contender.call() if contender.call else []
         if len(results) == len(expected):  # torch may return one tensor twice, which is one output of a file
             contender.difference = max(map(difference, results, expected), default=0.0)
-            if not all(map(close, results, expected)):
+            bound = options.max_drop if contender.name == OURS and options.precision != "float32" else 0.0
+            if not all(close(x, y) or relative_error(x, y) <= bound for x, y in zip(results, expected, strict=True)):
                 error = f"{contender.difference:.1e} of its magnitude"
                 contender.failed = f"its result differs from {working[0].name}'s by {error}"
 

@@ -16,7 +16,7 @@ from sardonyx.cache.disk import Entry, default_cache
 from sardonyx.cache.manifest import MANIFEST
 from sardonyx.cli._messages import example, print_result, show_status
 from sardonyx.cli._output import OutputFolder, atomic_folder
-from sardonyx.cli._parameters import as_json, engine_options, input_options, model_argument
+from sardonyx.cli._parameters import as_json, engine_options, input_options, model_argument, precision_options
 from sardonyx.cli._source import Inputs, Source
 from sardonyx.engines import find
 from sardonyx.errors import OptionError, SardonyxError
@@ -41,6 +41,7 @@ _COARSE = 0.1
 @click.option("--native", "natively", is_flag=True, help="Compile to native code, as `sardonyx native compile`.")
 @input_options
 @engine_options
+@precision_options
 @as_json
 def command(
     model: Source,
@@ -58,7 +59,7 @@ def command(
         raise SardonyxError(f"{output} already exists", hint="choose another folder, or remove it")
     if natively:
         folder = output or OutputFolder(over=MANIFEST).convert(f"{model.name}-native", None, None)
-        _compile_native(model, folder, options, as_json)
+        _compile_native(model, folder, inputs, options, as_json)
         return
     engine = find(options.engine)
     has_artifacts = engine.identity(options) is not None
@@ -68,7 +69,7 @@ def command(
             hint="--native compiles for onnxruntime; `sardonyx export` and `sardonyx optimize` write the model",
         )
     with show_status(f"compiling with {engine.name}", as_json), torch.no_grad():
-        exported = model.program(Options.of(options, native=False)).model  # kernels are compiled below
+        exported = model.program(Options.of(options, native=False, precision="float32")).model  # both come below
         program, feeds = model.as_file(exported, inputs, options, optimize="none")
         started, then = time.perf_counter(), time.time()
         program(*feeds.values())
@@ -121,9 +122,12 @@ def _copy_artifact(cached: Path | None, output: Path, used: list[Entry]) -> None
         shutil.copytree(cached, temporary, ignore=shutil.ignore_patterns(MANIFEST), dirs_exist_ok=True)
 
 
-def _compile_native(model: Source, output: Path, options: Options, as_json: bool) -> None:
-    with show_status("reading the model", as_json) as say:
-        compiled = native.compile(model.program(options).model, progress=say)
+def _compile_native(model: Source, output: Path, inputs: Inputs, options: Options, as_json: bool) -> None:
+    with show_status("reading the model", as_json) as say, torch.no_grad():
+        program = model.program(Options.of(options, precision="float32"))
+        if options.precision != "float32":
+            program, _ = model.as_file(program.model, inputs, options, optimize="none")
+        compiled = native.compile(program.model, progress=say)
         compiled.save(output)
     size = sum(path.stat().st_size for path in output.iterdir())
     result = {

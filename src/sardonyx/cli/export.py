@@ -16,9 +16,17 @@ from torch.utils import _pytree as pytree
 from sardonyx import native
 from sardonyx.cli import _outline
 from sardonyx.cli._feeds import suggest
-from sardonyx.cli._messages import example, format_counts, format_times, print_result, show_status
+from sardonyx.cli._messages import (
+    example,
+    format_counts,
+    format_times,
+    precision_lines,
+    precision_result,
+    print_result,
+    show_status,
+)
 from sardonyx.cli._output import OutputFile, OutputFolder
-from sardonyx.cli._parameters import as_json, engine_options, model_argument
+from sardonyx.cli._parameters import as_json, calibration_option, engine_options, model_argument, precision_options
 from sardonyx.cli._source import Source
 from sardonyx.errors import OptionError
 from sardonyx.options import Options
@@ -39,6 +47,8 @@ from sardonyx.options import Options
 @click.option("--native", "natively", is_flag=True, help="Compile parts to native code; writes a folder.")
 @click.option("--verify", is_flag=True, help="Run it in the engine, and compare with PyTorch.")
 @engine_options
+@precision_options
+@calibration_option
 @as_json
 def command(
     model: Source,
@@ -49,6 +59,7 @@ def command(
     natively: bool,
     verify: bool,
     options: Options,
+    calibration: Sequence[Path],
     as_json: bool,
 ) -> None:
     """Export a module as an ONNX file.
@@ -62,7 +73,9 @@ def command(
     kind = OutputFolder() if natively else OutputFile(".onnx")
     path = kind.convert(output or (model.name if natively else f"{model.name}.onnx"), None, None)
     with show_status("exporting", as_json) as say:
-        program = model.program(chosen, **({"dynamic_shapes": shapes} if shapes is not None else {}))
+        calls = model.calibration(calibration, chosen)
+        dynamic_shapes = {"dynamic_shapes": shapes} if shapes is not None else {}
+        program = model.program(chosen, calibration=calls, **dynamic_shapes)
         compiled = native.compile(program.model, progress=say) if natively else None
         written = compiled.save(path) if compiled else program.save(path)
     report = program.report
@@ -73,6 +86,7 @@ def command(
         "verified": chosen.verify,
         **_outline.summary(program.model),
         "rules": dict(report.rules.most_common()),
+        **precision_result(report),
         "seconds": report.seconds,
     } | ({"native": compiled.report.as_dict()} if compiled else {})
     print_result(
@@ -80,6 +94,7 @@ def command(
         as_json,
         *_outline.lines(result),
         f"rules      {format_counts(report.rules)}",
+        *precision_lines(report),
         f"time       {format_times(report.seconds)}",
         *([str(compiled.report)] if compiled else []),
         f"{written}  {decimal(result['bytes'])}{', verified against PyTorch' if chosen.verify else ''}",

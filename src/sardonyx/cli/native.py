@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -11,7 +12,7 @@ from sardonyx import native
 from sardonyx.cli._feeds import read_inputs
 from sardonyx.cli._messages import example, print_result, show_status
 from sardonyx.cli._output import OutputFolder
-from sardonyx.cli._parameters import as_json, model_argument
+from sardonyx.cli._parameters import as_json, calibration_option, model_argument, precision_options
 from sardonyx.cli._source import Source
 from sardonyx.doors.optimize import optimize
 from sardonyx.errors import OptionError
@@ -55,6 +56,8 @@ def command() -> None:
 @click.option(
     "--processor", help="Processors to compile for, as x86-64-v3, or sm_90 for GPUs; default: this machine's."
 )
+@precision_options
+@calibration_option
 @as_json
 def compile_(
     model: Source,
@@ -67,6 +70,8 @@ def compile_(
     first: bool,
     target: str,
     processor: str | None,
+    options: Options,
+    calibration: Sequence[Path],
     as_json: bool,
 ) -> None:
     """Compile parts of a model, and write a folder that onnxruntime can run without sardonyx.
@@ -86,6 +91,9 @@ def compile_(
             target=target,
             processor=processor,
             progress=say,
+            calibration=model.calibration(calibration, options),
+            precision=options.precision,
+            max_drop=options.max_drop,
         )
         compiled.save(output)
     _print_native(compiled, output, as_json)

@@ -10,7 +10,7 @@ import torch
 
 from sardonyx.cli._messages import example, print_result, show_status
 from sardonyx.cli._output import OutputFile
-from sardonyx.cli._parameters import as_json, engine_options, input_options, model_argument
+from sardonyx.cli._parameters import as_json, engine_options, input_options, model_argument, precision_options
 from sardonyx.cli._source import Inputs, Source
 from sardonyx.diagnose.profiling import Profile, profile
 from sardonyx.options import Options
@@ -27,6 +27,7 @@ from sardonyx.options import Options
 @click.option("--trace", type=OutputFile(), help="Write onnxruntime's trace, for chrome://tracing.")
 @input_options
 @engine_options
+@precision_options
 @as_json
 def command(
     model: Source,

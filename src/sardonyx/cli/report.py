@@ -9,7 +9,7 @@ from rich.filesize import decimal
 
 from sardonyx.cli._messages import example, print_result, show_status
 from sardonyx.cli._output import OutputFile
-from sardonyx.cli._parameters import as_json, engine_options, input_options, model_argument
+from sardonyx.cli._parameters import as_json, engine_options, input_options, model_argument, precision_options
 from sardonyx.cli._source import Inputs, Source
 from sardonyx.diagnose import html
 from sardonyx.diagnose.explain import explain
@@ -27,6 +27,7 @@ from sardonyx.telemetry.report import Report
 @click.option("-o", "--output", type=OutputFile(".html"), required=True, help="The .html file.")
 @input_options
 @engine_options
+@precision_options
 @as_json
 def command(
     model: Source,

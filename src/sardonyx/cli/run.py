@@ -13,7 +13,7 @@ import torch
 from sardonyx.cli._feeds import write_arrays
 from sardonyx.cli._messages import example, print_result, show_status, table
 from sardonyx.cli._output import OutputFile
-from sardonyx.cli._parameters import as_json, engine_options, input_options, model_argument
+from sardonyx.cli._parameters import as_json, engine_options, input_options, model_argument, precision_options
 from sardonyx.cli._source import Inputs, Source
 from sardonyx.options import Options
 from sardonyx.telemetry.text import duration, summarize_tensor
@@ -35,6 +35,7 @@ from sardonyx.telemetry.text import duration, summarize_tensor
 )
 @input_options
 @engine_options
+@precision_options
 @as_json
 def command(
     model: Source,
@@ -49,7 +50,7 @@ def command(
     MODEL is an .onnx file, a .pt2 file or module:factory; the rewrite rules are applied first.
     """
     with show_status("preparing", as_json), torch.no_grad():
-        exported = model.program(Options.of(options, native=False)).model  # kernels are compiled below
+        exported = model.program(Options.of(options, native=False, precision="float32")).model  # both come below
         program, feeds = model.as_file(exported, inputs, options, optimize="none")
         seconds, results = [], []
         for _ in range(repeat):

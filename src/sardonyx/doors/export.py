@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import onnx_ir as ir
@@ -12,14 +12,14 @@ import torch
 from onnx_ir.tensor_adapters import TorchTensor
 from torch.utils import _pytree as pytree
 
-from sardonyx.capture.dynamic import refuse_constants, shapes_of_examples, specs_by_name
+from sardonyx.capture.dynamic import parse_example, refuse_constants, shapes_of_examples, specs_by_name
 from sardonyx.capture.example import ExampleCall, as_module, clone_tensors
 from sardonyx.capture.export import Captured
 from sardonyx.capture.number_inputs import TracedCall, refuse_constant_floats
 from sardonyx.capture.partitioner import unsupported
 from sardonyx.capture.regions import Result, device_of
 from sardonyx.doors.call_arguments import Argument, ArgumentKind
-from sardonyx.doors.program import CallSpec, Program
+from sardonyx.doors.program import CallSpec, Program, calibration_inputs
 from sardonyx.engines.registry import opset_of_files
 from sardonyx.errors import OptionError, VerificationError
 from sardonyx.optimize.legalize import unsupported_reason
@@ -54,6 +54,7 @@ def export(
     translations: Mapping[Any, Callable[..., Any]] | None = None,
     functions: Sequence[type[torch.nn.Module] | str] = (),
     empty_sizes: bool = False,
+    calibration: Iterable[Any] = (),
     **options: Any,
 ) -> Program:
     """Export a module, or a function of tensors, called with these arguments, as an ONNX model.
@@ -71,12 +72,20 @@ def export(
     A dynamic size may be zero. Some kernels of ONNX Runtime fail or crash on tensors without elements; the program
     avoids them, and with `empty_sizes=True` the model does so in any session, by an `If` around each.
 
+    With `precision` layers become standard operators in fewer bits, as far as results stay within `max_drop` of those
+    in float32 in the calls of `calibration`, each given like one of `examples`; by default in the call exported.
+
     >>> program = export(torch.nn.Linear(4, 2).eval(), (torch.ones(3, 4),), dynamic_shapes=({0: "batch"},))
     >>> program.model.graph.inputs[0].shape
     Shape([SymbolicDim('batch'), 4])
     """
     check_keywords(options, export)
     model, chosen = _as_module(model), _chosen(options, opset, translations)
+    if functions and chosen.precision != "float32":
+        raise OptionError(
+            f"precision={chosen.precision!r} with functions=",
+            hint="leave out one of them: layers inside ONNX functions stay in float32",
+        )
     args, kwargs = (args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs or {})
     with collecting() as report:
         graph_report = new_graph_report("exported", 0)
@@ -88,6 +97,7 @@ def export(
                 call_spec = _call_spec(translation, traced)
                 graph_report.note_own(translation.own)
                 onnx_functions.make_functions(translation.model, functions)
+            feeds = _calibration(call_spec, calibration, args, kwargs) if chosen.precision != "float32" else []
             library = build_file(
                 translation.model,
                 device,
@@ -96,6 +106,7 @@ def export(
                 domains=domains,
                 empty_sizes=empty_sizes,
                 name=lambda graph: _name(graph, call_spec, input_names, output_names, traced.names_of_sizes()),
+                calibration=feeds,
             )
     program = Program(translation.model, call_spec, device, chosen, report, library, captured)
     _check(program, model, args, kwargs, chosen)
@@ -107,6 +118,14 @@ def _chosen(options: Mapping[str, Any], opset: int | None, translations: Mapping
     chosen = Options.of(options, opset=opset)
     own = {} if translations is None else {"translations": translations}
     return Options.of(chosen, opset=opset_of_files(chosen), **own)
+
+
+def _calibration(
+    call_spec: CallSpec, calls: Iterable[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[list[torch.Tensor]]:
+    """Return the model's inputs in the calibration calls; by default in the call exported."""
+    parsed = [parse_example(call, args, kwargs) for call in calls] or [(tuple(args), dict(kwargs))]
+    return [calibration_inputs(call_spec, *call) for call in parsed]
 
 
 def _as_module(model: Any) -> torch.nn.Module:
@@ -360,11 +379,16 @@ def _check(
 ) -> None:
     """Warn of what a file cannot do; compare it with the module and add it to the HTML report, where asked to."""
     _warn(program)
-    if options.verify:
+    if options.verify and not _has_lower_precision(program):  # which has a bound of its own
         _verify(program, model, args, kwargs)
     page = page_of(options)
     if page is not None:
         page.report_program(program, args, kwargs, model)
+
+
+def _has_lower_precision(program: Program) -> bool:
+    choice = program.report.precision
+    return choice is not None and not choice.is_float32
 
 
 def _verify(program: Program, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

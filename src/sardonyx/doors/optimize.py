@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -15,9 +15,10 @@ from torch.utils import _pytree as pytree
 from sardonyx import opsets
 from sardonyx.capture.regions import Result
 from sardonyx.doors.call_arguments import Argument
-from sardonyx.doors.program import CallSpec, Program, map_external_weights
-from sardonyx.errors import SardonyxError
+from sardonyx.doors.program import CallSpec, Program, calibration_inputs, map_external_weights
+from sardonyx.errors import OptionError, SardonyxError
 from sardonyx.model_files import UserModel, blame_invalid_model, load_model, quiet_onnx_ir
+from sardonyx.native.lower_precision import lower_precision_by
 from sardonyx.options import Options
 from sardonyx.pipeline import build_file
 from sardonyx.run.binding import Binding
@@ -26,13 +27,18 @@ from sardonyx.telemetry.report import collecting, new_graph_report
 from sardonyx.translate import inference
 
 
-def optimize(model: UserModel, *, domains: Sequence[str] | None = None, **options: Any) -> Program:
+def optimize(
+    model: UserModel, *, domains: Sequence[str] | None = None, calibration: Iterable[Any] = (), **options: Any
+) -> Program:
     """Apply the rewrite rules of compiled models to an ONNX model, given as a file or in memory.
 
     The given model is not changed. `opset` converts it to a later opset first: attention, RMS norm and rotary
     embedding, which the rules find in older graphs too, are operators since 23. `domains` are the operator domains,
     in addition to ONNX's own, that the result may use, by default those of the engine. Call the result with the model's
     inputs in order. With `native=True` groups of operators become kernels, as in `sardonyx.export`.
+
+    With `precision` layers become standard operators in fewer bits, as far as results stay within `max_drop` of those
+    in float32 in the calls of `calibration`: a tuple of inputs for each, or a dict of inputs by name.
 
     >>> from sardonyx import export
     >>> model = export(torch.nn.SiLU(), (torch.ones(2),), optimize="none").proto()
@@ -46,8 +52,37 @@ def optimize(model: UserModel, *, domains: Sequence[str] | None = None, **option
             loaded = _infer_dims(_convert_opset(map_external_weights(load_model(model)), chosen.opset))
         graph_report.operators = sum(1 for _ in loaded.graph.all_nodes())
         device = torch.device("cpu")
-        library = build_file(loaded, device, chosen, graph_report, domains=domains)
-    return Program(loaded, _call_spec(loaded), device, chosen, report, library)
+        call_spec = _call_spec(loaded)
+        feeds = [_calibration_inputs(call_spec, call) for call in calibration]
+        library = build_file(loaded, device, chosen, graph_report, domains=domains, calibration=feeds)
+    return Program(loaded, call_spec, device, chosen, report, library)
+
+
+@lower_precision_by
+def _lower_precision(model: UserModel, calibration: Iterable[Any], options: Options) -> ir.Model:
+    """Return a model with layers in lower precision, and otherwise as it is."""
+    return optimize(
+        model,
+        calibration=calibration,
+        precision=options.precision,
+        max_drop=options.max_drop,
+        metric=options.metric,
+        cache_dir=options.cache_dir,
+        optimize="none",
+    ).model
+
+
+def _calibration_inputs(call_spec: CallSpec, call: Any) -> list[torch.Tensor]:
+    """Return the inputs in order of a call: a tuple, a dict by name, or a tensor."""
+    if not isinstance(call, Mapping):
+        return calibration_inputs(call_spec, (call,) if isinstance(call, torch.Tensor) else tuple(call), {})
+    names = [argument.path for argument in call_spec.arguments]
+    if set(call) != set(names):
+        raise OptionError(
+            f"a call of calibration= has the inputs {sorted(call)}, and the model takes {names}",
+            hint="give all inputs of the model by name",
+        )
+    return calibration_inputs(call_spec, [torch.as_tensor(call[name]) for name in names], {})
 
 
 def _convert_opset(model: ir.Model, wanted: int | None) -> ir.Model:

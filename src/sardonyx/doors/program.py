@@ -27,15 +27,15 @@ from sardonyx.capture.regions import Result
 from sardonyx.doors.call_arguments import Argument, structure_difference
 from sardonyx.engines import Job, Runner, artifacts
 from sardonyx.engines.registry import find as find_engine
-from sardonyx.errors import SardonyxError
+from sardonyx.errors import OptionError, SardonyxError
 from sardonyx.model_files import LARGEST_PROTOBUF, weight_bytes
 from sardonyx.optimize.empty import computed_sizes
 from sardonyx.options import Options
 from sardonyx.pipeline import fit_to_engine, refit
 from sardonyx.run.binding import Binding, restore_result
+from sardonyx.run.file_weights import extract_weights
 from sardonyx.sizes import python_of, size_at
 from sardonyx.telemetry.report import Report, observed
-from sardonyx.translate.translator import external_weight
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,17 @@ class CallSpec:
         for condition in self.conditions:
             condition.check(numbers)
         return self.binding.feeds(fed)
+
+
+def calibration_inputs(call_spec: CallSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Return the model's inputs in a calibration call; raise if it does not match the model."""
+    try:
+        return [torch.as_tensor(x).detach() for x in call_spec.flatten(args, kwargs)]
+    except (TypeError, ValueError) as error:
+        raise OptionError(
+            f"a call of calibration= does not match the model: {error}",
+            hint="give each as the model is called: a tuple of arguments, or a dict of them by name",
+        ) from error
 
 
 class Program:
@@ -201,7 +212,7 @@ class Program:
         engine = find_engine(self._options.engine)
         model = self.model.clone()
         fit_to_engine(model, engine, self._device, self._options, empty_sizes=empty)
-        weights = _extract_weights(model)
+        weights = extract_weights(model)
         serialized = ir.to_proto(model).SerializeToString()
         libraries = () if self._library is None else (str(self._library),)
         job = Job.of(
@@ -247,16 +258,3 @@ def _tensor_over(array: np.ndarray[Any, Any]) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # mapped arrays are read-only
         return torch.from_numpy(array)
-
-
-def _extract_weights(model: ir.Model) -> dict[str, torch.Tensor]:
-    """Remove the data of weights from the model; return their tensors by name."""
-    weights = {}
-    for name, value in model.graph.initializers.items():
-        stored = value.const_value
-        if not isinstance(stored, (TorchTensor, ir.LazyTensor)) or not stored.size:
-            continue
-        tensor = stored.raw.detach() if isinstance(stored, TorchTensor) else torch.from_numpy(stored.numpy())
-        weights[name] = tensor.contiguous()
-        value.const_value = external_weight(name, stored.dtype, tuple(tensor.shape))
-    return weights

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from sardonyx.errors import OptionError
 from sardonyx.model_files import UserModel
 from sardonyx.native.load_model import load_inferred_model
+from sardonyx.native.lower_precision import lower_precision
 from sardonyx.native.measure import Feeds, GroupBounds, Measurement, Progress, random_inputs
 from sardonyx.native.model import NativeModel
 from sardonyx.native.partition import KernelPlan, Library, plan_kernels
@@ -44,6 +45,7 @@ def compile(
     measure: bool | Feeds = False,
     processor: str | None = None,
     progress: Progress | None = None,
+    calibration: Iterable[Any] = (),
     **options: Any,
 ) -> NativeModel:
     """Compile parts of an ONNX model to a library of custom operators that a stock onnxruntime loads.
@@ -59,7 +61,8 @@ def compile(
     is slower: on the given inputs by name, or on random ones for True. `processor` selects another processor than this
     machine's: "x86-64-v3". With `target="cuda"` kernels are for onnxruntime's CUDA provider, built by NVRTC for this
     machine's GPU, or for the architecture in `processor`: "sm_90". `progress` is called with a line for each step.
-    Further options are those of `Options`: `cache_dir` is where libraries are cached.
+    Further options are those of `Options`: `cache_dir` is where libraries are cached; with `precision` layers become
+    standard operators in fewer bits first, as `sardonyx.optimize` makes them by the calls of `calibration`.
 
     >>> import torch, sardonyx
     >>> program = sardonyx.export(torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Sigmoid()).eval(), (torch.ones(2),))
@@ -71,7 +74,6 @@ def compile(
     """
     report_progress = progress or _silent
     compile_options, kernel_target = Options.of(options), target_of(target)
-    compile_options.require_float32("a file")
     kernel_target.compiler_version()
     built_for = kernel_target.processor(processor)
     if measure is not False and kernel_target.name != "cpu":
@@ -79,6 +81,8 @@ def compile(
             f"measure supports CPU kernels only, and target is {kernel_target.name!r}", hint="omit measure"
         )
     report_progress("reading the model")
+    if compile_options.precision != "float32":
+        model = lower_precision(model, calibration, compile_options)
     original = load_inferred_model(model)
     choice = _choice(select, inputs, outputs)
     report_progress("choosing what becomes kernels")

@@ -76,7 +76,7 @@ class PackedWeight:
     depth: int
     columns: int
     constants: Mapping[str, torch.Tensor]
-    """"weight", and in int8 "scales" and "sums" of its columns."""
+    """"weight", and in int8 "scales" and "sums" of its columns, and "channels" if x is multiplied by channel."""
     block: int = 0
     """The weights of a column that share a scale, in int4."""
     has_zero_points: bool = False
@@ -88,11 +88,17 @@ def pack_bfloat16(weight: torch.Tensor) -> PackedWeight:
     return PackedWeight(depth, columns, {"weight": _in_panels(weight.detach().to(torch.bfloat16), 2)})
 
 
-def pack_int8(weight: torch.Tensor) -> PackedWeight:
-    """Quantize each column of a weight of depth × columns symmetrically."""
+def pack_int8(weight: torch.Tensor, channels: torch.Tensor | None = None) -> PackedWeight:
+    """Quantize each column of a weight of depth × columns symmetrically.
+
+    With `channels` the kernel multiplies each channel of x by its number before it quantizes rows, and the weight is
+    divided by them.
+    """
     depth, columns = weight.shape
-    codes, scales = quantize_int8(weight)
+    codes, scales = quantize_int8(weight if channels is None else weight / channels.to(weight.device)[:, None])
     constants = {"weight": _in_panels(codes, 4), "scales": scales, "sums": codes.sum(0, dtype=torch.int32)}
+    if channels is not None:
+        constants["channels"] = channels.to(weight.device)
     return PackedWeight(depth, columns, constants)
 
 
@@ -251,7 +257,9 @@ def linear_node(
     if x.dtype is None or (x.dtype, result) not in _SUFFIXES:
         raise OptionError(f"a linear layer cannot take {x.dtype} and return {result}")
     values = {key: _constant(f"{name}_{key}", tensor) for key, tensor in packed.constants.items()}
-    inputs = [x, values["weight"], bias, residual, *(values[key] for key in ("scales", "sums") if key in values)]
+    inputs = [x, values["weight"], bias, residual]
+    if "scales" in values:
+        inputs += [values["scales"], values["sums"], values.get("channels")]
     numbers = {
         "depth": packed.depth,
         "columns": packed.columns,

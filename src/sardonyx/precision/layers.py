@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -88,17 +88,17 @@ class Layer:
         return sizes[0], sizes[1]
 
 
-def layers_of(graph: ir.Graph) -> Sequence[Layer]:
+def layers_of(graph: ir.Graph, is_weight: Callable[[ir.Value], bool] = is_weight) -> Sequence[Layer]:
     """Return the layers of a graph, in its order, with unique names."""
     named: dict[str, Layer] = {}
     for node in graph:
-        if _is_layer(node):
+        if _is_layer(node, is_weight):
             name = _unique(module_of(node.meta.get("fx")) or _weight_name(node), named)
             named[name] = Layer(name, node, norm_after(node) if node.op_type == "Conv" else None)
     return list(named.values())
 
 
-def _is_layer(node: ir.Node) -> bool:
+def _is_layer(node: ir.Node, is_weight: Callable[[ir.Value], bool]) -> bool:
     if (node.domain, node.op_type) not in LAYERS:
         return False
     x, weight, *rest = node.inputs

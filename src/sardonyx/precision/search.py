@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TypeAlias
 
 from sardonyx.precision.plan import FALLBACKS, FLOAT32, Plan, Type
+from sardonyx.precision.storage import Storage
+
+FASTER, AS_FAST = 0.97, 1.03
+"""Shares of the time in float32, apart by what equal calls differ by: what is faster, and what is not slower."""
 
 
 @dataclass(frozen=True)
@@ -15,6 +20,8 @@ class Trial:
 
     error: float
     seconds: float
+    storage: Storage | None = None
+    """How the weight is stored, if not as usual."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +33,16 @@ class LayerTrials:
     trials: Mapping[Type, Trial] = field(default_factory=dict)
     chained: bool = False
     """Whether it is one of the layers that are worthwhile only together, as their results have another layout."""
+    share: float = FASTER
+    """The share of its time in float32 that a layer may take."""
 
     def possible(self, wanted: Sequence[Type]) -> list[Type]:
         """Return those of these precisions that it can run in."""
         return [t for t in wanted if t in self.trials]
 
     def worthwhile(self, wanted: Sequence[Type]) -> list[Type]:
-        """Return those of these precisions that are faster than float32."""
-        return [t for t in self.possible(wanted) if self.trials[t].seconds < self.float32_seconds * _WINS]
+        """Return those of these precisions that are fast enough."""
+        return [t for t in self.possible(wanted) if self.trials[t].seconds < self.float32_seconds * self.share]
 
     def fastest_seconds(self, wanted: Sequence[Type]) -> float:
         """Return the time in the fastest of these precisions that it can run in, else in float32."""
@@ -43,9 +52,6 @@ class LayerTrials:
         """Return the error in a precision."""
         return self.trials[precision].error if precision in self.trials else 0.0
 
-
-_WINS = 0.97
-"""A layer must take at most this share of its time in float32: what equal calls differ by."""
 
 Evaluate: TypeAlias = Callable[[Plan], float]
 """Returns the drop of the results of the whole model."""
@@ -62,15 +68,24 @@ class Found:
     """Layers that run in a higher precision than they would by speed alone, most sensitive first."""
 
 
-def search(layers: Sequence[LayerTrials], wanted: Sequence[Type], evaluate: Evaluate, max_drop: float) -> Found:
+def search(
+    layers: Sequence[LayerTrials],
+    wanted: Sequence[Type],
+    evaluate: Evaluate,
+    max_drop: float,
+    *,
+    in_order: bool = False,
+) -> Found:
     """Return the plan that keeps the drop within the bound with the fewest steps back to a higher precision.
 
-    `wanted` are the precisions that may be used. Each layer starts in the fastest of them; steps back are ordered by
-    the error that each removes, largest first, and their least number is found by bisection.
+    `wanted` are the precisions that may be used. Each layer starts in the fastest of them, or with `in_order` in the
+    first; steps back are ordered by the error that each removes, largest first, and their least number is found by
+    bisection.
     """
     allowed = worthwhile(layers, wanted)
-    steps = _steps(layers, allowed)
-    start = Plan({trials.layer: _fastest(trials, allowed[trials.layer]) for trials in layers})
+    paths = {trials.layer: path(trials, allowed[trials.layer], in_order=in_order) for trials in layers}
+    start = Plan({layer: types[0] for layer, types in paths.items()}, _storages(layers))
+    steps = _steps(layers, paths)
     tried: dict[int, float] = {}
 
     def drop_after(count: int) -> float:
@@ -88,7 +103,7 @@ def worthwhile(layers: Sequence[LayerTrials], wanted: Sequence[Type]) -> Mapping
     """Return the precisions in which each layer is faster than in float32; in a chain, in which all are together."""
     chain = [trials for trials in layers if trials.chained]
     together = sum(trials.fastest_seconds(wanted) for trials in chain)
-    wins = together < sum(trials.float32_seconds for trials in chain) * _WINS
+    wins = together < sum(trials.float32_seconds * trials.share for trials in chain)
     in_chain = {trials.layer: trials.possible(wanted) if wins else [] for trials in chain}
     return {trials.layer: in_chain.get(trials.layer, trials.worthwhile(wanted)) for trials in layers}
 
@@ -104,20 +119,28 @@ def after(plan: Plan, steps: Sequence[_Step]) -> Plan:
     return plan
 
 
-def _fastest(trials: LayerTrials, allowed: Sequence[Type]) -> Type:
-    return min(allowed, key=lambda t: trials.trials[t].seconds, default=FLOAT32)
+def path(trials: LayerTrials, allowed: Sequence[Type], *, in_order: bool = False) -> Sequence[Type]:
+    """Return the precision that a layer starts in, and those that it goes back to; the last is float32."""
+    fastest = min(allowed, key=lambda t: trials.trials[t].seconds, default=FLOAT32)
+    types = [next(iter(allowed), FLOAT32) if in_order else fastest]
+    while types[-1] != FLOAT32:
+        types.append(_next(types[-1], allowed))
+    return types
 
 
-def _steps(layers: Sequence[LayerTrials], allowed: Mapping[str, Sequence[Type]]) -> list[_Step]:
+def _storages(layers: Sequence[LayerTrials]) -> Mapping[tuple[str, Type], Storage]:
+    found = {(trials.layer, t): trial.storage for trials in layers for t, trial in trials.trials.items()}
+    return {key: storage for key, storage in found.items() if storage is not None}
+
+
+def _steps(layers: Sequence[LayerTrials], paths: Mapping[str, Sequence[Type]]) -> list[_Step]:
     """Return every step back of every layer, ordered by the error that it removes; those of one layer stay in order."""
     found: list[tuple[float, str, Type]] = []
     for trials in layers:
-        precision, least = _fastest(trials, allowed[trials.layer]), float("inf")
-        while precision != FLOAT32:
-            following = _next(precision, allowed[trials.layer])
+        least = float("inf")
+        for precision, following in pairwise(paths[trials.layer]):
             least = min(least, trials.error(precision) - trials.error(following))
             found.append((least, trials.layer, following))
-            precision = following
     return [(layer, precision) for _, layer, precision in sorted(found, key=lambda step: -step[0])]
 
 

@@ -186,16 +186,16 @@ class CompiledRegion(torch.nn.Module):
         """Return this region with the precision of each layer chosen by the results for these arguments."""
         self._recipe = replace(self._recipe, translation=None)
 
-        def candidate(plan: Plan) -> Candidate:
+        def candidate(plan: Plan, *, native: bool = True) -> Candidate:
             verify = self._options.verify and plan.is_float32  # lower precision has a bound of its own
-            options = Options.of(self._options, verify=verify)
+            options = Options.of(self._options, verify=verify, native=self._options.native if native else False)
             recipe = replace(self._recipe, plan=plan, options=options, report=RegionReport())
             region = CompiledRegion(recipe, self._build, self._frozen)
-            built, _ = region._current_build(args)
-            return Candidate(region, built, lambda: region._select_session(args).run_with_fixed_seed(args))
+            region._current_build(args)
+            return Candidate(region, [lambda: region._select_session(args).run_with_fixed_seed(args)])
 
         choice, chosen = choose_precision(candidate, self._engine, args, self._options, self._region.device)
-        region: CompiledRegion = chosen.region
+        region: CompiledRegion = chosen.model
         region._report.precision = choice
         self._graph_report.replace(self._report, region._report)
         return region

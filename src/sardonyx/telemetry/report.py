@@ -62,12 +62,15 @@ class LayerPrecision:
     """Relative to its results in float32."""
     seconds: float
     float32_seconds: float
+    method: str = ""
+    """How its weight is stored, if its activations decided."""
 
     def __str__(self) -> str:
         if self.precision == "float32":
             return f"{self.layer}: float32, {self.float32_seconds * 1e3:.3g} ms"
         times = f"{self.float32_seconds * 1e3:.3g} → {self.seconds * 1e3:.3g} ms"
-        return f"{self.layer}: {self.precision}, error {self.error:.1e}, {times}"
+        method = f" ({self.method})" if self.method else ""
+        return f"{self.layer}: {self.precision}{method}, error {self.error:.1e}, {times}"
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,11 @@ class PrecisionChoice:
     remark: str = ""
     """Why the model runs in float32 after all, if it does."""
     remembered: bool = False
+
+    @property
+    def is_float32(self) -> bool:
+        """Whether every layer runs in float32."""
+        return all(layer.precision == "float32" for layer in self.layers)
 
     def __str__(self) -> str:
         counts = _counts(Counter(layer.precision for layer in self.layers)) or "no layers"
@@ -225,6 +233,12 @@ class Report:
     def nodes(self) -> int:
         """Total number of ONNX nodes."""
         return sum(self.operators.values())
+
+    @property
+    def precision(self) -> PrecisionChoice | None:
+        """The precision of each layer of the first model for which one was chosen; None without that option."""
+        choices = (region.precision for graph in self.graphs for region in graph.regions)
+        return next((choice for choice in choices if choice is not None), None)
 
     @property
     def seconds(self) -> dict[str, float]:

@@ -1,0 +1,163 @@
+"""Choose the precision of a file's layers: candidates are files too, which run in the engine on calibration inputs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from sardonyx.engines import Engine, Job, Runner
+from sardonyx.errors import OptionError
+from sardonyx.options import Options
+from sardonyx.precision.layers import Layer, alone
+from sardonyx.precision.plan import FLOAT32, Plan, Type
+from sardonyx.precision.search import AS_FAST, LayerTrials
+from sardonyx.precision.standard_operators import layers_of_file, lower_file, supported
+from sardonyx.run.file_weights import extract_weights
+from sardonyx.run.layer_trials import LayerBench
+from sardonyx.run.precision_choice import WANTED, Candidate, Subject, scores_of
+
+Fit = Callable[[ir.Model], Any]
+"""Makes a model fit the engine's kernels, in place, as when the file is loaded."""
+
+
+@dataclass(frozen=True)
+class FileSubject(Subject):
+    """The model of a file, called with calibration inputs."""
+
+    model: ir.Model
+    calibration: Sequence[Sequence[torch.Tensor]]
+    """The model's inputs in order, for each call."""
+    engine: Engine
+    options: Options
+    domains: frozenset[str]
+    fit: Fit
+    wanted: Sequence[Type]
+
+    share = AS_FAST  # a smaller file that is as fast is worth having
+    why_no_trials = "weights are not finite"
+
+    @classmethod
+    def of(
+        cls,
+        model: ir.Model,
+        calibration: Sequence[Sequence[torch.Tensor]],
+        engine: Engine,
+        options: Options,
+        domains: frozenset[str],
+        fit: Fit,
+    ) -> FileSubject:
+        """Return a model with checked calibration inputs, and the precisions that the file can have."""
+        _check_calibration(model, calibration)
+        opset = model.graph.opset_imports[""]
+        wanted = supported(WANTED[options.precision], opset, domains)
+        if options.precision not in (*wanted, "auto"):
+            raise OptionError(
+                f"precision={options.precision!r} in a file of opset {opset} without the domain 'com.microsoft'",
+                hint="use a later opset: blocks of int4 are in opset 21",
+            )
+        return cls(model, calibration, engine, options, domains, fit, wanted)
+
+    @property
+    def in_order(self) -> bool:  # type: ignore[override]  # as the options say
+        """Whether layers start in the precision that was asked for: a user of int4 wants a small file."""
+        return self.options.precision != "auto"
+
+    def candidate(self, plan: Plan) -> Candidate:
+        """Return the file with a plan."""
+        model = self.model.clone()
+        lower_file(model, plan, self.domains)
+        runner = self.load(model)
+        return Candidate(model, [partial(runner, inputs) for inputs in self.calibration])
+
+    def load(self, model: ir.Model) -> Runner:
+        """Load a session of a model, which is consumed."""
+        self.fit(model)
+        weights = extract_weights(model)
+        data = ir.to_proto(model).SerializeToString()
+        return self.engine.load(Job.of(data, model.graph, self.options, weights=weights), None)
+
+    def trials(self, float32: Candidate, progress: Callable[[str], None]) -> Sequence[LayerTrials]:
+        """Return what is measured of each layer by itself, with its values in the first call."""
+        layers = layers_of_file(self.model.graph)
+        if not layers:
+            return []
+        values = self._values(sorted({str(layer.x.name) for layer in layers}))
+        bench = _FileBench(self)
+        measured = []
+        for number, layer in enumerate(layers, 1):
+            progress(f"layer {number} of {len(layers)}, {layer.name}")
+            measured.append(replace(bench.trials(layer, values[str(layer.x.name)]), share=AS_FAST))
+        return measured
+
+    def _values(self, names: Sequence[str]) -> Mapping[str, torch.Tensor]:
+        """Return values of the model in the first call, by name."""
+        model, inputs = self.model.clone(), self.calibration[0]
+        values = {str(x.name): fed for x, fed in zip(model.graph.inputs, inputs, strict=True) if x.name in names}
+        computed = {str(x.name): x for node in model.graph for x in node.outputs if x.name in names}
+        if computed:
+            model.graph.outputs[:] = list(computed.values())
+            values |= dict(zip(computed, self.load(model)(inputs), strict=True))
+        return values
+
+    def logits(self, float32: Candidate) -> frozenset[int]:
+        """Return the results that a layer computes."""
+        return scores_of(self.model.graph, layers_of_file(self.model.graph))
+
+    def key(self, float32: Candidate) -> Mapping[str, str]:
+        """Return the contents of the model and of the calibration inputs."""
+        model = self.model.clone()
+        weights = extract_weights(model)
+        job = Job.of(ir.to_proto(model).SerializeToString(), model.graph, self.options, weights=weights)
+        return {"model": job.digest(), "inputs": _digest(self.calibration), "domains": repr(sorted(self.domains))}
+
+
+def _check_calibration(model: ir.Model, calibration: Sequence[Sequence[torch.Tensor]]) -> None:
+    if not calibration:
+        raise OptionError(
+            "a lower precision of a file is chosen by its results, and there are no inputs to compute them from",
+            hint="pass calibration=[...], calls with inputs as in use",
+        )
+    for inputs in calibration:
+        for value, x in zip(model.graph.inputs, inputs, strict=True):
+            if isinstance(x, torch.Tensor) and x.dtype.is_floating_point and bool(x.isnan().any()):
+                raise OptionError(f"the calibration input {value.name!r} has NaN", hint="use inputs as in use")
+
+
+def _digest(calibration: Sequence[Sequence[torch.Tensor]]) -> str:
+    hashed = hashlib.sha256()
+    for inputs in calibration:
+        for x in map(torch.as_tensor, inputs):
+            hashed.update(f"\0{x.dtype}\0{tuple(x.shape)}\0".encode())
+            if x.numel():
+                hashed.update(x.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return hashed.hexdigest()
+
+
+class _FileBench(LayerBench):
+    """Runs layers of a file by themselves."""
+
+    def __init__(self, subject: FileSubject) -> None:
+        super().__init__(subject.engine, {}, subject.wanted, subject.options)
+        self._subject = subject
+
+    def _calls(self, layer: Layer, x: torch.Tensor) -> Mapping[Type, Callable[[], torch.Tensor]]:
+        calls = {FLOAT32: self._call(layer, x, FLOAT32)}
+        for precision in self._wanted:
+            with suppress(OptionError):  # a weight that is not finite, or sums that overflow
+                calls[precision] = self._call(layer, x, precision)
+        return calls
+
+    def _call(self, layer: Layer, x: torch.Tensor, precision: Type) -> Callable[[], torch.Tensor]:
+        model = alone(layer, tuple(x.shape))
+        if precision != FLOAT32:
+            (only,) = layers_of_file(model.graph)
+            lower_file(model, Plan({only.name: precision}), self._subject.domains)
+        runner = self._subject.load(model)
+        return lambda: runner([x])[0]
