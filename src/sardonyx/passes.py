@@ -19,7 +19,6 @@ from sardonyx.optimize.selection import select_rules
 from sardonyx.options import Options
 from sardonyx.precision.lower import lower
 from sardonyx.precision.plan import FLOAT32, Plan
-from sardonyx.precision.standard_operators import lower_file
 from sardonyx.run.binding import Binding
 from sardonyx.run.builds import TRAINING
 from sardonyx.run.file_precision import FileSubject
@@ -310,7 +309,7 @@ def choose_file_precision(model: ir.Model, context: Context) -> ir.Model:
     )
     choice, _ = choose_for(subject, context.engine, context.options, context.device)
     context.report.precision = choice
-    lower_file(model, Plan({layer.layer: layer.precision for layer in choice.layers}), domains)
+    subject.lower(model, Plan({layer.layer: layer.precision for layer in choice.layers}))
     return model
 
 

@@ -210,7 +210,8 @@ class Window:
     def places(self, image: tuple[int, int]) -> tuple[int, int]:
         """Return the height and width of the result for those of an image."""
         height, width = (
-            (size + sum(self.pads[axis::2]) - (self.shape[axis] - 1) * self.dilations[axis] - 1) // self.strides[axis] + 1
+            (size + sum(self.pads[axis::2]) - (self.shape[axis] - 1) * self.dilations[axis] - 1) // self.strides[axis]
+            + 1
             for axis, size in enumerate(image)
         )
         return height, width

@@ -91,7 +91,7 @@ class LayerBench:
         return self._times[key]
 
     def _call(self, layer: Layer, x: torch.Tensor, precision: Type) -> Callable[[], torch.Tensor]:
-        """Return a call of a layer in a precision; a convolution in lower precision has channels last, as in a chain."""
+        """Return a call of a layer in a precision; then a convolution has channels last, as in a chain."""
         channels_last = layer.convolves and precision != FLOAT32
         model = alone(layer, tuple(x.shape), channels_last=channels_last)
         names = [name for name in model.graph.initializers if name in self._weights]

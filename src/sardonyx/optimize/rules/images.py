@@ -18,7 +18,11 @@ IMAGES = "sardonyx.images"
 """The domain of these operators."""
 
 
-@rule(P.Where(P.IsNaN(P.AveragePool("x", _name="average")), "nan", P.MaxPool("x", _name="maximum")), needs=IMAGES, late=True)
+@rule(
+    P.Where(P.IsNaN(P.AveragePool("x", _name="average")), "nan", P.MaxPool("x", _name="maximum")),
+    needs=IMAGES,
+    late=True,
+)
 def channels_last_max_pool_with_nan(m: Match) -> ir.Value:
     """Where(IsNaN(AveragePool(x)), NaN, MaxPool(x)) = MaxPool(x), of our operator, which keeps NaN."""
     number = scalar_of(m.nan)
