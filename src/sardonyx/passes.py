@@ -24,7 +24,6 @@ from sardonyx.precision.epilogues import fold_epilogues
 from sardonyx.precision.lower import lower
 from sardonyx.precision.narrow import narrow
 from sardonyx.precision.plan import FLOAT32, Plan
-from sardonyx.precision.standard_operators import lower_file
 from sardonyx.run.binding import Binding
 from sardonyx.run.builds import TRACE, TRAINING
 from sardonyx.run.file_precision import FileSubject
@@ -343,7 +342,7 @@ def choose_file_precision(model: ir.Model, context: Context) -> ir.Model:
     )
     choice, _ = choose_for(subject, context.engine, context.options, context.device)
     context.report.precision = choice
-    lower_file(model, Plan({layer.layer: layer.precision for layer in choice.layers}), domains)
+    subject.lower(model, Plan({layer.layer: layer.precision for layer in choice.layers}))
     return model
 
 
