@@ -12,6 +12,8 @@ Type: TypeAlias = str
 """A precision of a layer: "float32", "bf16", "int8" or "int4"."""
 
 FLOAT32 = "float32"
+MODEL = "the whole model"
+"""The only layer of a plan for an engine that computes all of a model in one precision."""
 FALLBACKS: Mapping[Type, Type] = {"int4": "int8", "int8": "bf16", "bf16": FLOAT32}
 """The next higher precision of each."""
 

@@ -21,7 +21,7 @@ from sardonyx.errors import OptionError
 from sardonyx.options import Options
 from sardonyx.precision.layers import layers_of
 from sardonyx.precision.metric import Difference, checked, differ
-from sardonyx.precision.plan import Plan, Type
+from sardonyx.precision.plan import MODEL, Plan, Type
 from sardonyx.precision.search import Found, LayerTrials, Trial, search
 from sardonyx.run.builds import Built
 from sardonyx.run.layer_trials import ROUND_SECONDS, ROUNDS, measure_layers
@@ -52,13 +52,25 @@ def choose_precision(
     build: Build, engine: Engine, args: Sequence[Any], options: Options, device: torch.device
 ) -> tuple[PrecisionChoice, Candidate]:
     """Return the choice, and the candidate to use."""
-    if device.type != "cpu" or not engine.takes_kernels(device):
-        raise OptionError(
-            f"precision={options.precision!r} with the engine {engine.name!r} on the device {device.type!r}",
-            hint="it is for the engine 'onnxruntime' on the CPU; on a GPU, convert the model, as by model.half()",
-        )
+    _check_engine(engine, options, device)
     with show_progress(f"choosing the precision of layers, {options.precision}"):
         return _Chooser(build, engine, args, options).choose()
+
+
+def _check_engine(engine: Engine, options: Options, device: torch.device) -> None:
+    supported = engine.takes_kernels(device) or _own_types(engine, options)
+    if device.type != "cpu" or not supported:
+        raise OptionError(
+            f"precision={options.precision!r} with the engine {engine.name!r} on the device {device.type!r}",
+            hint="on the CPU 'onnxruntime' has all, 'openvino' has 'bf16'; on a GPU, convert the model with .half()",
+        )
+
+
+def _own_types(engine: Engine, options: Options) -> Sequence[Type]:
+    """Return the precisions in which an engine computes whole models: what is asked for, not what it falls back to."""
+    wanted = WANTED[options.precision]
+    asked = wanted if options.precision == "auto" else wanted[:1]
+    return [precision for precision in asked if engine.in_precision(precision, options) is not None]
 
 
 @dataclass
@@ -75,14 +87,26 @@ class _Chooser:
         if cached is not None:
             return cached, self._candidate(Plan({row.layer: row.precision for row in cached.layers}))
         _check_results(self._references)
-        trials = measure_layers(
-            self.engine, self._float32.built, self.args, WANTED[self.options.precision], self.options
-        )
+        trials = self._trials()
         found = search(trials, WANTED[self.options.precision], lambda plan: self._difference(plan).drop, self._bound)
         choice, chosen = self._checked(found, trials)
         if key is not None:
             _cache_choice(key, choice, self.options)
         return choice, chosen
+
+    def _trials(self) -> Sequence[LayerTrials]:
+        wanted = _own_types(self.engine, self.options)
+        if wanted:
+            return [self._trial_of_model(wanted)]
+        return measure_layers(self.engine, self._float32.built, self.args, WANTED[self.options.precision], self.options)
+
+    def _trial_of_model(self, wanted: Sequence[Type]) -> LayerTrials:
+        """Return the drop and time of the model in the precisions that the engine has for all of it."""
+        plans = [Plan({MODEL: precision}) for precision in wanted]
+        calls = [self._float32.call, *(self._candidate(plan).call for plan in plans)]
+        float32, *seconds = (min(times) for times in in_turns(calls, rounds=ROUNDS, round_seconds=ROUND_SECONDS))
+        trials = [Trial(self._difference(plan).drop, s) for plan, s in zip(plans, seconds, strict=True)]
+        return LayerTrials(MODEL, float32, dict(zip(wanted, trials, strict=True)))
 
     @property
     def _bound(self) -> float:
