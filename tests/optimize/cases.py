@@ -611,4 +611,19 @@ CASES = {
         {{ a = {TO_FIRST}(x) y = ReduceMean(a, s) }}""",
         ("float16", "float"),
     ),
+    "IntegerProduct": Case(
+        """g (int8[@A,@B] x, int8[@C,@B] w, float[@C] c) => (float[@A,@C] y)
+        <float s = {0.5}, float t = {0.25}, int8 z = {1}>
+        { a = DequantizeLinear(x, s, z) b = DequantizeLinear(w, t) y = Gemm<transB=1>(a, b, c) }""",
+        """g (int8[@A,@B] x, int8[@C,@B] w, float[@C] c) => (int8[@A,@C] y)
+        <float s = {0.5}, float t = {0.25}, int8 z = {1}>
+        { a = DequantizeLinear(x, s, z) b = DequantizeLinear(w, t) p = Gemm<transB=1>(a, b, c)
+          r = Relu(p) y = QuantizeLinear(r, s, z) }""",
+    ),
+    "DropRequantize": Case(
+        """g (int8[@A,@B] x) => (int8[@A,@B] y) <float s = {0.3}, int8 z = {1}>
+        { a = DequantizeLinear(x, s, z) y = QuantizeLinear(a, s, z) }""",
+        """g (int8[@A,@B] x) => (int8[@A,@B] y) <float s = {0.3}, float t = {0.2}, int8 z = {1}>
+        { a = DequantizeLinear(x, s, z) y = QuantizeLinear(a, t, z) }""",
+    ),
 }
