@@ -89,8 +89,8 @@ def _bound(g: Builder, bound: Operand, dtype: torch.dtype) -> Operand:
 def quantize_per_tensor(
     g: Builder, x: Value, scale: Operand, zero_point: Operand, low: Operand, high: Operand, dtype: torch.dtype
 ) -> Value:
-    bounds = (_bound(g, bound, dtype) for bound in (low, high))
-    return _per_tensor(g, scale, zero_point).quantize(g, x, *bounds, dtype)
+    low, high = (_bound(g, bound, dtype) for bound in (low, high))
+    return _per_tensor(g, scale, zero_point).quantize(g, x, low, high, dtype)
 
 
 @operator(*(f"quantized_decomposed::dequantize_per_tensor{overload}" for overload in ("", ".tensor", ".tensor2")))
@@ -229,8 +229,9 @@ def _range(g: Builder, x: Value, axes: Sequence[int] | None) -> tuple[Value, Val
 
 def _results(g: Builder, scale: Value, zero_point: Value) -> tuple[Value, Value]:
     """Return the parameters as torch's operator does, in double precision and 64 bits."""
-    dims = g.like(g.out[0])
-    return tuple(g.cast(g.reshape(x, dims), out.dtype) for x, out in zip((scale, zero_point), g.out, strict=True))
+    scales, zero_points = g.out
+    dims = g.like(scales)
+    return g.cast(g.reshape(scale, dims), scales.dtype), g.cast(g.reshape(zero_point, dims), zero_points.dtype)
 
 
 @operator("quantized_decomposed::choose_qparams.tensor")
