@@ -123,6 +123,7 @@ def _kernels(provider: str) -> Kernels:
         sigmoid_loses_small=True,
         sine_loses_small=True,
         joins_casts=True,
+        converts_weights=True,
         inexact_int64=_COMPARE_32_BITS | _REDUCE_IN_DOUBLE,
     )
 
@@ -317,6 +318,10 @@ A global pool is as fast between sessions (4 ms), but cannot stop spinning, took
 makes ONNX Runtime refuse every session of the process that does not use it."""
 
 
+_EXACT_SUMS_OF_BYTES = ("session.x64quantprecision", "1")
+"""Let weights in int8 be uint8 on x86 processors without VNNI, whose sums of products with int8 saturate at 16 bits."""
+
+
 _RECORD_PLACEMENT = ("session.record_ep_graph_assignment_info", "1")
 
 
@@ -346,6 +351,7 @@ def session_options(ort: Any, user_options: Any) -> Any:
         )
     options.intra_op_num_threads = torch.get_num_threads()
     options.add_session_config_entry(*_STOP_SPINNING)
+    options.add_session_config_entry(*_EXACT_SUMS_OF_BYTES)
     _apply(options, user_options or {})
     return options
 

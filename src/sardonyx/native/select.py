@@ -15,9 +15,9 @@ from sardonyx.errors import OptionError
 from sardonyx.native.cost import Savings, elements_of, estimate_savings
 from sardonyx.native.lower import lower
 from sardonyx.native.nests import count
-from sardonyx.native.quantized import is_computed_in_integers
 from sardonyx.native.region import CannotLower, Lowering, constant_of, dims_of, is_constant
 from sardonyx.native.table import FLOATS, INTEGERS, int_of
+from sardonyx.optimize.integers import is_computed_in_integers
 
 
 @dataclass(frozen=True)

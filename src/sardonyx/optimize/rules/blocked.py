@@ -12,8 +12,8 @@ from functools import wraps
 
 import onnx_ir as ir
 
+from sardonyx.optimize.integers import is_dequantized
 from sardonyx.optimize.rule import Match, Rewrite, rule_at
-from sardonyx.optimize.rules.quantized import is_dequantized
 from sardonyx.sizes import Dims
 
 NCHWC = "com.microsoft.nchwc"

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from sardonyx.optimize.pattern import P, is_private, scalar_of
+from sardonyx.optimize.integers import is_requantized
+from sardonyx.optimize.pattern import P, scalar_of
 from sardonyx.optimize.rule import Match, rule, rule_at
 from sardonyx.sizes import may_be_zero
 from sardonyx.translate.builder import MICROSOFT
 
 _BYTES = (ir.DataType.INT8, ir.DataType.UINT8)
-_KEEP_RANGES = frozenset({"Relu", "Clip", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze"})
-"""Operators that ONNX Runtime moves past a QuantizeLinear, or drops before one."""
 
 
 @dataclass(frozen=True)
@@ -34,22 +33,6 @@ class _Codes:
 def _dequantize_of(value: ir.Value | None) -> ir.Node | None:
     node = value.producer() if value is not None else None
     return node if node is not None and node.op_type == "DequantizeLinear" and not node.domain else None
-
-
-def is_dequantized(value: ir.Value | None) -> bool:
-    """Whether a DequantizeLinear computes the value."""
-    return _dequantize_of(value) is not None
-
-
-def is_requantized(value: ir.Value) -> bool:
-    """Whether a QuantizeLinear alone reads the value, perhaps after operators that keep its range."""
-    readers = [use.node for use in value.uses()]
-    if value.is_graph_output() or not readers:
-        return False
-    if all(node.op_type == "QuantizeLinear" for node in readers):
-        return True
-    only = readers[0]
-    return is_private(value) and only.op_type in _KEEP_RANGES and is_requantized(only.outputs[0])
 
 
 def _codes(m: Match, operand: ir.Value | None) -> _Codes:
