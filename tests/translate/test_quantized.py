@@ -157,3 +157,16 @@ def test_products_with_rows_of_8_bits(dtype: torch.dtype) -> None:
         return torch._weight_int8pack_mm(x, weight, scales)
 
     agrees(product, torch.randn(4, 32, dtype=dtype), weight, scales, exact=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+@pytest.mark.parametrize("depth", [0, 1, 40])
+def test_products_of_integers(dtype: torch.dtype, depth: int) -> None:
+    info = torch.iinfo(dtype)
+    x, weight = torch.full((20, depth), info.max, dtype=dtype), torch.full((depth, 8), -128, dtype=torch.int8)
+    agrees(torch._int_mm, x, weight, exact=True)
+
+
+def test_a_product_of_integers_whose_depth_may_be_zero() -> None:
+    calls = [torch.randint(-128, 128, (20, depth), dtype=torch.int8) for depth in (16, 0, 8)]
+    agrees_at(lambda x: torch._int_mm(x, x.t()), *((x,) for x in calls))

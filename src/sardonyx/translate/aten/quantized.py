@@ -282,7 +282,14 @@ def convert_element_type(g: Builder, x: Value, dtype: torch.dtype) -> Value:
     return g.cast(x, dtype)
 
 
-# Weights of 8 bits
+# Products of integers, and with weights of 8 bits
+
+
+@aten("_int_mm")
+def int_mm(g: Builder, x: Value, weight: Value) -> Value:
+    if 0 in g.dims(x):  # ONNX Runtime leaves an empty sum uninitialized
+        return g.expand(g.scalar(0, torch.int32), g.like(g.out))
+    return g.node("MatMulInteger", [x, weight], dtype=ir.DataType.INT32)
 
 
 @aten("_weight_int8pack_mm")
