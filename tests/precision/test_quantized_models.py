@@ -164,11 +164,39 @@ def test_a_layer_in_floating_point_between_codes_stays_so(tmp_path: Path) -> Non
     assert runs["Gemm"] == 1
 
 
+class DynamicRows(Weights):
+    """A layer as torchao computes it: codes of each row of x, and products of bytes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, -2)
+        extremes = torch.clamp(rows.amin(1, True), max=0), torch.clamp(rows.amax(1, True), min=0)
+        scales = torch.clamp(torch.maximum(-extremes[0], extremes[1]) / 127.5, torch.finfo(torch.float32).eps)
+        zeros = torch.full_like(scales, 0).to(torch.int8)
+        codes = torch.clamp(torch.round(rows * (1.0 / scales)) + zeros, -128, 127).to(torch.int8)
+        weight = self.codes.t()
+        sums = torch._int_mm((codes.to(torch.int32) + 128).to(torch.uint8), weight)
+        sums = sums - weight.sum(dim=0, keepdim=True, dtype=torch.int32) * 128
+        return (sums.to(torch.float32) * scales * self.scales + self.bias).reshape(*x.shape[:-1], -1)
+
+
+@pytest.mark.parametrize("shape", [(5, 64), (1, 64), (2, 3, 64)])
+def test_rows_that_are_quantized_in_each_call(shape: tuple[int, ...], tmp_path: Path) -> None:
+    model, x = DynamicRows(32, 64), x_of(*shape)
+    x.view(-1, 64)[0] = 0
+    result, runs = compiled(model, x, tmp_path)
+    torch.testing.assert_close(result, model(x), rtol=1e-5, atol=1e-5)
+    assert runs["QuantizeLinear"] == runs["MatMulIntegerToFloat"] == 1
+    assert not runs.keys() & {"Round", "Clip", "MatMulInteger", "Sub", "Cast"}
+
+
+def test_a_row_with_nan_is_nan_and_others_are_not(tmp_path: Path) -> None:
+    model, x = DynamicRows(32, 64), x_of(3, 64)
+    x[1, 7] = torch.nan
+    result, _ = compiled(model, x, tmp_path)
+    torch.testing.assert_close(result, model(x), rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
 # Files
-
-
-def program_of(model: torch.nn.Module, x: Tensor, **options: Any) -> Any:
-    return sardonyx.export(model, (x,), **options)
 
 
 def test_a_file_has_standard_operators_that_onnx_runtime_computes_in_integers(tmp_path: Path) -> None:
