@@ -16,6 +16,7 @@ from sardonyx.optimize import empty, optimize
 from sardonyx.optimize.legalize import legalize
 from sardonyx.optimize.rules.cuda import CUDA, CUDA_KERNELS
 from sardonyx.optimize.selection import select_rules
+from sardonyx.optimize.weight_types import dequantize_once, keep_float_weights
 from sardonyx.optimize.widen import has_half_products, widen
 from sardonyx.options import Options
 from sardonyx.precision.attention import lower_attention
@@ -250,6 +251,19 @@ def fit_kernels(model: ir.Model, context: Context) -> ir.Model:
     if kernels is not None:
         legalize(model, kernels)
     return model
+
+
+def keep_weight_types(model: ir.Model, context: Context) -> ir.Model:
+    """Keep weights in float32 as they are, and dequantize once those that are not multiplied in integers."""
+    keep_float_weights(model)
+    dequantize_once(model)
+    return model
+
+
+def converts_weights(context: Context) -> bool:
+    """Whether the engine would quantize weights in float32, and dequantize others at each call."""
+    kernels = context.engine.kernels(context.device)
+    return kernels is not None and kernels.converts_weights
 
 
 def guard_empty(model: ir.Model, context: Context) -> ir.Model:
