@@ -44,7 +44,7 @@ def tokens(length: int = 20) -> torch.Tensor:
 
 
 def operators(module: nn.Module, *args: torch.Tensor, **options: Any) -> set[str]:
-    """Return the operators that run, once the results are found to be nearer to float64 than torch's own, or as near."""
+    """Return the operators that run; results are about as near to float64 as torch's own, or nearer."""
     with collecting() as report:
         result = compiled(module, fallback="error", **options)(*args)
     expected = module(*args)

@@ -96,7 +96,7 @@ def _widen_initializer(graph: ir.Graph, value: ir.Value, widened: Widened) -> No
     if not (isinstance(data, ir.ExternalTensor) and data.location == WEIGHTS_LOCATION):
         value.const_value = ir.tensor(data.numpy().astype(np.float32), name=value.name)
         value.dtype = ir.DataType.FLOAT
-        return
+        return None
     if value.is_graph_output():
         return _cast_uses(graph, value)
     name, readers = str(value.name), [use.node for use in value.uses() if _reads_table(use)]

@@ -1,6 +1,6 @@
 """Store values between layers in lower precision as bfloat16: half the memory to write and to read.
 
-Layers in bf16 round what they read to it anyway, so their results are the same; those in int8 quantize it more coarsely.
+Layers in bf16 round what they read to it anyway, so their results are the same; those in int8 quantize it further.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ def _is_taken(value: ir.Value, chosen: Set[ir.Value]) -> bool:
     """Whether all that reads a value, or a view of it, takes bfloat16."""
     if value.is_graph_output():
         return False
-    return all(
-        _is_taken(use.node.outputs[0], chosen) if _is_view(use) else _takes(use, chosen) for use in value.uses()
-    )
+    return all(_is_taken(use.node.outputs[0], chosen) if _is_view(use) else _takes(use, chosen) for use in value.uses())
 
 
 def _is_view(use: ir.Usage) -> bool:
