@@ -1,7 +1,7 @@
 """Let layers in lower precision compute what follows them: a bias, an activation, and the sum with a residual.
 
-Their kernels have the sums of a layer in registers, where this costs nothing; as nodes of their own, each is a pass over
-memory. A node is folded into a layer if nothing else reads the layer's result.
+Their kernels have the sums of a layer in registers, where this costs nothing; as nodes of their own, each is a pass
+over memory. A node is folded into a layer if nothing else reads the layer's result.
 """
 
 from __future__ import annotations
