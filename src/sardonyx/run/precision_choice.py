@@ -24,6 +24,7 @@ from sardonyx.precision.layers import layers_of
 from sardonyx.precision.metric import Difference, checked, differ
 from sardonyx.precision.plan import FLOAT32, Plan, Type
 from sardonyx.precision.search import Found, LayerTrials, Trial, search, worthwhile
+from sardonyx.run.attention_trials import measure_attention
 from sardonyx.run.builds import Built
 from sardonyx.run.layer_trials import ROUND_SECONDS, ROUNDS, measure_layers
 from sardonyx.telemetry.progress import show_progress
@@ -76,9 +77,8 @@ class _Chooser:
         if cached is not None:
             return cached, self._candidate(Plan({row.layer: row.precision for row in cached.layers}))
         _check_results(self._references)
-        trials = measure_layers(
-            self.engine, self._float32.built, self.args, WANTED[self.options.precision], self.options
-        )
+        measured = (self.engine, self._float32.built, self.args, WANTED[self.options.precision], self.options)
+        trials = [*measure_layers(*measured), *measure_attention(*measured)]
         found = search(trials, WANTED[self.options.precision], lambda plan: self._difference(plan).drop, self._bound)
         choice, chosen = self._checked(found, trials)
         if key is not None:
