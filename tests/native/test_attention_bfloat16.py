@@ -43,9 +43,7 @@ def session(
         *operands, *added, scale=scale, causal=causal, heads=heads, key_heads=key_heads, result=result
     )
     node.outputs[0].name = "y"
-    graph = ir.Graph(
-        [*operands, *added], node.outputs, nodes=[node], opset_imports={"": 21, node.domain: 1}, name="g"
-    )
+    graph = ir.Graph([*operands, *added], node.outputs, nodes=[node], opset_imports={"": 21, node.domain: 1}, name="g")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4

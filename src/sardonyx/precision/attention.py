@@ -123,9 +123,7 @@ def _replace(graph: ir.Graph, layer: AttentionLayer) -> None:
     q, k, v, *bias = layer.operands
     heads, key_heads = layer.heads
     causal = layer.is_causal
-    node = attention.attention_node(
-        q, k, v, *bias, scale=layer.scale, causal=causal, heads=heads, key_heads=key_heads
-    )
+    node = attention.attention_node(q, k, v, *bias, scale=layer.scale, causal=causal, heads=heads, key_heads=key_heads)
     old, new = layer.node.outputs[0], node.outputs[0]
     new.name = f"{PRECISION}_{old.name}"
     set_dims(new, dims(old))
