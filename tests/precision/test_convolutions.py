@@ -172,6 +172,21 @@ def test_depthwise_convolutions_have_channels_last_between_layers() -> None:
     assert {"DepthwiseConv", "DepthwiseConvBfloat16"} & set(operators(region))
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_depthwise_convolution_takes_its_norm(bias: bool) -> None:
+    torch.manual_seed(0)
+    depthwise = nn.Conv2d(24, 24, 3, 2, padding=1, groups=24, bias=bias)
+    module = seeded(nn.Sequential(nn.Conv2d(3, 24, 1), depthwise, nn.BatchNorm2d(24), nn.ReLU6(), nn.Conv2d(24, 8, 1)))
+    x = images(2, 3, 9, 10)
+    call = compiled(module)
+    with collecting() as report:
+        assert relative_error(call(x), module(x)) < 0.02
+    (region,) = (region for graph in report.graphs for region in graph.regions)
+    assert operators(region)["Transpose"] <= 3  # one of them of the weight
+    module[2].running_mean.add_(1.0)
+    assert relative_error(call(x), module(x)) < 0.02
+
+
 @pytest.mark.parametrize(
     "other",
     [
