@@ -14,6 +14,7 @@ from sardonyx.native import attention
 from sardonyx.options import Options
 from sardonyx.precision.layers import dims
 from sardonyx.precision.plan import Plan, Type
+from sardonyx.sizes import Dims
 from sardonyx.telemetry.source import module_of
 from sardonyx.translate.inference import set_dims
 
@@ -103,9 +104,15 @@ def alone(layer: AttentionLayer, shapes: Sequence[Sequence[int]]) -> ir.Model:
     node = ir.Node("", "Attention", inputs, list(layer.node.attributes.values()))
     y = node.outputs[0]
     y.name, y.type = "y", ir.TensorType(ir.DataType.FLOAT)
-    set_dims(y, tuple(shapes[0][:-1]) + (None,))  # type: ignore[arg-type]
+    set_dims(y, _result_sizes(layer, shapes))
     copy = ir.Graph(inputs, [y], nodes=[node], opset_imports=dict(graph.opset_imports), name="attention")
     return ir.Model(copy, ir_version=opsets.IR_VERSION)
+
+
+def _result_sizes(layer: AttentionLayer, shapes: Sequence[Sequence[int]]) -> Dims:
+    heads, key_heads = layer.heads
+    q, _, v, *_ = shapes
+    return (*q[:-1], v[-1] // key_heads * heads if key_heads else v[-1])
 
 
 def lower_attention(model: ir.Model, plan: Plan, options: Options) -> Sequence[Path]:

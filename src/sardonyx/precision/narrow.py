@@ -1,6 +1,6 @@
 """Store values between layers in lower precision as bfloat16: half the memory to write and to read.
 
-Layers in bf16 round what they read to it anyway, so their results are the same; those in int8 quantize it more coarsely.
+Layers in bf16 round what they read to it anyway, so their results are the same; those in int8 quantize it further.
 Sums with a residual stay in float32, for each rounding adds to those before; but not those of convolutions, whose
 images are most of what a network writes and reads.
 """
