@@ -25,7 +25,7 @@ def session(
     )
     rows = rows[: 1 + shifted]
     node = norm.norm_node(x, rows[0], rows[1] if shifted else None, epsilon=EPSILON, centered=centered)
-    norm.set_result(node, result)
+    norm.set_types(node, FLOAT, result)
     node.outputs[0].name = "y"
     graph = ir.Graph([x, *rows], node.outputs, nodes=[node], opset_imports={"": 21, node.domain: 1}, name="g")
     options = onnxruntime.SessionOptions()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from sardonyx.errors import OptionError
 from sardonyx.native.partition import registration
 from sardonyx.native.session import onnxruntime, register
 from sardonyx.options import Options
@@ -13,8 +14,11 @@ from sardonyx.toolchain import compiler
 from sardonyx.toolchain.headers import read_header
 
 DOMAIN = "sardonyx.norm"
-_SUFFIXES = {ir.DataType.FLOAT: "", ir.DataType.BFLOAT16: "ToBfloat16"}
-"""Of operators, by the type of the result."""
+_SUFFIXES = {
+    (ir.DataType.FLOAT, ir.DataType.FLOAT): "",
+    (ir.DataType.FLOAT, ir.DataType.BFLOAT16): "ToBfloat16",
+}
+"""Of operators, by the types of x and of the result."""
 
 
 def norm_node(x: ir.Value, scale: ir.Value, shift: ir.Value | None, *, epsilon: float, centered: bool) -> ir.Node:
@@ -33,9 +37,11 @@ def is_norm(node: ir.Node) -> bool:
     return node.domain == DOMAIN
 
 
-def set_result(node: ir.Node, result: ir.DataType) -> None:
-    """Let a norm return float32 or bfloat16."""
-    node.op_type = "Norm" + _SUFFIXES[result]
+def set_types(node: ir.Node, x: ir.DataType, result: ir.DataType) -> None:
+    """Let a norm of float32 return float32 or bfloat16."""
+    if (x, result) not in _SUFFIXES:
+        raise OptionError(f"a norm cannot take {x} and return {result}")
+    node.op_type = "Norm" + _SUFFIXES[x, result]
     node.outputs[0].type = ir.TensorType(result)
 
 

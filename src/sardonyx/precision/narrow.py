@@ -1,15 +1,18 @@
 """Store values between layers in lower precision as bfloat16: half the memory to write and to read.
 
 Layers in bf16 round what they read to it anyway, so their results are the same; those in int8 quantize it further.
+Sums with a residual stay in float32, for each rounding adds to those before; but not those of convolutions, whose
+images are most of what a network writes and reads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Set
+from types import ModuleType
 
 import onnx_ir as ir
 
-from sardonyx.native import attention, linear, norm
+from sardonyx.native import attention, images, linear, norm
 from sardonyx.precision.views import readers_of, source_of, views_of
 
 _RESIDUAL = 3
@@ -17,9 +20,9 @@ _RESIDUAL = 3
 
 def narrow(graph: ir.Graph) -> int:
     """Store values that only layers in lower precision read as bfloat16, in place; return how many."""
-    nodes = [node for node in graph if linear.is_layer(node) or attention.is_attention(node) or norm.is_norm(node)]
-    chosen = {node.outputs[0] for node in nodes if not linear.is_layer(node) or node.inputs[_RESIDUAL] is None}
-    while wide := {value for value in chosen if not _is_taken(value, chosen)}:
+    nodes = [node for node in graph if _kind(node) is not None]
+    chosen = {node.outputs[0] for node in nodes}
+    while wide := {value for value in chosen if not (_is_given(value, chosen) and _is_taken(value, chosen))}:
         chosen -= wide
     for node in nodes:
         _set_types(node, chosen)
@@ -28,6 +31,28 @@ def narrow(graph: ir.Graph) -> int:
             view.dtype = ir.DataType.BFLOAT16
         _remove_casts(graph, value)
     return len(chosen)
+
+
+def _kind(node: ir.Node) -> ModuleType | None:
+    """Return what sets the types of a node; None of those that have a type of their own."""
+    if linear.is_layer(node):
+        return linear
+    if attention.is_attention(node):
+        return attention
+    if norm.is_norm(node):
+        return norm
+    return images if images.is_image_operator(node) else None
+
+
+def _is_given(value: ir.Value, chosen: Set[ir.Value]) -> bool:
+    """Whether the node that computes a value can do so in bfloat16."""
+    node = value.producer()
+    assert node is not None
+    if images.is_image_operator(node):
+        return source_of(node.inputs[0]) in chosen
+    if not linear.is_layer(node) or node.inputs[_RESIDUAL] is None:
+        return True
+    return linear.is_convolution(node) and source_of(node.inputs[_RESIDUAL]) in chosen
 
 
 def _is_taken(value: ir.Value, chosen: Set[ir.Value]) -> bool:
@@ -42,7 +67,11 @@ def _takes(use: ir.Usage, chosen: Set[ir.Value]) -> bool:
         return True
     if attention.is_attention(use.node):
         return use.idx < 3 and all(source_of(use.node.inputs[i]) in chosen for i in range(3))
-    return linear.is_layer(use.node) and use.idx == 0
+    if images.is_image_operator(use.node):
+        return use.idx == 0 and use.node.outputs[0] in chosen
+    if not linear.is_layer(use.node):
+        return False
+    return use.idx == 0 or (use.idx == _RESIDUAL and use.node.outputs[0] in chosen)
 
 
 def _is_rounding(node: ir.Node) -> bool:
@@ -54,10 +83,9 @@ def _set_types(node: ir.Node, chosen: Set[ir.Value]) -> None:
         ir.DataType.BFLOAT16 if value in chosen else ir.DataType.FLOAT
         for value in (source_of(node.inputs[0]), node.outputs[0])
     )
-    if norm.is_norm(node):
-        norm.set_result(node, result)
-    else:
-        (attention if attention.is_attention(node) else linear).set_types(node, x, result)
+    kind = _kind(node)
+    assert kind is not None
+    kind.set_types(node, x, result)
 
 
 def _remove_casts(graph: ir.Graph, value: ir.Value) -> None:
