@@ -421,6 +421,16 @@ CASES = {
           d = Reshape(a, s) e = Reshape(b, s) f = Reshape(c, s)
           y = Attention<q_num_heads=2, kv_num_heads=2, scale=0.5>(d, e, f) }""",
     ),
+    "AttentionTakesScale": Case(
+        """g (@T[@(A*B),2] x, @T[@A,@B,4] k) => (@T[@A,@B,4] y) <int64[3] s = {@A, @B, 4},
+        float[4,2] u = {1.0, 2.0, -1.0, 0.5, 0.25, 3.0, 0.5, -0.5}, float[4] p = {0.5, 1.0, -1.0, 0.25}>
+        { a = Gemm<transB=1, alpha=0.5, beta=0.5>(x, u, p) q = Reshape(a, s)
+          y = Attention<q_num_heads=2, kv_num_heads=2, scale=0.7>(q, k, k) }""",
+        """g (@T[@(A*B),2] x, @T[@A,@B,4] k) => (@T[@A,@B,4] y) <int64[3] s = {@A, @B, 4},
+        float[4,2] u = {1.0, 2.0, -1.0, 0.5, 0.25, 3.0, 0.5, -0.5}, float[4] p = {0.5, 1.0, -1.0, 0.25}>
+        { a = Gemm<transB=1, alpha=0.5>(x, u, p) q = Reshape(a, s)
+          y = Attention<q_num_heads=2, kv_num_heads=2, scale=0.7>(q, k, k) }""",
+    ),
     "AttentionInRows": Case(
         """g (@T[@A,@D,@B,@C] q, @T[@A,@E,@B,@C] k, @T[@A,@E,@B,@C] v) => (@T[@A,@D,@B,@C] y)
         { a = Transpose<perm=[0, 2, 1, 3]>(q) b = Transpose<perm=[0, 2, 1, 3]>(k) c = Transpose<perm=[0, 2, 1, 3]>(v)
