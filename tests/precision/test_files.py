@@ -314,8 +314,8 @@ def test_a_given_file_needs_calibration_inputs(door: Callable[..., Any]) -> None
 
 
 def test_weights_that_are_not_finite_stay_in_float32() -> None:
-    module = model()
-    module[4].weight[0, 0] = math.inf
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(64, 96), nn.Linear(96, 48), nn.Tanh()).eval()
+    module[1].weight[0, 0] = math.inf
     program = exported(module, inputs(), precision="int8", max_drop=0.1)
-    assert precisions(program)[:2] == ["int8", "int8"]
-    assert precisions(program)[2] != "int8"
+    assert precisions(program) == ["int8", "bf16"]

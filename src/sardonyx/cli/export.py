@@ -74,8 +74,8 @@ def command(
     path = kind.convert(output or (model.name if natively else f"{model.name}.onnx"), None, None)
     with show_status("exporting", as_json) as say:
         calls = model.calibration(calibration, chosen)
-        dynamic_shapes = {"dynamic_shapes": shapes} if shapes is not None else {}
-        program = model.program(chosen, calibration=calls, **dynamic_shapes)
+        shaped = {"dynamic_shapes": shapes} if shapes is not None else {}
+        program = model.program(chosen, calibration=calls, **shaped)
         compiled = native.compile(program.model, progress=say) if natively else None
         written = compiled.save(path) if compiled else program.save(path)
     report = program.report

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import onnx_ir as ir
@@ -19,6 +19,7 @@ from sardonyx.precision.layers import Layer, alone
 from sardonyx.precision.plan import FLOAT32, Plan, Type
 from sardonyx.precision.search import AS_FAST, LayerTrials
 from sardonyx.precision.standard_operators import layers_of_file, lower_file, supported
+from sardonyx.precision.static_scales import Range, joined, quantized_values, range_of
 from sardonyx.run.file_weights import extract_weights
 from sardonyx.run.layer_trials import LayerBench
 from sardonyx.run.precision_choice import WANTED, Candidate, Subject, scores_of
@@ -72,9 +73,22 @@ class FileSubject(Subject):
     def candidate(self, plan: Plan) -> Candidate:
         """Return the file with a plan."""
         model = self.model.clone()
-        lower_file(model, plan, self.domains)
+        self.lower(model, plan)
         runner = self.load(model)
         return Candidate(model, [partial(runner, inputs) for inputs in self.calibration])
+
+    def lower(self, model: ir.Model, plan: Plan) -> None:
+        """Replace the layers that a plan has in lower precision, in place."""
+        layers = layers_of_file(model.graph)
+        quantizes = any(layer.convolves and plan.type_of(layer.name) == "int8" for layer in layers)
+        lower_file(model, plan, self.domains, self._ranges if quantizes else {})
+
+    @cached_property
+    def _ranges(self) -> Mapping[str, Range]:
+        """The ranges of the values around convolutions in all calibration calls, by name."""
+        sources = quantized_values(layers_of_file(self.model.graph))
+        calls = [self._values(sorted(set(sources.values())), inputs) for inputs in self.calibration]
+        return {name: joined([range_of(values[source]) for values in calls]) for name, source in sources.items()}
 
     def load(self, model: ir.Model) -> Runner:
         """Load a session of a model, which is consumed."""
@@ -88,7 +102,7 @@ class FileSubject(Subject):
         layers = layers_of_file(self.model.graph)
         if not layers:
             return []
-        values = self._values(sorted({str(layer.x.name) for layer in layers}))
+        values = self._values(sorted({str(layer.x.name) for layer in layers}), self.calibration[0])
         bench = _FileBench(self)
         measured = []
         for number, layer in enumerate(layers, 1):
@@ -96,9 +110,9 @@ class FileSubject(Subject):
             measured.append(replace(bench.trials(layer, values[str(layer.x.name)]), share=AS_FAST))
         return measured
 
-    def _values(self, names: Sequence[str]) -> Mapping[str, torch.Tensor]:
-        """Return values of the model in the first call, by name."""
-        model, inputs = self.model.clone(), self.calibration[0]
+    def _values(self, names: Sequence[str], inputs: Sequence[torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """Return values of the model in a call, by name."""
+        model = self.model.clone()
         values = {str(x.name): fed for x, fed in zip(model.graph.inputs, inputs, strict=True) if x.name in names}
         computed = {str(x.name): x for node in model.graph for x in node.outputs if x.name in names}
         if computed:
@@ -148,16 +162,21 @@ class _FileBench(LayerBench):
         self._subject = subject
 
     def _calls(self, layer: Layer, x: torch.Tensor) -> Mapping[Type, Callable[[], torch.Tensor]]:
-        calls = {FLOAT32: self._call(layer, x, FLOAT32)}
+        float32 = self._call(layer, x, FLOAT32)
+        calls, ranges = {FLOAT32: float32}, (range_of(x), range_of(float32()))
         for precision in self._wanted:
-            with suppress(OptionError):  # a weight that is not finite, or sums that overflow
-                calls[precision] = self._call(layer, x, precision)
+            with suppress(OptionError):  # a weight that is not finite, sums that overflow, a convolution in int4
+                calls[precision] = self._call(layer, x, precision, ranges)
         return calls
 
-    def _call(self, layer: Layer, x: torch.Tensor, precision: Type) -> Callable[[], torch.Tensor]:
+    def _call(
+        self, layer: Layer, x: torch.Tensor, precision: Type, ranges: Sequence[Range] = ()
+    ) -> Callable[[], torch.Tensor]:
         model = alone(layer, tuple(x.shape))
         if precision != FLOAT32:
             (only,) = layers_of_file(model.graph)
-            lower_file(model, Plan({only.name: precision}), self._subject.domains)
+            names = (str(only.x.name), str(only.result.name))
+            around = dict(zip(names, ranges, strict=True))
+            lower_file(model, Plan({only.name: precision}), self._subject.domains, around)
         runner = self._subject.load(model)
         return lambda: runner([x])[0]

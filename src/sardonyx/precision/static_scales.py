@@ -1,0 +1,78 @@
+"""Convolutions of a file in int8: QuantizeLinear and DequantizeLinear around them, with scales from calibration calls.
+
+ONNX Runtime fuses them to integer kernels, and what lies between, as additions and poolings. A value that a convolution
+reads or returns is quantized once, and all that read it read its codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import onnx_ir as ir
+import torch
+
+from sardonyx.optimize.pattern import is_private
+from sardonyx.precision.layers import Layer
+
+Range: TypeAlias = tuple[float, float]
+"""The least and the largest number that a value has in calibration calls."""
+_KEEP_RANGE = ("MaxPool", "Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How numbers become codes of 0 … 255."""
+
+    scale: float
+    zero_point: int
+
+    @classmethod
+    def of(cls, numbers: Range) -> Scale:
+        """Return the scale of a range, which zero is added to.
+
+        >>> Scale.of((-0.5, 2.05))
+        Scale(scale=0.01, zero_point=50)
+        """
+        low, high = min(numbers[0], 0.0), max(numbers[1], 0.0)
+        scale = round((high - low) / 255, 12) or 1.0
+        return cls(scale, round(-low / scale))
+
+
+def activated(layer: Layer) -> ir.Value:
+    """Return what of a convolution's result is quantized: its Relu, if nothing else reads it."""
+    y = layer.result
+    readers = [use.node for use in y.uses()]
+    return readers[0].outputs[0] if is_private(y) and readers[0].op_type == "Relu" else y
+
+
+def quantized_values(layers: Sequence[Layer]) -> Mapping[str, str]:
+    """Return the values around convolutions, each with the value that has its range, by name."""
+    values = dict.fromkeys(value for layer in layers if layer.convolves for value in (layer.x, activated(layer)))
+    return {str(value.name): str(_with_range_of(value).name) for value in values}
+
+
+def _with_range_of(value: ir.Value) -> ir.Value:
+    """Return the value whose range bounds this one's, so that both have the same codes."""
+    node = value.producer()
+    while node is not None and node.op_type in _KEEP_RANGE and node.inputs[0] is not None:
+        value = node.inputs[0]
+        node = value.producer()
+    return value
+
+
+def range_of(x: torch.Tensor) -> Range:
+    """Return the range of the finite numbers of a tensor.
+
+    >>> range_of(torch.tensor([1.0, -2.0, float("inf")]))
+    (-2.0, 1.0)
+    """
+    finite = x[x.isfinite()]
+    return (float(finite.min()), float(finite.max())) if finite.numel() else (0.0, 0.0)
+
+
+def joined(ranges: Sequence[Range]) -> Range:
+    """Return the least range with all of these."""
+    lows, highs = zip(*ranges, strict=True)
+    return min(lows), max(highs)
