@@ -22,8 +22,8 @@ _MOST_DEPTH = 8192
 _SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7)
 """Shares of the range of a block that scales are tried for."""
 _LEAST_DAMPING, _DAMPING = 0.01, 0.1
-"""Added to the diagonal of the Hessian, as a share of its mean: the least, and for as many rows as channels. Few rows say
-little about the directions that they do not have."""
+"""Added to the diagonal of the Hessian, as a share of its mean: the least, and for as many rows as channels; more for
+fewer rows, which say little about the directions that they do not have."""
 _CHUNK = 64
 """Rows of the weight after which the error is spread over all others."""
 _COLUMNS = 4096
