@@ -6,6 +6,7 @@ the weight after the other, and the error of each is made up for by the rows aft
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -21,12 +22,14 @@ _MOST_DEPTH = 8192
 _SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7)
 """Shares of the range of a block that scales are tried for."""
 _LEAST_DAMPING, _DAMPING = 0.01, 0.1
-"""Added to the diagonal of the Hessian, as a share of its mean: the least, and for each channel by the rows, as few rows
-say little about the directions that they do not have."""
+"""Added to the diagonal of the Hessian, as a share of its mean: the least, and for as many rows as channels; more for
+fewer rows, which say little about the directions that they do not have."""
 _CHUNK = 64
 """Rows of the weight after which the error is spread over all others."""
 _COLUMNS = 4096
 """Rounded at a time: a chunk of them fits into a processor's cache."""
+_ELEMENTS = 2**18
+"""Of the weight that scales are found for at a time, likewise."""
 _SAMPLE = 256
 """Columns that decide whether error feedback pays."""
 _LESS = 0.95
@@ -52,6 +55,22 @@ def usable_rows(x: torch.Tensor) -> torch.Tensor:
 
 def nearest_int4(weight: torch.Tensor, block: int, *, symmetric: bool) -> Int4Weight:
     """Return a weight rounded to the nearest, with the scales of the least squared error for each block."""
+    columns = max(1, _ELEMENTS // max(1, len(weight)))
+    parts = [_nearest(part.contiguous(), block, symmetric) for part in torch.split(weight, columns, 1)]
+    return _side_by_side(parts)
+
+
+def _side_by_side(parts: Sequence[Int4Weight]) -> Int4Weight:
+    """Return one weight of the columns of several."""
+    first = parts[0]
+    zero = (
+        None if first.zero_points is None else torch.cat([x.zero_points for x in parts if x.zero_points is not None], 1)
+    )
+    codes, scales = torch.cat([x.codes for x in parts], 1), torch.cat([x.scales for x in parts], 1)
+    return replace(first, codes=codes, scales=scales, zero_points=zero)
+
+
+def _nearest(weight: torch.Tensor, block: int, symmetric: bool) -> Int4Weight:
     best, least = None, torch.empty(0)
     for shrink in _SHRINKS:
         tried = _shrunk(weight, block, shrink, symmetric=symmetric)

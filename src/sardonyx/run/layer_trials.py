@@ -26,6 +26,8 @@ from sardonyx.run.builds import Built
 from sardonyx.timing import in_turns
 
 ROUNDS, ROUND_SECONDS = 7, 0.004
+_CHANCE = 1.1
+"""The share of its usual error that a layer may have in this call with a storage that has less error in general."""
 
 
 def measure_layers(
@@ -97,7 +99,7 @@ class LayerBench:
         return LayerTrials(layer.name, float32, finite, chained=layer.convolves)
 
     def calibrated(self, layer: Layer, x: torch.Tensor, trials: LayerTrials, used: Sequence[Type]) -> LayerTrials:
-        """Return the trials of a layer whose weight is stored as its activations ask for, where that has less error."""
+        """Return the trials of a layer whose weight is stored as its activations ask for."""
         types = [] if layer.convolves else [t for t in used if t in INTEGERS]
         if not types:
             return trials
@@ -111,7 +113,7 @@ class LayerBench:
         if storage is None:
             return plain
         error = relative_error(self._call_with(layer, x, precision, storage)(), reference)
-        return replace(plain, error=error, storage=storage) if error < plain.error else plain
+        return replace(plain, error=error, storage=storage) if error < plain.error * _CHANCE else plain
 
     def _fits(self, layer: Layer, precision: Type) -> bool:
         """Whether the weight can be stored: integers have no NaN and no infinity."""
