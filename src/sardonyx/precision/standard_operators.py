@@ -22,7 +22,7 @@ from sardonyx import opsets
 from sardonyx.errors import OptionError
 from sardonyx.native.linear import Int4Weight, quantize_int4, quantize_int8
 from sardonyx.optimize.subgraphs import replace_node
-from sardonyx.precision.file_graph import Constants, FileGraph, data_of, matrix_of
+from sardonyx.precision.file_graph import Constants, FileGraph, Packed, data_of, matrix_of
 from sardonyx.precision.layers import Layer, layers_of
 from sardonyx.precision.plan import FLOAT32, Plan, Type
 from sardonyx.precision.sizes import dims
@@ -52,14 +52,18 @@ def supported(wanted: Sequence[Type], opset: int, domains: frozenset[str]) -> Se
 
 
 def lower_file(
-    model: ir.Model, plan: Plan, domains: frozenset[str], ranges: Mapping[str, Range] = MappingProxyType({})
+    model: ir.Model,
+    plan: Plan,
+    domains: frozenset[str],
+    ranges: Mapping[str, Range] = MappingProxyType({}),
+    packed: Packed | None = None,
 ) -> None:
     """Replace the layers that a plan has in lower precision, in place; weights that nothing reads are removed.
 
-    `ranges` are those of the values around convolutions, by name.
+    `ranges` are those of the values around convolutions, by name; `packed` is shared by models of the same weights.
     """
     chosen = [(layer, plan.type_of(layer.name)) for layer in layers_of_file(model.graph)]
-    lowering = _Lowering(FileGraph(model.graph), domains, ranges)
+    lowering = _Lowering(FileGraph(model.graph, {} if packed is None else packed), domains, ranges)
     for layer, precision in chosen:
         if precision != FLOAT32:
             lowering.replace(layer, precision)

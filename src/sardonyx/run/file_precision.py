@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from sardonyx.engines import Engine, Job, Runner
 from sardonyx.errors import OptionError
 from sardonyx.options import Options
+from sardonyx.precision.file_graph import Packed
 from sardonyx.precision.layers import Layer, alone
 from sardonyx.precision.plan import FLOAT32, Plan, Type
 from sardonyx.precision.search import AS_FAST, LayerTrials
@@ -42,6 +43,8 @@ class FileSubject(Subject):
     domains: frozenset[str]
     fit: Fit
     wanted: Sequence[Type]
+    packed: Packed = field(default_factory=dict)
+    """What weights became in candidates."""
 
     share = AS_FAST  # a smaller file that is as fast is worth having
     why_no_trials = "weights are not finite"
@@ -83,7 +86,7 @@ class FileSubject(Subject):
         """Replace the layers that a plan has in lower precision, in place."""
         layers = layers_of_file(model.graph)
         quantizes = any(layer.convolves and plan.type_of(layer.name) == "int8" for layer in layers)
-        lower_file(model, plan, self.domains, self._ranges if quantizes else {})
+        lower_file(model, plan, self.domains, self._ranges if quantizes else {}, self.packed)
 
     @cached_property
     def _ranges(self) -> Mapping[str, Range]:
@@ -176,6 +179,7 @@ class _FileBench(LayerBench):
             (only,) = layers_of_file(model.graph)
             names = (str(only.x.name), str(only.result.name))
             around = dict(zip(names, ranges, strict=True))
-            lower_file(model, Plan({only.name: precision}), self._subject.domains, around)
+            plan = Plan({only.name: precision})
+            lower_file(model, plan, self._subject.domains, around, self._subject.packed)
         runner = self._subject.load(model)
         return lambda: runner([x])[0]

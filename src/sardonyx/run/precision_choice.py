@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias
@@ -207,7 +206,8 @@ class _Chooser:
         candidates = [self._float32, *map(self._candidate, plans)]
         times = in_turns([x.calls[0] for x in candidates], rounds=ROUNDS, round_seconds=ROUND_SECONDS)
         before, *afters = (median(taken) for taken in times)
-        after, plan = min(zip(afters, plans, strict=True), key=itemgetter(0))
+        fast = min(afters) * self.subject.share
+        after, plan = next(pair for pair in zip(afters, plans, strict=True) if pair[0] <= fast)
         chosen = self._candidate(plan)
         if after > before * self.subject.share:
             reason = f"it takes {after * 1e3:.3g} ms with {_counted(plan)}, and {before * 1e3:.3g} ms in float32"
