@@ -17,6 +17,7 @@ from sardonyx.optimize.legalize import legalize
 from sardonyx.optimize.rules.cuda import CUDA, CUDA_KERNELS
 from sardonyx.optimize.selection import select_rules
 from sardonyx.options import Options
+from sardonyx.precision.epilogues import fold_epilogues
 from sardonyx.precision.lower import lower
 from sardonyx.precision.plan import FLOAT32, Plan
 from sardonyx.run.binding import Binding
@@ -272,6 +273,7 @@ def lower_precision(model: ir.Model, context: Context) -> ir.Model:
     assert context.plan is not None
     assert binding is not None
     packings, libraries = lower(model, context.plan, binding.weights, context.options)
+    fold_epilogues(model.graph)
     weights = {name: index for name, index in binding.weights.items() if name in model.graph.initializers}
     context.binding = replace(binding, weights=weights, packings=tuple(packings))
     for library in libraries:

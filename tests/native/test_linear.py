@@ -189,6 +189,18 @@ def test_int8_is_exact_integer_arithmetic(depth: int, columns: int) -> None:
 
 
 @needs["int8"]
+@pytest.mark.parametrize("x_type", [FLOAT, BFLOAT16])
+def test_int8_may_multiply_channels_of_x_first(x_type: ir.DataType) -> None:
+    weight, channels = weight_of(67, 40), torch.logspace(-3, 3, 67)
+    layer = session("int8", weight, packed=linear.pack_int8(weight, channels), x_type=x_type)
+    for rows in ROWS:
+        x = rng(rows).standard_normal((rows, 67)).astype(NUMPY[x_type])
+        (found,) = run(layer, {"x": x})
+        scaled = x.astype(np.float32) * channels.numpy()
+        assert np.array_equal(found, exact_int8(scaled, weight / channels[:, None]))
+
+
+@needs["int8"]
 @pytest.mark.parametrize("low", [-1, 0, 1])
 def test_int8_sums_of_the_largest_codes_do_not_saturate(low: int) -> None:
     weight = torch.full((2**16, 3), 1.0)

@@ -62,7 +62,7 @@ def precisions(choice: PrecisionChoice) -> Sequence[str]:
 # Within the bound
 
 
-@pytest.mark.parametrize(("precision", "bound"), [("bf16", 0.02), ("int8", 0.1), ("auto", 0.1)])
+@pytest.mark.parametrize(("precision", "bound"), [("bf16", 0.02), ("int8", 0.1), ("auto", 0.03)])
 def test_layers_run_in_lower_precision_within_the_bound(precision: str, bound: float) -> None:
     module, x = model(), inputs()
     result, choice = run(module, x, precision=precision, max_drop=bound)
@@ -77,7 +77,7 @@ def test_a_layer_with_outliers_stays_in_a_higher_precision() -> None:
     module, x = model(), inputs()
     with torch.no_grad():
         module[0].weight[:, 3] *= 1e-3  # what it multiplies is as large as before
-    x[:, 3] *= 1e3  # and leaves the other channels two codes of 255
+    x[:, 3] *= 1e3  # and leaves the other channels two codes of 255; too few rows to move its scale into the weight
     result, choice = run(module, x, precision="int8", max_drop=0.05)
     assert relative_error(result, module(x)) <= 0.05
     assert precisions(choice) == ["bf16", "int8", "int8"]

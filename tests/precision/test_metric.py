@@ -55,6 +55,14 @@ def test_logits_are_compared_as_distributions() -> None:
     assert divergence(masked, masked) == 0.0
 
 
+def test_rows_without_a_distribution_are_compared_as_numbers() -> None:
+    reference = torch.tensor([[2.0, 1.0], [math.nan, math.nan]])
+    near = torch.tensor([[2.0, 1.001], [math.nan, math.nan]])
+    assert differ([near], [reference], frozenset({0})).drop < 0.001
+    assert differ([torch.nan_to_num(near)], [reference], frozenset({0})).drop == math.inf
+    assert divergence(reference[1:], reference[1:]) == 0.0
+
+
 def test_a_metric_that_raises_or_returns_nan_is_an_error() -> None:
     with pytest.raises(OptionError, match="ZeroDivisionError"):
         checked(lambda results, references: 1 / 0)([], [])

@@ -76,7 +76,7 @@ class PackedWeight:
     depth: int
     columns: int
     constants: Mapping[str, torch.Tensor]
-    """"weight", and in int8 "scales" and "sums" of its columns."""
+    """"weight", and in int8 "scales" and "sums" of its columns, and "channels" if x is multiplied by channel."""
     block: int = 0
     """The weights of a column that share a scale, in int4."""
     has_zero_points: bool = False
@@ -88,11 +88,17 @@ def pack_bfloat16(weight: torch.Tensor) -> PackedWeight:
     return PackedWeight(depth, columns, {"weight": _in_panels(weight.detach().to(torch.bfloat16), 2)})
 
 
-def pack_int8(weight: torch.Tensor) -> PackedWeight:
-    """Quantize each column of a weight of depth × columns symmetrically."""
+def pack_int8(weight: torch.Tensor, channels: torch.Tensor | None = None) -> PackedWeight:
+    """Quantize each column of a weight of depth × columns symmetrically.
+
+    With `channels` the kernel multiplies each channel of x by its number before it quantizes rows, and the weight is
+    divided by them.
+    """
     depth, columns = weight.shape
-    codes, scales = quantize_int8(weight)
+    codes, scales = quantize_int8(weight if channels is None else weight / channels.to(weight.device)[:, None])
     constants = {"weight": _in_panels(codes, 4), "scales": scales, "sums": codes.sum(0, dtype=torch.int32)}
+    if channels is not None:
+        constants["channels"] = channels.to(weight.device)
     return PackedWeight(depth, columns, constants)
 
 
@@ -251,7 +257,9 @@ def linear_node(
     if x.dtype is None or (x.dtype, result) not in _SUFFIXES:
         raise OptionError(f"a linear layer cannot take {x.dtype} and return {result}")
     values = {key: _constant(f"{name}_{key}", tensor) for key, tensor in packed.constants.items()}
-    inputs = [x, values["weight"], bias, residual, *(values[key] for key in ("scales", "sums") if key in values)]
+    inputs = [x, values["weight"], bias, residual]
+    if "scales" in values:
+        inputs += [values["scales"], values["sums"], values.get("channels")]
     numbers = {
         "depth": packed.depth,
         "columns": packed.columns,
@@ -268,6 +276,26 @@ def linear_node(
     output = node.outputs[0]
     output.name, output.type = f"{name}_result", ir.TensorType(result)
     return node, list(values.values())
+
+
+def is_layer(node: ir.Node) -> bool:
+    """Whether a node is one that `linear_node` made."""
+    return any(node.domain == precision.domain for precision in PRECISIONS.values())
+
+
+def activation_of(node: ir.Node) -> str | None:
+    """Return the activation of a layer's node, if it has one."""
+    number = node.attributes["activation"].as_int()
+    return ACTIVATIONS[number] if number else None
+
+
+def set_types(node: ir.Node, x: ir.DataType, result: ir.DataType) -> None:
+    """Let a layer's node take and return other types; a residual is of the type of the result."""
+    before = next(
+        suffix for suffix in sorted(_SUFFIXES.values(), key=len, reverse=True) if node.op_type.endswith(suffix)
+    )
+    node.op_type = node.op_type.removesuffix(before) + _SUFFIXES[x, result]
+    node.outputs[0].dtype = result
 
 
 def _constant(name: str, tensor: torch.Tensor) -> ir.Value:

@@ -14,6 +14,7 @@ struct Call {
   const void *x, *weights;
   const float* scales;     // of the columns of w, if each has one
   const int32_t* sums;     // of the columns of w, if each has a scale
+  const float* channels;   // multiply x before its rows are quantized; may be null
   int64_t block;           // the weights of a column that share a scale, if it has several
   bool has_zero_points;    // of these blocks
   const float* bias;       // may be null

@@ -21,23 +21,10 @@ struct Int8 {
   // A row with a number that is not finite gets the scale NaN.
   template <class In>
   static void encode(const In* from, const Call& call, char* to, int64_t stride, Code& code) {
-    const int64_t depth = call.depth;
-    float least = 0, largest = 0;
-    const bool finite = limits(from, depth, least, largest);
-    const double range = static_cast<double>(largest) - least;
-    constexpr double kLeastRange = 1e-35;  // or its inverse would not be a float
-    const double scale = range < kLeastRange ? 1 : range / 255;
-    const float inverse = static_cast<float>(1 / scale);
-    code.scale = finite ? static_cast<float>(scale) : std::numeric_limits<float>::quiet_NaN();
-    code.zero = finite ? static_cast<int32_t>(std::nearbyint(-least * inverse)) : 0;
-    const Quantizer quantize{finite ? inverse : 0.0f, code.zero};
-    int64_t k = 0;
-    for (; k + kLine <= depth; k += kLine, to += stride) {
-      for (int i = 0; i < kLine; i += kNative) quantize(load(from + k + i), to + i);
-    }
-    if (k == depth) return;
-    std::memset(to, 0, kLine);
-    for (; k < depth; ++k, ++to) quantize(wide(from[k]), to);
+    if (!call.channels) return encode_row(from, call.depth, to, stride, code);
+    const auto scaled = memory<float>(call.depth);
+    for (int64_t k = 0; k < call.depth; ++k) scaled[k] = wide(from[k]) * call.channels[k];
+    encode_row(static_cast<const float*>(scaled.get()), call.depth, to, stride, code);
   }
 
   static auto everywhere(int32_t four) { return _mm512_set1_epi32(four); }
@@ -64,6 +51,26 @@ struct Int8 {
   };
 
  private:
+  template <class In>
+  static void encode_row(const In* from, int64_t depth, char* to, int64_t stride, Code& code) {
+    float least = 0, largest = 0;
+    const bool finite = limits(from, depth, least, largest);
+    const double range = static_cast<double>(largest) - least;
+    constexpr double kLeastRange = 1e-35;  // or its inverse would not be a float
+    const double scale = range < kLeastRange ? 1 : range / 255;
+    const float inverse = static_cast<float>(1 / scale);
+    code.scale = finite ? static_cast<float>(scale) : std::numeric_limits<float>::quiet_NaN();
+    code.zero = finite ? static_cast<int32_t>(std::nearbyint(-least * inverse)) : 0;
+    const Quantizer quantize{finite ? inverse : 0.0f, code.zero};
+    int64_t k = 0;
+    for (; k + kLine <= depth; k += kLine, to += stride) {
+      for (int i = 0; i < kLine; i += kNative) quantize(load(from + k + i), to + i);
+    }
+    if (k == depth) return;
+    std::memset(to, 0, kLine);
+    for (; k < depth; ++k, ++to) quantize(wide(from[k]), to);
+  }
+
   template <class In>
   static __m512 load(const In* from) { return reinterpret_cast<__m512>(row<kNative>(from).parts[0]); }
 

@@ -1,8 +1,8 @@
 // The operators of linear layers with packed weights. They are compiled for any processor of the architecture, and refuse
 // to be made on one that lacks the instructions of the kernels.
 //
-// Inputs: x, the weights in panels, bias, residual and, of weights in int8, the scales and sums of their columns; bias and
-// residual are optional. Attributes: depth, columns, activation, activates_sum, and of weights in blocks their size and
+// Inputs: x, the weights in panels, bias, residual and, of weights in int8, the scales and sums of their columns and what
+// channels of x are multiplied by; bias, residual and the last are optional. Attributes: depth, columns, activation, activates_sum, and of weights in blocks their size and
 // whether they have zero points. x of a convolution has its channels last, and window are the sizes of the window, strides,
 // padding and dilations as in ONNX; a depth of its weights is a place in the window and a channel.
 #pragma once
@@ -135,6 +135,7 @@ ort::Status* run_layer(ort::Context* context, const Layer& layer, bool is_convol
   if constexpr (Precision::kScaledColumns) {
     if (auto s = row(context, 4, layer.columns, true, &call.scales)) return s;
     if (auto s = row(context, 5, layer.columns, true, &call.sums)) return s;
+    if (auto s = row(context, 6, layer.depth, false, &call.channels)) return s;
   }
   bool absent = false;
   if (auto s = ort::input(context, 3, residual, &absent)) return s;
@@ -151,14 +152,14 @@ struct LinearOperator : ort::CustomOp {
   explicit LinearOperator(const char* (*called)(const CustomOp*)) {
     name = called;
     provider = [](const CustomOp*) { return "CPUExecutionProvider"; };
-    input_count = [](const CustomOp*) -> size_t { return Precision::kScaledColumns ? 6 : 4; };
+    input_count = [](const CustomOp*) -> size_t { return Precision::kScaledColumns ? 7 : 4; };
     output_count = [](const CustomOp*) -> size_t { return 1; };
     input_type = [](const CustomOp*, size_t i) {
-      const int types[] = {kX, Precision::kWeights, kFloat, kY, kFloat, kInt32};
+      const int types[] = {kX, Precision::kWeights, kFloat, kY, kFloat, kInt32, kFloat};
       return types[i];
     };
     output_type = [](const CustomOp*, size_t) { return kY; };
-    input_characteristic = [](const CustomOp*, size_t i) { return i == 2 || i == 3 ? 1 : 0; };  // optional, required
+    input_characteristic = [](const CustomOp*, size_t i) { return i == 2 || i == 3 || i == 6 ? 1 : 0; };  // optional, required
     output_characteristic = [](const CustomOp*, size_t) { return 0; };
     input_memory = [](const CustomOp*, size_t) { return 0; };
     create_kernel_v2 = [](const CustomOp*, const void* const*, const ort::Info* info, void** kernel) -> ort::Status* {

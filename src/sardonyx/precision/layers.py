@@ -14,9 +14,10 @@ from sardonyx.precision.sizes import dims, float_value, is_weight
 from sardonyx.precision.weights import WeightForm
 from sardonyx.sizes import Dims
 from sardonyx.telemetry.source import module_of
+from sardonyx.translate.builder import MICROSOFT
 from sardonyx.translate.inference import set_dims
 
-LAYERS = frozenset({"MatMul", "Gemm", "Conv"})
+LAYERS = frozenset({("", "MatMul"), ("", "Gemm"), (MICROSOFT, "FusedMatMul"), ("", "Conv")})
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +99,7 @@ def layers_of(graph: ir.Graph, is_weight: Callable[[ir.Value], bool] = is_weight
 
 
 def _is_layer(node: ir.Node, is_weight: Callable[[ir.Value], bool]) -> bool:
-    if node.domain or node.op_type not in LAYERS:
+    if (node.domain, node.op_type) not in LAYERS:
         return False
     x, weight, *rest = node.inputs
     if x is None or weight is None or x.dtype != ir.DataType.FLOAT or not is_weight(weight):
@@ -107,12 +108,14 @@ def _is_layer(node: ir.Node, is_weight: Callable[[ir.Value], bool]) -> bool:
         return False
     if node.op_type == "Conv":
         return is_plain_convolution(node)
-    return len(dims(weight)) == 2 and (node.op_type == "MatMul" or _is_plain_gemm(node, rest[0] if rest else None))
+    return len(dims(weight)) == 2 and _is_plain(node, rest[0] if rest else None)
 
 
-def _is_plain_gemm(node: ir.Node, bias: ir.Value | None) -> bool:
+def _is_plain(node: ir.Node, bias: ir.Value | None) -> bool:
+    """Whether a product neither scales nor transposes the activations, and its bias is one row."""
     scales = [node.attributes[name].as_float() for name in ("alpha", "beta") if name in node.attributes]
-    transposed = "transA" in node.attributes and node.attributes["transA"].as_int()
+    flags = [name for name in ("transA", "transBatchA", "transBatchB") if name in node.attributes]
+    transposed = any(node.attributes[name].as_int() for name in flags)
     is_row = bias is None or (bias.is_initializer() and dims(bias) == dims(node.outputs[0])[-1:])
     return not transposed and all(scale == 1 for scale in scales) and is_row
 
@@ -126,14 +129,14 @@ def alone(layer: Layer, shape: Sequence[int], *, channels_last: bool = False) ->
     nodes, y = [], x
     if channels_last:
         x = float_value("x_last", tuple(shape[axis] for axis in TO_LAST))
-        nodes.append(_node("Transpose", [x], [ir.AttrInt64s("perm", TO_FIRST)], y))
+        nodes.append(_transpose(x, TO_FIRST, y))
     for number, node in enumerate(layer.nodes):
         inputs = [y, *(None if value is None else constants[value] for value in node.inputs[1:])]
         y = float_value(f"y{number}", sizes)
-        nodes.append(_node(node.op_type, inputs, list(node.attributes.values()), y))
+        nodes.append(_like(node, inputs, y))
     if channels_last:
         y, first = float_value("y_last", tuple(sizes[axis] for axis in TO_LAST)), y
-        nodes.append(_node("Transpose", [first], [ir.AttrInt64s("perm", TO_LAST)], y))
+        nodes.append(_transpose(first, TO_LAST, y))
     versions = dict(graph.opset_imports)
     weights = list(constants.values())
     copy = ir.Graph([x], [y], nodes=nodes, initializers=weights, opset_imports=versions, name="layer")
@@ -144,8 +147,12 @@ def _constants(layer: Layer) -> Sequence[ir.Value]:
     return list(dict.fromkeys(value for node in layer.nodes for value in node.inputs[1:] if value is not None))
 
 
-def _node(op_type: str, inputs: Sequence[ir.Value | None], attributes: Sequence[ir.Attr], y: ir.Value) -> ir.Node:
-    return ir.Node("", op_type, inputs, attributes, outputs=[y])
+def _like(node: ir.Node, inputs: Sequence[ir.Value | None], y: ir.Value) -> ir.Node:
+    return ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), outputs=[y])
+
+
+def _transpose(x: ir.Value, order: Sequence[int], y: ir.Value) -> ir.Node:
+    return ir.Node("", "Transpose", [x], [ir.AttrInt64s("perm", order)], outputs=[y])
 
 
 def _result_sizes(layer: Layer, shape: Sequence[int]) -> Dims:

@@ -17,6 +17,7 @@ from sardonyx.precision.layout import join_layouts
 from sardonyx.precision.packing import BIAS, Packing
 from sardonyx.precision.plan import FLOAT32, Plan, Type
 from sardonyx.precision.sizes import dims
+from sardonyx.precision.storage import Storage
 from sardonyx.translate.inference import set_dims
 from sardonyx.translate.translator import external_weight
 
@@ -43,7 +44,9 @@ def lower(
     """
     chosen = [(layer, plan.type_of(layer.name)) for layer in layers_of(model.graph)]
     chosen = [(layer, precision) for layer, precision in chosen if precision != FLOAT32]
-    packings = [_replace(model.graph, layer, precision, weights) for layer, precision in chosen]
+    packings = [
+        _replace(model.graph, layer, precision, plan.storage_of(layer.name), weights) for layer, precision in chosen
+    ]
     used = sorted({precision for _, precision in chosen})
     for precision in used:
         model.graph.opset_imports[linear.PRECISIONS[precision].domain] = 1
@@ -53,10 +56,13 @@ def lower(
     return packings, libraries
 
 
-def _replace(graph: ir.Graph, layer: Layer, precision: Type, weights: Mapping[str, int]) -> Packing:
+def _replace(
+    graph: ir.Graph, layer: Layer, precision: Type, storage: Storage | None, weights: Mapping[str, int]
+) -> Packing:
     """Replace a layer by a node whose packed weight is declared, without its data."""
     old, kind = layer.result, linear.PRECISIONS[precision]
-    packed = kind.pack(torch.empty(layer.matrix_sizes, device="meta"))
+    pack = kind.pack if storage is None else storage.pack
+    packed = pack(torch.empty(layer.matrix_sizes, device="meta"))
     name, nodes, x, window = f"{precision}_{old.name}", [], layer.x, None
     bias = layer.bias if layer.norm is None else _bias_of_norm(f"{name}_{BIAS}", layer)
     if layer.convolves:
@@ -82,7 +88,7 @@ def _replace(graph: ir.Graph, layer: Layer, precision: Type, weights: Mapping[st
     for weight in folded:
         if not weight.uses():
             del graph.initializers[str(weight.name)]
-    return Packing([weights[str(weight.name)] for weight in folded], precision, form, names)
+    return Packing([weights[str(weight.name)] for weight in folded], precision, form, names, storage)
 
 
 def _transpose(x: ir.Value, order: Sequence[int]) -> ir.Node:

@@ -51,8 +51,12 @@ def _norm(x: torch.Tensor) -> float:
 
 
 def divergence(result: torch.Tensor, reference: torch.Tensor) -> float:
-    """Return the mean divergence of the distributions over the last axis."""
+    """Return the mean divergence of the distributions over the last axis, of those that the reference has."""
     logs, expected = (torch.log_softmax(x.double(), -1) for x in (result, reference))
+    valid = ~expected.isnan().any(-1)
+    if not bool(valid.any()):
+        return 0.0
+    logs, expected = logs[valid], expected[valid]
     terms = torch.where(expected.isneginf(), 0.0, expected.exp() * (expected - logs))
     mean = float(terms.sum(-1).mean())
     return max(mean, 0.0) if math.isfinite(mean) else math.inf

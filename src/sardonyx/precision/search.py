@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TypeAlias
 
 from sardonyx.precision.plan import FALLBACKS, FLOAT32, Plan, Type
+from sardonyx.precision.storage import Storage
 
 FASTER, AS_FAST = 0.97, 1.03
 """Shares of the time in float32, apart by what equal calls differ by: what is faster, and what is not slower."""
@@ -18,6 +20,8 @@ class Trial:
 
     error: float
     seconds: float
+    storage: Storage | None = None
+    """How the weight is stored, if not as usual."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +83,9 @@ def search(
     bisection.
     """
     allowed = worthwhile(layers, wanted)
-    if in_order:
-        start = Plan({layer: next(iter(types), FLOAT32) for layer, types in allowed.items()})
-    else:
-        start = Plan({trials.layer: _fastest(trials, allowed[trials.layer]) for trials in layers})
-    steps = _steps(layers, start, allowed)
+    paths = {trials.layer: path(trials, allowed[trials.layer], in_order=in_order) for trials in layers}
+    start = Plan({layer: types[0] for layer, types in paths.items()}, _storages(layers))
+    steps = _steps(layers, paths)
     tried: dict[int, float] = {}
 
     def drop_after(count: int) -> float:
@@ -117,20 +119,28 @@ def after(plan: Plan, steps: Sequence[_Step]) -> Plan:
     return plan
 
 
-def _fastest(trials: LayerTrials, allowed: Sequence[Type]) -> Type:
-    return min(allowed, key=lambda t: trials.trials[t].seconds, default=FLOAT32)
+def path(trials: LayerTrials, allowed: Sequence[Type], *, in_order: bool = False) -> Sequence[Type]:
+    """Return the precision that a layer starts in, and those that it goes back to; the last is float32."""
+    fastest = min(allowed, key=lambda t: trials.trials[t].seconds, default=FLOAT32)
+    types = [next(iter(allowed), FLOAT32) if in_order else fastest]
+    while types[-1] != FLOAT32:
+        types.append(_next(types[-1], allowed))
+    return types
 
 
-def _steps(layers: Sequence[LayerTrials], start: Plan, allowed: Mapping[str, Sequence[Type]]) -> list[_Step]:
+def _storages(layers: Sequence[LayerTrials]) -> Mapping[tuple[str, Type], Storage]:
+    found = {(trials.layer, t): trial.storage for trials in layers for t, trial in trials.trials.items()}
+    return {key: storage for key, storage in found.items() if storage is not None}
+
+
+def _steps(layers: Sequence[LayerTrials], paths: Mapping[str, Sequence[Type]]) -> list[_Step]:
     """Return every step back of every layer, ordered by the error that it removes; those of one layer stay in order."""
     found: list[tuple[float, str, Type]] = []
     for trials in layers:
-        precision, least = start.type_of(trials.layer), float("inf")
-        while precision != FLOAT32:
-            following = _next(precision, allowed[trials.layer])
+        least = float("inf")
+        for precision, following in pairwise(paths[trials.layer]):
             least = min(least, trials.error(precision) - trials.error(following))
             found.append((least, trials.layer, following))
-            precision = following
     return [(layer, precision) for _, layer, precision in sorted(found, key=lambda step: -step[0])]
 
 

@@ -27,8 +27,6 @@ from sardonyx.run.precision_choice import WANTED, Candidate, Subject, scores_of
 
 Fit = Callable[[ir.Model], Any]
 """Makes a model fit the engine's kernels, in place, as when the file is loaded."""
-_WANTED: Mapping[str, Sequence[Type]] = {**WANTED, "auto": ("int4", "int8", "bf16")}
-"""The precisions that layers may have, by the value of the option."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class FileSubject(Subject):
         """Return a model with checked calibration inputs, and the precisions that the file can have."""
         _check_calibration(model, calibration)
         opset = model.graph.opset_imports[""]
-        wanted = supported(_WANTED[options.precision], opset, domains)
+        wanted = supported(WANTED[options.precision], opset, domains)
         if options.precision not in (*wanted, "auto"):
             raise OptionError(
                 f"precision={options.precision!r} in a file of opset {opset} without the domain 'com.microsoft'",
@@ -102,15 +100,18 @@ class FileSubject(Subject):
         data = ir.to_proto(model).SerializeToString()
         return self.engine.load(Job.of(data, model.graph, self.options, weights=weights), None)
 
-    def trials(self, float32: Candidate) -> Sequence[LayerTrials]:
+    def trials(self, float32: Candidate, progress: Callable[[str], None]) -> Sequence[LayerTrials]:
         """Return what is measured of each layer by itself, with its values in the first call."""
         layers = layers_of_file(self.model.graph)
         if not layers:
             return []
         values = self._values(sorted({str(layer.x.name) for layer in layers}), self.calibration[0])
         bench = _FileBench(self)
-        measured = [bench.trials(layer, values[str(layer.x.name)]) for layer in layers]
-        return [replace(trials, share=AS_FAST) for trials in measured]
+        measured = []
+        for number, layer in enumerate(layers, 1):
+            progress(f"layer {number} of {len(layers)}, {layer.name}")
+            measured.append(replace(bench.trials(layer, values[str(layer.x.name)]), share=AS_FAST))
+        return measured
 
     def _values(self, names: Sequence[str], inputs: Sequence[torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Return values of the model in a call, by name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import onnx
@@ -12,13 +13,15 @@ import torch
 
 from sardonyx.engines import Engine, Job, Runner
 from sardonyx.options import Options
+from sardonyx.precision.calibration import calibrated
 from sardonyx.precision.convolutions import TO_FIRST, TO_LAST, window_of
 from sardonyx.precision.layers import Layer, alone, layers_of
 from sardonyx.precision.lower import lower, unsupported_reason
 from sardonyx.precision.metric import relative_error
-from sardonyx.precision.plan import FLOAT32, Plan, Type
-from sardonyx.precision.search import LayerTrials, Trial
+from sardonyx.precision.plan import FLOAT32, INTEGERS, Plan, Type
+from sardonyx.precision.search import LayerTrials, Trial, path
 from sardonyx.precision.sizes import dims
+from sardonyx.precision.storage import Storage, contents_of
 from sardonyx.run.builds import Built
 from sardonyx.timing import in_turns
 
@@ -26,16 +29,29 @@ ROUNDS, ROUND_SECONDS = 7, 0.004
 
 
 def measure_layers(
-    engine: Engine, built: Built, args: Sequence[Any], wanted: Sequence[Type], options: Options
+    engine: Engine,
+    built: Built,
+    args: Sequence[Any],
+    wanted: Sequence[Type],
+    options: Options,
+    *,
+    in_order: bool = False,
+    progress: Callable[[str], None] = lambda remark: None,
 ) -> list[LayerTrials]:
     """Return the error and time of each layer in these precisions, as far as this machine has them."""
     layers = layers_of(built.graph)
     if not layers:
         return []
     bench = LayerBench(engine, built.binding.constants(args), wanted, options)
-    names = sorted({str(layer.x.name) for layer in layers})
-    values = _values(engine, built, args, names, options)
-    return [bench.trials(layer, values[str(layer.x.name)]) for layer in layers]
+    values = _values(engine, built, args, sorted({str(layer.x.name) for layer in layers}), options)
+    found = []
+    for number, layer in enumerate(layers, 1):
+        progress(f"layer {number} of {len(layers)}, {layer.name}")
+        x = values[str(layer.x.name)]
+        trials = bench.trials(layer, x)
+        used = path(trials, trials.worthwhile(wanted), in_order=in_order)
+        found.append(bench.calibrated(layer, x, trials, used))
+    return found
 
 
 def _values(
@@ -79,25 +95,52 @@ class LayerBench:
         finite = {precision: trial for precision, trial in trials.items() if trial.error < math.inf}
         return LayerTrials(layer.name, float32, finite, chained=layer.convolves)
 
+    def calibrated(self, layer: Layer, x: torch.Tensor, trials: LayerTrials, used: Sequence[Type]) -> LayerTrials:
+        """Return the trials of a layer whose weight is stored as its activations ask for, where that has less error."""
+        types = [] if layer.convolves else [t for t in used if t in INTEGERS]
+        if not types:
+            return trials
+        reference = self._call(layer, x, FLOAT32)()
+        better = {t: self._stored(layer, x, t, trials.trials[t], reference) for t in types}
+        return replace(trials, trials={**trials.trials, **better})
+
+    def _stored(self, layer: Layer, x: torch.Tensor, precision: Type, plain: Trial, reference: torch.Tensor) -> Trial:
+        weight = self._weights[str(layer.weight.name)]
+        storage = calibrated(precision, layer.form.matrix(weight), x, contents_of(weight))
+        if storage is None:
+            return plain
+        error = relative_error(self._call_with(layer, x, precision, storage)(), reference)
+        return replace(plain, error=error, storage=storage) if error < plain.error else plain
+
+    def _fits(self, layer: Layer, precision: Type) -> bool:
+        """Whether the weight can be stored: integers have no NaN and no infinity."""
+        return precision not in INTEGERS or bool(self._weights[str(layer.weight.name)].isfinite().all())
+
     def _calls(self, layer: Layer, x: torch.Tensor) -> Mapping[Type, Callable[[], torch.Tensor]]:
         """Return calls of a layer in float32, and in the precisions that it can have."""
-        types = [precision for precision in self._wanted if unsupported_reason(layer, precision) is None]
+        types = [t for t in self._wanted if unsupported_reason(layer, t) is None and self._fits(layer, t)]
         return {precision: self._call(layer, x, precision) for precision in (FLOAT32, *types)}
 
     def _seconds(self, layer: Layer, x: torch.Tensor, calls: Sequence[Callable[[], Any]]) -> Sequence[float]:
-        key = _shape_key(layer, x)
+        key = (_shape_key(layer, x), len(calls))
         if key not in self._times:
             self._times[key] = [min(times) for times in in_turns(calls, rounds=ROUNDS, round_seconds=ROUND_SECONDS)]
         return self._times[key]
 
     def _call(self, layer: Layer, x: torch.Tensor, precision: Type) -> Callable[[], torch.Tensor]:
-        """Return a call of a layer in a precision; then a convolution has channels last, as in a chain."""
+        """Return a call of a layer in a precision, with its weight stored as usual."""
+        return self._call_with(layer, x, precision, None)
+
+    def _call_with(
+        self, layer: Layer, x: torch.Tensor, precision: Type, storage: Storage | None
+    ) -> Callable[[], torch.Tensor]:
+        """Return a call of a layer in a precision; a lowered convolution has channels last, as in a chain."""
         channels_last = layer.convolves and precision != FLOAT32
         model = alone(layer, tuple(x.shape), channels_last=channels_last)
         names = [name for name in model.graph.initializers if name in self._weights]
         data = [self._weights[name] for name in names]
         (only,) = layers_of(model.graph)
-        plan = Plan({only.name: precision})
+        plan = Plan({only.name: precision}, {} if storage is None else {(only.name, precision): storage})
         packings, libraries = lower(model, plan, {name: i for i, name in enumerate(names)}, self._options)
         weights = {name: x for name, x in zip(names, data, strict=True) if name in model.graph.initializers}
         for packing in packings:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from statistics import median
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 import onnx_ir as ir
 import torch
 
-from sardonyx.cache.disk import default_cache
 from sardonyx.cache.machine import key_of
 from sardonyx.engines import Engine, Job
 from sardonyx.errors import OptionError
@@ -23,9 +20,10 @@ from sardonyx.options import Options
 from sardonyx.precision.layers import Layer, layers_of
 from sardonyx.precision.metric import Difference, checked, differ
 from sardonyx.precision.plan import FLOAT32, Plan, Type
-from sardonyx.precision.search import Found, LayerTrials, Trial, search, worthwhile
+from sardonyx.precision.search import LayerTrials, Trial, search, worthwhile
 from sardonyx.run.builds import Built
 from sardonyx.run.layer_trials import ROUND_SECONDS, ROUNDS, measure_layers
+from sardonyx.run.precision_cache import Chosen, cache_choice, cached_choice
 from sardonyx.telemetry.progress import show_progress
 from sardonyx.telemetry.report import LayerPrecision, PrecisionChoice
 from sardonyx.timing import in_turns
@@ -36,10 +34,9 @@ WANTED: Mapping[str, Sequence[Type]] = {
     "bf16": ("bf16",),
     "int8": ("int8", "bf16"),
     "int4": ("int4", "int8", "bf16"),
-    "auto": ("int8", "bf16"),
+    "auto": ("int4", "int8", "bf16"),
 }
 """The precisions that layers may have, by the value of the option."""
-_FILE = "precision.json"
 
 
 @dataclass(frozen=True)
@@ -70,8 +67,8 @@ class Subject(ABC):
         """Return the model with a plan."""
 
     @abstractmethod
-    def trials(self, float32: Candidate) -> Sequence[LayerTrials]:
-        """Return what is measured of each layer by itself."""
+    def trials(self, float32: Candidate, progress: Callable[[str], None]) -> Sequence[LayerTrials]:
+        """Return what is measured of each layer by itself; `progress` takes how far it is."""
 
     @abstractmethod
     def logits(self, float32: Candidate) -> frozenset[int]:
@@ -82,7 +79,11 @@ class Subject(ABC):
         """Return what the choice depends on besides options and the machine: the model, its weights and inputs."""
 
 
-Build: TypeAlias = Callable[[Plan], Candidate]
+class Build(Protocol):
+    """Builds a region with a plan, with native kernels if the options ask for them and they are not left out."""
+
+    def __call__(self, plan: Plan, *, native: bool = True) -> Candidate:
+        """Return the region with a plan."""
 
 
 @dataclass(frozen=True)
@@ -99,13 +100,25 @@ class RegionSubject(Subject):
         """Return the region with a plan."""
         return self.build(plan)
 
-    def trials(self, float32: Candidate) -> Sequence[LayerTrials]:
+    @property
+    def in_order(self) -> bool:  # type: ignore[override]  # as the options say
+        """Whether layers start in the precision that was asked for: int4 pays in later calls, of one row."""
+        return self.options.precision == "int4"
+
+    def trials(self, float32: Candidate, progress: Callable[[str], None]) -> Sequence[LayerTrials]:
         """Return what is measured of each layer by itself."""
-        return measure_layers(self.engine, float32.model.built, self.args, self.wanted, self.options)
+        built = (self._with_layers or float32).model.built
+        arguments = (self.engine, built, self.args, self.wanted, self.options)
+        return measure_layers(*arguments, in_order=self.in_order, progress=progress)
+
+    @cached_property
+    def _with_layers(self) -> Candidate | None:
+        """The region in float32 without native kernels, which layers would be parts of; None if it has none anyway."""
+        return self.build(Plan(), native=False) if self.options.native is True else None
 
     def logits(self, float32: Candidate) -> frozenset[int]:
         """Return the results that a layer computes."""
-        built: Built = float32.model.built
+        built: Built = (self._with_layers or float32).model.built
         scores = scores_of(built.graph, layers_of(built.graph))
         return frozenset(i for i, result in enumerate(built.binding.results) if result.output in scores)
 
@@ -134,8 +147,8 @@ def choose_for(
             f"precision={options.precision!r} with the engine {engine.name!r} on the device {device.type!r}",
             hint="it is for the engine 'onnxruntime' on the CPU; on a GPU, convert the model, as by model.half()",
         )
-    with show_progress(f"choosing the precision of layers, {options.precision}"):
-        return _Chooser(subject, engine, options).choose()
+    with show_progress(f"choosing the precision of layers, {options.precision}") as progress:
+        return _Chooser(subject, engine, options, progress).choose()
 
 
 @dataclass
@@ -143,27 +156,22 @@ class _Chooser:
     subject: Subject
     engine: Engine
     options: Options
+    progress: Callable[[str], None]
     candidates: dict[str, Candidate] = field(default_factory=dict)
 
     def choose(self) -> tuple[PrecisionChoice, Candidate]:
         key = self._key() if self.options.metric is None else None
-        cached = None if key is None else _cached_choice(key, self.options)
+        cached = None if key is None else cached_choice(key, self.options)
         if cached is not None:
-            return cached, self._candidate(Plan({row.layer: row.precision for row in cached.layers}))
+            return cached.choice, self._candidate(cached.plan)
         for references in self._references:
             _check_results(references)
-        trials = self.subject.trials(self._float32)
-        found = search(
-            trials,
-            self.subject.wanted,
-            lambda plan: self._difference(plan).drop,
-            self._bound,
-            in_order=self.subject.in_order,
-        )
-        choice, chosen = self._checked(found, trials)
+        trials = self.subject.trials(self._float32, self.progress)
+        self.progress("the whole model")
+        choice, plan = self._choose(trials)
         if key is not None:
-            _cache_choice(key, choice, self.options)
-        return choice, chosen
+            cache_choice(key, Chosen(choice, plan), self.options)
+        return choice, self._candidate(plan)
 
     @property
     def _bound(self) -> float:
@@ -197,46 +205,58 @@ class _Chooser:
             return Difference(checked(self.options.metric)(results, references))
         return differ(results, references, self._logits)
 
-    def _checked(self, found: Found, trials: Sequence[LayerTrials]) -> tuple[PrecisionChoice, Candidate]:
-        """Return the plan that was found if the model is faster with it, else float32."""
-        plan = found.plan
-        if plan.is_float32:
-            return self._in_float32(self._why_float32(trials), trials)
-        plans = [plan, *self._without_chain(plan, trials)]
+    def _choose(self, trials: Sequence[LayerTrials]) -> tuple[PrecisionChoice, Plan]:
+        """Return the plan that is found, if the model is faster with it; else one without its lowest precision."""
+        wanted, reason, before = list(self.subject.wanted), self._why_float32(trials), None
+        while wanted:
+            plan = self._found(trials, wanted)
+            if plan.is_float32:
+                break
+            plan, after, before = self._fastest([plan, *self._without_chain(plan, trials)])
+            if after <= before * self.subject.share:
+                return self._choice(plan, trials, after, before), plan
+            reason = f"it takes {after * 1e3:.3g} ms with {_counted(plan)}, and {before * 1e3:.3g} ms in float32"
+            log.info("precision %s: %s", self.options.precision, reason)
+            wanted.remove(plan.lowest)
+        return self._in_float32(reason, trials, before), Plan()
+
+    def _found(self, trials: Sequence[LayerTrials], wanted: Sequence[Type]) -> Plan:
+        """Return the plan within the bound of these precisions."""
+        in_order = self.subject.in_order
+        return search(trials, wanted, lambda plan: self._difference(plan).drop, self._bound, in_order=in_order).plan
+
+    def _fastest(self, plans: Sequence[Plan]) -> tuple[Plan, float, float]:
+        """Return the plan with which a call is the fastest, and its seconds with it and in float32."""
         candidates = [self._float32, *map(self._candidate, plans)]
         times = in_turns([x.calls[0] for x in candidates], rounds=ROUNDS, round_seconds=ROUND_SECONDS)
         before, *afters = (median(taken) for taken in times)
         fast = min(afters) * self.subject.share
         after, plan = next(pair for pair in zip(afters, plans, strict=True) if pair[0] <= fast)
-        chosen = self._candidate(plan)
-        if after > before * self.subject.share:
-            reason = f"it takes {after * 1e3:.3g} ms with {_counted(plan)}, and {before * 1e3:.3g} ms in float32"
-            return self._in_float32(reason, trials, before)
+        return plan, after, before
+
+    def _choice(self, plan: Plan, trials: Sequence[LayerTrials], after: float, before: float) -> PrecisionChoice:
         difference = self._difference(plan)
         rows = tuple(_row(layer, plan) for layer in trials)
         details = "" if self.options.metric is not None else _details(difference, self._logits)
-        return PrecisionChoice(
-            self.options.precision, self._bound, difference.drop, rows, after, before, details
-        ), chosen
+        return PrecisionChoice(self.options.precision, self._bound, difference.drop, rows, after, before, details)
 
     def _without_chain(self, plan: Plan, trials: Sequence[LayerTrials]) -> Sequence[Plan]:
         """Return the plan with its chain in float32, if that leaves layers and keeps the bound."""
         chained = {layer.layer for layer in trials if layer.chained}
-        others = Plan({name: FLOAT32 if name in chained else precision for name, precision in plan.layers.items()})
+        layers = {name: FLOAT32 if name in chained else precision for name, precision in plan.layers.items()}
+        others = replace(plan, layers=layers)
         if others.is_float32 or others == plan or self._difference(others).drop > self._bound:
             return []
         return [others]
 
-    def _in_float32(
-        self, reason: str, trials: Sequence[LayerTrials], seconds: float | None = None
-    ) -> tuple[PrecisionChoice, Candidate]:
+    def _in_float32(self, reason: str, trials: Sequence[LayerTrials], seconds: float | None) -> PrecisionChoice:
         log.warning("precision %s: the model runs in float32: %s", self.options.precision, reason)
         if seconds is None:
             (times,) = in_turns([self._float32.calls[0]], rounds=ROUNDS, round_seconds=ROUND_SECONDS)
             seconds = median(times)
         rows = tuple(_row(layer, Plan()) for layer in trials)
-        wanted, remark = self.options.precision, f"the model runs in float32: {reason}"
-        return PrecisionChoice(wanted, self._bound, 0.0, rows, seconds, seconds, remark=remark), self._float32
+        remark = f"the model runs in float32: {reason}"
+        return PrecisionChoice(self.options.precision, self._bound, 0.0, rows, seconds, seconds, remark=remark)
 
     def _why_float32(self, trials: Sequence[LayerTrials]) -> str:
         if not trials:
@@ -287,7 +307,8 @@ def _details(difference: Difference, logits: frozenset[int]) -> str:
 def _row(trials: LayerTrials, plan: Plan) -> LayerPrecision:
     precision = plan.type_of(trials.layer)
     trial = trials.trials.get(precision, Trial(0.0, trials.float32_seconds))
-    return LayerPrecision(trials.layer, precision, trial.error, trial.seconds, trials.float32_seconds)
+    method = "" if trial.storage is None else trial.storage.method
+    return LayerPrecision(trials.layer, precision, trial.error, trial.seconds, trials.float32_seconds, method)
 
 
 def scores_of(graph: ir.Graph, layers: Sequence[Layer]) -> frozenset[int]:
@@ -302,31 +323,3 @@ def _before_reshapes(x: ir.Value) -> ir.Value:
         x = node.inputs[0]
         node = x.producer()
     return x
-
-
-# The disk cache
-
-
-def _cached_choice(key: str, options: Options) -> PrecisionChoice | None:
-    cache = default_cache(options)
-    folder = cache.get(key) if cache is not None else None
-    if folder is None:
-        return None
-    try:
-        content = json.loads((folder / _FILE).read_text(encoding="utf-8"))
-        rows = tuple(LayerPrecision(**row) for row in content.pop("layers"))
-        return replace(PrecisionChoice(**content, layers=rows), remembered=True)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        log.warning("the cached choice of a precision cannot be read; measuring again: %s", error)
-        return None
-
-
-def _cache_choice(key: str, choice: PrecisionChoice, options: Options) -> None:
-    cache = default_cache(options)
-    if cache is None:
-        return
-
-    def write(folder: Path) -> None:
-        (folder / _FILE).write_text(json.dumps(asdict(choice)), encoding="utf-8")
-
-    cache.put(key, write, {"what": "choice", "precision": choice.wanted})

@@ -186,9 +186,9 @@ class CompiledRegion(torch.nn.Module):
         """Return this region with the precision of each layer chosen by the results for these arguments."""
         self._recipe = replace(self._recipe, translation=None)
 
-        def candidate(plan: Plan) -> Candidate:
+        def candidate(plan: Plan, *, native: bool = True) -> Candidate:
             verify = self._options.verify and plan.is_float32  # lower precision has a bound of its own
-            options = Options.of(self._options, verify=verify)
+            options = Options.of(self._options, verify=verify, native=self._options.native if native else False)
             recipe = replace(self._recipe, plan=plan, options=options, report=RegionReport())
             region = CompiledRegion(recipe, self._build, self._frozen)
             region._current_build(args)

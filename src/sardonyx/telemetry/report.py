@@ -62,12 +62,15 @@ class LayerPrecision:
     """Relative to its results in float32."""
     seconds: float
     float32_seconds: float
+    method: str = ""
+    """How its weight is stored, if its activations decided."""
 
     def __str__(self) -> str:
         if self.precision == "float32":
             return f"{self.layer}: float32, {self.float32_seconds * 1e3:.3g} ms"
         times = f"{self.float32_seconds * 1e3:.3g} → {self.seconds * 1e3:.3g} ms"
-        return f"{self.layer}: {self.precision}, error {self.error:.1e}, {times}"
+        method = f" ({self.method})" if self.method else ""
+        return f"{self.layer}: {self.precision}{method}, error {self.error:.1e}, {times}"
 
 
 @dataclass(frozen=True)

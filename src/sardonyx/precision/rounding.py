@@ -1,0 +1,166 @@
+"""Rounding of weights to four bits with less error in what a layer computes than by rounding to the nearest.
+
+Scales are those of the least squared error of each block. With enough rows of activations, codes are chosen one row of
+the weight after the other, and the error of each is made up for by the rows after it, as in GPTQ (arXiv:2210.17323).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from sardonyx.native.linear import Int4Weight, quantize_int4
+from sardonyx.precision.metric import relative_error
+
+LEAST_ROWS = 32
+"""Of activations; fewer say little about other calls."""
+_MOST_ROWS = 2048
+_MOST_DEPTH = 8192
+"""Of a layer whose Hessian is inverted: time grows with its cube, and memory with its square."""
+_SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7)
+"""Shares of the range of a block that scales are tried for."""
+_LEAST_DAMPING, _DAMPING = 0.01, 0.1
+"""Added to the diagonal of the Hessian, as a share of its mean: the least, and for each channel by the rows, as few rows
+say little about the directions that they do not have."""
+_CHUNK = 64
+"""Rows of the weight after which the error is spread over all others."""
+_COLUMNS = 4096
+"""Rounded at a time: a chunk of them fits into a processor's cache."""
+_SAMPLE = 256
+"""Columns that decide whether error feedback pays."""
+_LESS = 0.95
+"""Of the error to the nearest, for activations that were not used, that error feedback must leave."""
+
+
+def round_int4(weight: torch.Tensor, x: torch.Tensor, block: int, *, symmetric: bool) -> tuple[Int4Weight, str]:
+    """Return a weight of depth × columns rounded for activations of rows × depth, and the name of the method."""
+    rows = usable_rows(x)
+    nearest = nearest_int4(weight, block, symmetric=symmetric)
+    unsuited = len(rows) < LEAST_ROWS or len(weight) > _MOST_DEPTH
+    if unsuited or not _feedback_pays(weight, nearest, rows):
+        return nearest, "least squares"
+    return round_with_feedback(weight, nearest, rows), "GPTQ"
+
+
+def usable_rows(x: torch.Tensor) -> torch.Tensor:
+    """Return finite rows of activations that are not zero throughout, in float32, as many as are of use."""
+    rows = x.detach().flatten(0, -2).to(torch.float32)
+    rows = rows[rows.isfinite().all(1) & rows.any(1)]
+    return rows[:: -(-len(rows) // _MOST_ROWS) or 1]
+
+
+def nearest_int4(weight: torch.Tensor, block: int, *, symmetric: bool) -> Int4Weight:
+    """Return a weight rounded to the nearest, with the scales of the least squared error for each block."""
+    best, least = None, torch.empty(0)
+    for shrink in _SHRINKS:
+        tried = _shrunk(weight, block, shrink, symmetric=symmetric)
+        error = _block_errors(weight, tried)
+        if best is None:
+            best, least = tried, error
+            continue
+        better = error < least
+        best, least = _merged(best, tried, better), torch.where(better, error, least)
+    assert best is not None
+    return best
+
+
+def _shrunk(weight: torch.Tensor, block: int, shrink: float, *, symmetric: bool) -> Int4Weight:
+    """Return a weight with scales as if blocks reached only this share of their range."""
+    full = quantize_int4(weight, block, symmetric=symmetric)
+    if shrink == 1.0:
+        return full
+    tried = replace(full, scales=full.scales * shrink)
+    return replace(tried, codes=_codes(weight, tried))
+
+
+def _codes(weight: torch.Tensor, like: Int4Weight) -> torch.Tensor:
+    """Return codes to the nearest, with the scales and zero points of a weight."""
+    scales, zero = _grid(like)
+    return (weight / scales + zero).round_().clamp_(0, 15).to(torch.uint8)
+
+
+def _grid(weight: Int4Weight) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the scale and zero point of each element of a weight."""
+    depth = weight.codes.shape[0]
+    zero = torch.full_like(weight.scales, 8) if weight.zero_points is None else weight.zero_points.to(torch.float32)
+    scales, zero = (x.repeat_interleave(weight.block, 0)[:depth] for x in (weight.scales, zero))
+    return scales, zero
+
+
+def _block_errors(weight: torch.Tensor, rounded: Int4Weight) -> torch.Tensor:
+    squares = (rounded.dequantized() - weight).square_()
+    padded = torch.nn.functional.pad(squares, (0, 0, 0, -len(weight) % rounded.block))
+    return padded.view(-1, rounded.block, weight.shape[1]).sum(1)
+
+
+def _merged(first: Int4Weight, second: Int4Weight, where: torch.Tensor) -> Int4Weight:
+    """Return the second where it is chosen, by block and column, and the first elsewhere; zero points are the same."""
+    chosen = where.repeat_interleave(first.block, 0)[: len(first.codes)]
+    codes = torch.where(chosen, second.codes, first.codes)
+    return replace(first, codes=codes, scales=torch.where(where, second.scales, first.scales))
+
+
+def round_with_feedback(weight: torch.Tensor, grid: Int4Weight, rows: torch.Tensor) -> Int4Weight:
+    """Return codes for the scales of `grid`, each chosen with the errors of those before in mind."""
+    order, factor = _inverse_factor(rows)
+    scales, zero = (x[order] for x in _grid(grid))
+    parts = zip(*(torch.split(x, _COLUMNS, 1) for x in (weight[order], scales, zero)), strict=True)
+    ordered = torch.cat([_rounded(factor, *part) for part in parts], 1)
+    codes = torch.empty_like(ordered)
+    codes[order] = ordered
+    return replace(grid, codes=codes)
+
+
+def _inverse_factor(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the order of rounding, largest activations first, and the upper factor of the inverse Hessian in it."""
+    hessian = rows.t() @ rows
+    order = hessian.diagonal().argsort(descending=True, stable=True)
+    hessian = hessian[order][:, order]
+    damping = float(hessian.diagonal().mean()) * max(_LEAST_DAMPING, _DAMPING * len(hessian) / len(rows))
+    while True:
+        damped = hessian + damping * torch.eye(len(hessian))
+        lower, failed = torch.linalg.cholesky_ex(damped)
+        upper, failed_too = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
+        if not failed and not failed_too:
+            return order, upper
+        damping *= 10
+
+
+def _rounded(factor: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
+    """Return the codes of some columns, of rows in the order of the factor."""
+    left, codes = weight.clone(), torch.empty_like(weight, dtype=torch.uint8)
+    for start in range(0, len(left), _CHUNK):
+        chunk = slice(start, start + _CHUNK)
+        errors = _round_chunk(left[chunk], scales[chunk], zero[chunk], factor[chunk, chunk], codes[chunk])
+        left[start + _CHUNK :].addmm_(factor[chunk, start + _CHUNK :].t(), errors, alpha=-1)
+    return codes
+
+
+def _round_chunk(
+    left: torch.Tensor, scales: torch.Tensor, zero: torch.Tensor, factor: torch.Tensor, codes: torch.Tensor
+) -> torch.Tensor:
+    """Round the rows of a chunk in order, in place; return the error of each, divided by its pivot."""
+    errors = torch.empty_like(left)
+    for i in range(len(left)):
+        code = (left[i] / scales[i] + zero[i]).round_().clamp_(0, 15)
+        codes[i] = code
+        errors[i] = (left[i] - (code - zero[i]) * scales[i]) / factor[i, i]
+        left[i + 1 :].addr_(factor[i, i + 1 :], errors[i], alpha=-1)
+    return errors
+
+
+def _feedback_pays(weight: torch.Tensor, nearest: Int4Weight, rows: torch.Tensor) -> bool:
+    """Whether codes found with one half of the rows leave less error in the other, in a sample of the columns."""
+    columns = slice(None, None, -(-weight.shape[1] // _SAMPLE))
+    weight, nearest = weight[:, columns], _some_columns(nearest, columns)
+    half = len(rows) // 2
+    unseen, expected = rows[half:], rows[half:] @ weight
+    tried = round_with_feedback(weight, nearest, rows[:half])
+    errors = [relative_error(unseen @ rounded.dequantized(), expected) for rounded in (tried, nearest)]
+    return errors[0] < errors[1] * _LESS
+
+
+def _some_columns(weight: Int4Weight, columns: slice) -> Int4Weight:
+    zero = None if weight.zero_points is None else weight.zero_points[:, columns]
+    return replace(weight, codes=weight.codes[:, columns], scales=weight.scales[:, columns], zero_points=zero)
