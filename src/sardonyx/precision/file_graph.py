@@ -38,7 +38,7 @@ class FileGraph:
         """Return the initializers that a layer's weight becomes."""
         key = (layer.weight, what, layer.transposed)
         if key not in self._made:
-            name = (str(layer.weight.name), what, layer.transposed)
+            name = key_of_weight(layer, what)
             if name not in self._packed:
                 self._packed[name] = make()
             made = self._packed[name].items()
@@ -87,6 +87,11 @@ class FileGraph:
         for value in constants:
             if not value.uses() and not value.is_graph_output():
                 self.graph.initializers.pop(str(value.name), None)
+
+
+def key_of_weight(layer: Layer, precision: str) -> tuple[str, str, bool]:
+    """Return the key of what a layer's weight becomes in a precision."""
+    return str(layer.weight.name), precision, layer.transposed
 
 
 def _named(data: ir.TensorProtocol, name: str) -> ir.TensorProtocol:

@@ -132,13 +132,32 @@ def _int8_constants(weight: torch.Tensor) -> Constants:
 
 
 def _int4(lowering: _Lowering, layer: Layer) -> ir.Value:
-    return (_int4_product if MICROSOFT in lowering.domains else _int4_blocks)(lowering, layer)
+    block = int4_block(layer, lowering.domains)
+    codes, scales = lowering.file.constants(
+        layer, "int4", lambda: int4_constants(quantize_int4(matrix_of(layer), block), lowering.domains)
+    )
+    return (_int4_product if MICROSOFT in lowering.domains else _int4_blocks)(lowering, layer, codes, scales)
 
 
-def _int4_product(lowering: _Lowering, layer: Layer) -> ir.Value:
+def int4_block(layer: Layer, domains: frozenset[str]) -> int:
+    """Return how many weights of a column have one scale.
+
+    Without MatMulNBits blocks divide the depth: ONNX Runtime 1.31 reads a last block that is shorter wrongly.
+    """
+    if MICROSOFT in domains:
+        return _BLOCK
+    depth = layer.matrix_sizes[0]
+    return next((size for size in (_BLOCK, 32, 16) if depth % size == 0), depth)
+
+
+def int4_constants(weight: Int4Weight, domains: frozenset[str]) -> Constants:
+    """Return what a weight of symmetric blocks is stored as."""
+    return _packed_int4(weight) if MICROSOFT in domains else _blocks_of_int4(weight)
+
+
+def _int4_product(lowering: _Lowering, layer: Layer, codes: ir.Value, scales: ir.Value) -> ir.Value:
     file = lowering.file
     file.graph.opset_imports.setdefault(MICROSOFT, 1)
-    codes, scales = file.constants(layer, "int4", lambda: _packed_int4(quantize_int4(matrix_of(layer), _BLOCK)))
     depth, columns = layer.matrix_sizes
     return file.g.node(
         "MatMulNBits",
@@ -162,17 +181,10 @@ def _packed_int4(weight: Int4Weight) -> Constants:
     return {"int4": TorchTensor(codes.contiguous()), "scales": TorchTensor(weight.scales.t().flatten().contiguous())}
 
 
-def _int4_blocks(lowering: _Lowering, layer: Layer) -> ir.Value:
-    file, block = lowering.file, _dividing_block(layer.matrix_sizes[0])
-    stored, scales = file.constants(layer, "int4", lambda: _blocks_of_int4(quantize_int4(matrix_of(layer), block)))
-    weight = file.g.DequantizeLinear(stored, scales, axis=0, block_size=block)
-    file.declared(weight, dims(stored))
-    return lowering.with_bias(layer, file.g.MatMul(layer.x, weight))
-
-
-def _dividing_block(depth: int) -> int:
-    """Return the size of blocks that divide the depth: ONNX Runtime 1.31 reads a last block that is shorter wrongly."""
-    return next((size for size in (64, 32, 16) if depth % size == 0), depth)
+def _int4_blocks(lowering: _Lowering, layer: Layer, codes: ir.Value, scales: ir.Value) -> ir.Value:
+    g, block = lowering.file.g, int4_block(layer, lowering.domains)
+    weight = lowering.file.declared(g.DequantizeLinear(codes, scales, axis=0, block_size=block), dims(codes))
+    return lowering.with_bias(layer, g.MatMul(layer.x, weight))
 
 
 def _blocks_of_int4(weight: Int4Weight) -> Constants:

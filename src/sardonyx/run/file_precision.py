@@ -15,11 +15,13 @@ import torch
 from sardonyx.engines import Engine, Job, Runner
 from sardonyx.errors import OptionError
 from sardonyx.options import Options
-from sardonyx.precision.file_graph import Packed
+from sardonyx.precision.file_graph import Packed, key_of_weight, matrix_of
 from sardonyx.precision.layers import Layer, alone
+from sardonyx.precision.metric import relative_error
 from sardonyx.precision.plan import FLOAT32, Plan, Type
-from sardonyx.precision.search import AS_FAST, LayerTrials
-from sardonyx.precision.standard_operators import layers_of_file, lower_file, supported
+from sardonyx.precision.rounding import round_int4, usable_rows
+from sardonyx.precision.search import AS_FAST, LayerTrials, path
+from sardonyx.precision.standard_operators import int4_block, int4_constants, layers_of_file, lower_file, supported
 from sardonyx.precision.static_scales import Range, joined, quantized_values, range_of
 from sardonyx.run.file_weights import extract_weights
 from sardonyx.run.layer_trials import LayerBench
@@ -83,8 +85,29 @@ class FileSubject(Subject):
     def lower(self, model: ir.Model, plan: Plan) -> None:
         """Replace the layers that a plan has in lower precision, in place."""
         layers = layers_of_file(model.graph)
+        for layer in layers:
+            if plan.type_of(layer.name) == "int4":
+                self.round_int4(layer)
         quantizes = any(layer.convolves and plan.type_of(layer.name) == "int8" for layer in layers)
         lower_file(model, plan, self.domains, self._ranges if quantizes else {}, self.packed)
+
+    def round_int4(self, layer: Layer) -> None:
+        """Round a weight to four bits by the activations of its layer in the calibration calls."""
+        key = key_of_weight(layer, "int4")
+        if key not in self.packed:
+            block, x = int4_block(layer, self.domains), self._activations[str(layer.x.name)]
+            rounded, _ = round_int4(matrix_of(layer).float(), x, block, symmetric=True)
+            self.packed[key] = int4_constants(rounded, self.domains)
+
+    @cached_property
+    def _activations(self) -> Mapping[str, torch.Tensor]:
+        """Rows that linear layers multiply in all calibration calls, as many as rounding uses, by name."""
+        layers = [layer for layer in layers_of_file(self.model.graph) if not layer.convolves]
+        names = sorted({str(layer.x.name) for layer in layers})
+        calls = [
+            {name: usable_rows(x) for name, x in self._values(names, inputs).items()} for inputs in self.calibration
+        ]
+        return {name: torch.cat([rows[name] for rows in calls]) for name in names}
 
     @cached_property
     def _ranges(self) -> Mapping[str, Range]:
@@ -110,7 +133,10 @@ class FileSubject(Subject):
         measured = []
         for number, layer in enumerate(layers, 1):
             progress(f"layer {number} of {len(layers)}, {layer.name}")
-            measured.append(replace(bench.trials(layer, values[str(layer.x.name)]), share=AS_FAST))
+            x = values[str(layer.x.name)]
+            trials = replace(bench.trials(layer, x), share=AS_FAST)
+            used = path(trials, trials.worthwhile(self.wanted), in_order=self.in_order)
+            measured.append(bench.rounded(layer, x, trials) if "int4" in used else trials)
         return measured
 
     def _values(self, names: Sequence[str], inputs: Sequence[torch.Tensor]) -> Mapping[str, torch.Tensor]:
@@ -172,6 +198,12 @@ class _FileBench(LayerBench):
                 calls[precision] = self._call(layer, x, precision, ranges)
         return calls
 
+    def rounded(self, layer: Layer, x: torch.Tensor, trials: LayerTrials) -> LayerTrials:
+        """Return the trials of a layer whose weight in four bits is rounded by its activations."""
+        self._subject.round_int4(layer)
+        error = relative_error(self._call(layer, x, "int4")(), self._call(layer, x, FLOAT32)())
+        return replace(trials, trials={**trials.trials, "int4": replace(trials.trials["int4"], error=error)})
+
     def _call(
         self, layer: Layer, x: torch.Tensor, precision: Type, ranges: Sequence[Range] = ()
     ) -> Callable[[], torch.Tensor]:
@@ -179,8 +211,9 @@ class _FileBench(LayerBench):
         if precision != FLOAT32:
             (only,) = layers_of_file(model.graph)
             names = (str(only.x.name), str(only.result.name))
-            around = dict(zip(names, ranges, strict=True))
-            plan = Plan({only.name: precision})
-            lower_file(model, plan, self._subject.domains, around, self._subject.packed)
+            around, packed = dict(zip(names, ranges, strict=bool(ranges))), self._subject.packed
+            if key_of_weight(layer, "int4") not in packed:
+                packed = packed if precision != "int4" else {}  # a first trial is rounded to the nearest
+            lower_file(model, Plan({only.name: precision}), self._subject.domains, around, packed)
         runner = self._subject.load(model)
         return lambda: runner([x])[0]
