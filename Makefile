@@ -21,6 +21,8 @@
 # make eager-ops     PyTorch's operator database on the device ort, strictly and with fallback; eager-ops-quick for three
 #                    samples of each
 # make eager-stress  random programs on the device's core, built with the address sanitizer, for twenty minutes
+# make bench-precision  models in bfloat16, int8 and int4 against inductor, ONNX Runtime, torchao and OpenVINO with NNCF,
+#                     which are installed in build/precision-peers, errors beside times; PRECISION="--models bert-base"
 # make bench-train    training steps against eager and inductor, and the memory held over a thousand of them
 # make train-sweep   a training step of every module and of whole architectures, against double precision
 # make ops-full   every sample of the database and those at the edges, in all dtypes: two hours, and it goes on where it
@@ -42,13 +44,15 @@ WHEEL_TEST ?=
 REVISION ?=
 AGAINST ?=
 SWEEP ?=
+PRECISION ?=
 CUDA_PYTHON ?= python3
 TORCH       ?= $(shell sed -n 's/^torch==//p' constraints.txt)
 ONNXRUNTIME ?= $(shell sed -n 's/^onnxruntime==//p' constraints.txt)
 PINS   := $(VENV)/constraints.txt
+PRECISION_PEERS := build/precision-peers
 ORTS   := build/onnxruntime-1.18 build/onnxruntime-1.24 build/onnxruntime-1.31
 
-.PHONY: setup demo test lint format bench bench-against bench-customop bench-eager bench-engines bench-export bench-native bench-train native-checks native-versions customop-versions eager-ops eager-ops-quick eager-stress cuda-checks fuzz ops ops-full train-sweep plots docs wheel wheel-test clean
+.PHONY: setup demo test lint format bench bench-against bench-customop bench-eager bench-engines bench-export bench-native bench-precision bench-train native-checks native-versions customop-versions eager-ops eager-ops-quick eager-stress cuda-checks fuzz ops ops-full train-sweep plots docs wheel wheel-test clean
 
 setup: $(READY)
 
@@ -132,6 +136,19 @@ bench-customop: setup
 
 bench-export: $(PEERS)
 	$(BIN)/python -m benchmarks.export --json build/export.json
+
+$(PRECISION_PEERS)/.ready: $(READY)
+	$(BIN)/python -m venv $(PRECISION_PEERS)
+	$(PRECISION_PEERS)/bin/python -m pip install --quiet --constraint $(PINS) torch
+	$(PRECISION_PEERS)/bin/python -m pip install --quiet --constraint $(PINS) --editable '.[cpu,demo]'
+	for peer in openvino nncf torchao; do \
+		$(PRECISION_PEERS)/bin/python -m pip install --quiet --constraint $(PINS) $$peer || \
+		echo "$$peer cannot be installed here; its rows say so"; done
+	touch $@
+
+bench-precision: $(PRECISION_PEERS)/.ready
+	$(BIN)/python -m benchmarks.precision --peers $(PRECISION_PEERS)/bin/python --json build/precision.json $(PRECISION)
+	$(BIN)/python -m benchmarks.precision_accuracy --json build/precision-accuracy.json
 
 bench-train: setup
 	$(BIN)/python -m benchmarks.training --json build/training.json

@@ -37,20 +37,28 @@ def sardonyx(model: nn.Module, args: Args) -> Call:
 
 def onnxruntime(model: nn.Module, args: Args) -> Call:
     """`torch.onnx.export` and a session with default options."""
-    ort = import_module("onnxruntime")
     with tempfile.TemporaryDirectory() as folder:
-        session = ort.InferenceSession(_exported(model, args, folder), providers=["CPUExecutionProvider"])
+        return in_session(exported(model, args, folder), args)
+
+
+def in_session(path: str, args: Args) -> Call:
+    """A file in a session of ONNX Runtime with default options."""
+    session = import_module("onnxruntime").InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [x.name for x in session.get_inputs()]
     feeds = {name: x.numpy() for name, x in zip(names, args, strict=True)}
     return lambda: torch.from_numpy(session.run(None, feeds)[0])
 
 
-def openvino(model: nn.Module, args: Args) -> Call:
-    """`torch.onnx.export` and OpenVINO in float32."""
-    ov = import_module("openvino")
+def openvino(model: nn.Module, args: Args, precision: str = "f32") -> Call:
+    """`torch.onnx.export` and OpenVINO, in float32 unless told otherwise."""
     with tempfile.TemporaryDirectory() as folder:
-        core = ov.Core()
-        compiled = core.compile_model(_exported(model, args, folder), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        core = import_module("openvino").Core()
+        properties = {"INFERENCE_PRECISION_HINT": precision}
+        return in_request(core.compile_model(exported(model, args, folder), "CPU", properties), args)
+
+
+def in_request(compiled: Any, args: Args) -> Call:
+    """A model that OpenVINO compiled, in one request, with its inputs and its result in shared memory."""
     feeds = [x.numpy() for x in args]
     request = compiled.create_infer_request()
     return lambda: torch.from_numpy(request.infer(feeds, share_inputs=True, share_outputs=True)[0])
@@ -62,7 +70,8 @@ def compiled(model: nn.Module, args: Args, **how: Any) -> Call:
     return lambda: run(*args)
 
 
-def _exported(model: nn.Module, args: Args, folder: str) -> str:
+def exported(model: nn.Module, args: Args, folder: str) -> str:
+    """The file that `torch.onnx.export` writes into a folder."""
     path = str(Path(folder) / "model.onnx")
     program = torch.onnx.export(model, args, dynamo=True, verbose=False)
     assert program is not None

@@ -6,6 +6,7 @@ import datetime
 import os
 import platform
 import time
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,9 @@ def describe() -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str | None]:
+def versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str | None]:
     """What is installed; None for what is not."""
-    return {name: _version(name) for name in _PACKAGES}
+    return {name: _version(name) for name in packages}
 
 
 def _version(package: str) -> str | None:

@@ -17,12 +17,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import geometric_mean, median
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 from benchmarks.machine import describe, note_if_busy
 from benchmarks.tables import Progress, Table, milliseconds, progress, say
@@ -40,6 +40,8 @@ class Prepared:
     first_call_seconds: float
     error_vs_eager: float
     graphs: int | None
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """What else a suite has to tell of an engine."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Suite:
     There a function `prepare(model, engine)` gives a `Prepared`; it is called in a process of its own, or in one
     process for all engines of `together`: the same engine differs by a tenth from one process to the next. The engines
     of `ours` are sardonyx, and `benchmarks.against` compares them with those of an earlier revision. Caches are empty
-    in each process if `cold`.
+    in each process if `cold`. An engine of `pythons` runs in that Python, with packages that this one lacks.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Suite:
     together: Sequence[str] = ()
     ours: Sequence[str] = ()
     cold: bool = True
+    pythons: Mapping[str, str] = field(default_factory=dict)
 
     def processes(self, engines: Sequence[str]) -> list[list[str]]:
         """Which of these engines share a process, in the order they take turns."""
@@ -77,6 +80,7 @@ class Measured:
     round_seconds: list[float] = field(default_factory=list)
     calls: int = 0
     graphs: int | None = None
+    details: dict[str, Any] = field(default_factory=dict)
     busy_cores: float | None = None
     failed: str | None = None
 
@@ -109,7 +113,7 @@ class Worker:
         self._folder = tempfile.TemporaryDirectory()
         self._messages = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed in __exit__
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.worker", suite.name, model, *engines],
+            [suite.pythons.get(engines[0], sys.executable), "-m", "benchmarks.worker", suite.name, model, *engines],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._messages,
@@ -136,6 +140,7 @@ class Worker:
                 measured.first_call_seconds = ready["first"]
                 measured.error_vs_eager = ready["error_vs_eager"]
                 measured.graphs = ready["graphs"]
+                measured.details = ready["details"]
                 self._estimates[index] = ready["call"]
 
     def round(self, number: int) -> None:
@@ -259,6 +264,11 @@ def _report(suite: str, results: Sequence[Measured]) -> None:
     table(suite, results).show()
     for engine, mean in summary(results).items():
         say(f"{engine} takes {mean:.2f} times as long as sardonyx (geometric mean over the models where both ran)")
+    say_failures(results)
+
+
+def say_failures(results: Sequence[Measured]) -> None:
+    """Say which engines failed, and how."""
     for m in results:
         if m.failed:
             say(f"failed: {m.engine} on {m.model}: {' '.join(m.failed.split())[:300]}")
@@ -295,7 +305,11 @@ def parsed(suite: Suite, made: argparse.ArgumentParser) -> argparse.Namespace:
     return given
 
 
-def take_turns(suite: Suite, given: argparse.Namespace) -> list[Measured]:
+Show: TypeAlias = Callable[[str, Sequence[Measured]], None]
+"""Prints what was measured under a title."""
+
+
+def take_turns(suite: Suite, given: argparse.Namespace, show: Show | None = None) -> list[Measured]:
     """Measure what the command line asks for, and show it."""
     machine, results = describe(), []
     with progress(len(given.models) * (len(suite.processes(given.engines)) + given.rounds)) as shown:
@@ -303,5 +317,5 @@ def take_turns(suite: Suite, given: argparse.Namespace) -> list[Measured]:
             results += measure(suite, model, given.engines, given.rounds, given.timeout, shown)
             if given.json:
                 _write(given.json, machine, results)
-    _report(suite.name, results)
+    (show or _report)(suite.name, results)
     return results

@@ -46,6 +46,7 @@ def _ready(prepare: Callable[[], Prepared], answers: TextIO) -> Callable[[], Any
             "first": prepared.first_call_seconds,
             "error_vs_eager": prepared.error_vs_eager,
             "graphs": prepared.graphs,
+            "details": prepared.details,
             "call": _round(prepared.call, _WARM_CALLS)["seconds"],
         },
     )

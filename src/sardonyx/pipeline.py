@@ -87,7 +87,9 @@ def _compile_region(region: Region, kind: str, engine: Engine, options: Options,
 
 SESSION_PASSES = (
     Pass("memory_order", passes.declare_memory_order, passes.has_weights_as_inputs),
+    Pass("widen", passes.compute_half_precision_widely, passes.may_widen),
     Pass("optimize", passes.rewrite, passes.has_rules),
+    Pass("weights", passes.keep_weight_types, passes.converts_weights),
     Pass("legalize", passes.fit_kernels),  # before native, which compiles the legalized nodes
     Pass("guard_empty", passes.guard_empty),
     Pass("drop_unused", passes.drop_unused_inputs),

@@ -12,7 +12,9 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
 import sardonyx
-from sardonyx.errors import EngineError, SardonyxError
+from sardonyx.errors import EngineError, OptionError, SardonyxError
+from sardonyx.precision.metric import relative_error
+from sardonyx.run import precision_choice
 from sardonyx.telemetry.report import collecting
 
 pytest.importorskip("openvino", reason='pip install "sardonyx[openvino]"')
@@ -38,6 +40,21 @@ def test_it_computes_in_float_unless_asked_otherwise() -> None:
     assert (program(model, x)(x) - expected).abs().max() < 1e-5
     asked = program(model, x, engine_options={"INFERENCE_PRECISION_HINT": "bf16"})(x)
     torch.testing.assert_close(asked, expected, rtol=0.1, atol=0.1)
+
+
+def test_precision_is_its_own_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision_choice, "in_turns", lambda calls, **_: [[2.0], [1.0]][: len(calls)])
+    model, x = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 64)).eval(), torch.randn(64, 256)
+    with collecting() as report:
+        error = relative_error(compiled(model, precision="bf16", max_drop=0.05)(x), model(x))
+    assert error <= 0.05
+    assert "the whole model: bf16, error" in str(report)
+
+
+def test_its_property_and_precision_exclude_each_other() -> None:
+    options = {"precision": "bf16", "engine_options": {"INFERENCE_PRECISION_HINT": "bf16"}}
+    with pytest.raises(OptionError, match="precision='bf16' and 'INFERENCE_PRECISION_HINT'"):
+        sardonyx.compile(nn.Linear(8, 8).eval(), engine="openvino", **options)(torch.ones(2, 8))
 
 
 def test_an_unknown_property_is_an_error() -> None:

@@ -611,4 +611,47 @@ CASES = {
         {{ a = {TO_FIRST}(x) y = ReduceMean(a, s) }}""",
         ("float16", "float"),
     ),
+    "IntegerProduct": Case(
+        """g (int8[@A,@B] x, int8[@C,@B] w, float[@C] c) => (float[@A,@C] y)
+        <float s = {0.5}, float t = {0.25}, int8 z = {1}>
+        { a = DequantizeLinear(x, s, z) b = DequantizeLinear(w, t) y = Gemm<transB=1>(a, b, c) }""",
+        """g (int8[@A,@B] x, int8[@C,@B] w, float[@C] c) => (int8[@A,@C] y)
+        <float s = {0.5}, float t = {0.25}, int8 z = {1}>
+        { a = DequantizeLinear(x, s, z) b = DequantizeLinear(w, t) p = Gemm<transB=1>(a, b, c)
+          r = Relu(p) y = QuantizeLinear(r, s, z) }""",
+    ),
+    "DropRequantize": Case(
+        """g (int8[@A,@B] x) => (int8[@A,@B] y) <float s = {0.3}, int8 z = {1}>
+        { a = DequantizeLinear(x, s, z) y = QuantizeLinear(a, s, z) }""",
+        """g (int8[@A,@B] x) => (int8[@A,@B] y) <float s = {0.3}, float t = {0.2}, int8 z = {1}>
+        { a = DequantizeLinear(x, s, z) y = QuantizeLinear(a, t, z) }""",
+    ),
+    "QuantizeRows": Case(
+        """g (int32[@A,@B,@C] k, int8[@A,@B,1] i) => (uint8[@A,@B,@C] y)
+        <float step = {70.5}, float low = {-128}, float high = {127}, int32 half = {128}>
+        { z = Cast<to=1>(i) r = Cast<to=1>(k) x = Mul(r, step) a = Round(x)
+          b = Add(a, z) c = Clip(b, low, high) d = Cast<to=3>(c) e = Cast<to=6>(d) f = Add(e, half)
+          y = Cast<to=2>(f) }""",
+        """g (int32[@A,@B,@C] k, int8[@A,@B,1] i) => (uint8[@A,@B,@C] y)
+        <float step = {70.5}, float low = {-127}, float high = {127}, int32 half = {128}>
+        { z = Cast<to=1>(i) r = Cast<to=1>(k) x = Mul(r, step) a = Round(x)
+          b = Add(a, z) c = Clip(b, low, high) d = Cast<to=3>(c) e = Cast<to=6>(d) f = Add(e, half)
+          y = Cast<to=2>(f) }""",
+    ),
+    "ZeroPointIntoProduct": Case(
+        """g (float[@A,@B] x, int8[@B,@C] w) => (int32[@A,@C] y)
+        <float scale = {0.1}, uint8 zero = {7}, int32 half = {128}, int64[1] axes = {0}>
+        { a = QuantizeLinear(x, scale, zero) p = MatMulInteger(a, w) b = Cast<to=7>(w) c = ReduceSum(b, axes)
+          d = Cast<to=6>(c) e = Mul(d, half) y = Sub(p, e) }""",
+        """g (float[@A,@B] x, int8[@B,@C] w) => (int32[@A,@C] y)
+        <float scale = {0.1}, uint8 zero = {7}, int32 half = {127}, int64[1] axes = {0}>
+        { a = QuantizeLinear(x, scale, zero) p = MatMulInteger(a, w) b = Cast<to=7>(w) c = ReduceSum(b, axes)
+          d = Cast<to=6>(c) e = Mul(d, half) y = Sub(p, e) }""",
+    ),
+    "ColumnScalesIntoProduct": Case(
+        """g (int8[@A,@B] x, int8[@B,@C] w, float[@A,1] r) => (float[@A,@C] y) <float[1] one = {0.5}, int64[1] n = {@C}>
+        { c = Expand(one, n) p = MatMulInteger(x, w) a = Cast<to=1>(p) b = Mul(a, r) y = Mul(b, c) }""",
+        """g (int8[@A,@B] x, int8[@B,@C] w, float[@A,1] r) => (float[@A,@C] y) <float[1] one = {0.5}>
+        { p = MatMulInteger(x, w) a = Cast<to=1>(p) b = Mul(a, r) y = Mul(b, one) }""",
+    ),
 }

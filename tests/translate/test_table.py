@@ -7,6 +7,7 @@ import inspect
 import pytest
 import torch
 import torch._inductor.inductor_prims  # registers prims::fma
+import torch.ao.quantization.fx._decomposed  # registers quantized_decomposed
 
 from sardonyx.translate import table
 

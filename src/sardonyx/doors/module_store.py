@@ -58,7 +58,8 @@ def store_key(
     single = all(tensor.dim() or tensor.dtype != torch.float64 for tensor in arguments.tensors)  # others may be numbers
     inspected = options.transforms or options.dump or options.verify or options.report
     translated_otherwise = options.translations or not table.has_only_own_translations()
-    if signature is None or not plain or not single or inspected or translated_otherwise:
+    chooses = options.precision != "float32"  # the choice is cached by itself, and the report has it
+    if signature is None or not plain or not single or inspected or translated_otherwise or chooses:
         return None
     module_fingerprint = fingerprint(module) if default_cache(options) else None
     if module_fingerprint is None:

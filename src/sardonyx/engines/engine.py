@@ -183,6 +183,10 @@ class Engine(ABC):
         """Whether it can load ONNX Runtime custom operators for this device."""
         return False
 
+    def in_precision(self, precision: str, options: Options) -> Options | None:
+        """Return options with which it computes a whole float32 model in a lower precision; None if it does not."""
+        return None
+
     def identity(self, options: Options) -> str | None:
         """Return what determines, besides the model, what `compile` writes: versions, the compiler, its flags.
 

@@ -22,6 +22,7 @@ from sardonyx.engines.cuda_tf32 import allows_tf32
 from sardonyx.engines.engine import Availability, Engine, Job, Runner
 from sardonyx.engines.ortvalue import from_torch
 from sardonyx.errors import EngineError, MissingDependency, MissingKernel, OptionError
+from sardonyx.native.processor import processor
 from sardonyx.native.session import onnxruntime
 from sardonyx.optimize.legalize import Kernels
 from sardonyx.optimize.rules.channels_last import CHANNELS_LAST
@@ -124,6 +125,7 @@ def _kernels(provider: str) -> Kernels:
         sigmoid_loses_small=True,
         sine_loses_small=True,
         joins_casts=True,
+        converts_weights=True,
         inexact_int64=_COMPARE_32_BITS | _REDUCE_IN_DOUBLE,
     )
 
@@ -318,6 +320,17 @@ A global pool is as fast between sessions (4 ms), but cannot stop spinning, took
 makes ONNX Runtime refuse every session of the process that does not use it."""
 
 
+_EXACT_SUMS_OF_BYTES = ("session.x64quantprecision", "1")
+"""Converts weights in int8 to uint8, whose products are slower."""
+
+
+@cache
+def _sums_of_bytes_saturate() -> bool:
+    """Whether products of uint8 and int8 are added in 16 bits: on x86 processors without VNNI."""
+    local = processor()
+    return local.machine in ("x86_64", "AMD64") and {"avx512_vnni", "avx_vnni"}.isdisjoint(local.instructions)
+
+
 _RECORD_PLACEMENT = ("session.record_ep_graph_assignment_info", "1")
 
 
@@ -347,6 +360,8 @@ def session_options(ort: Any, user_options: Any) -> Any:
         )
     options.intra_op_num_threads = torch.get_num_threads()
     options.add_session_config_entry(*_STOP_SPINNING)
+    if _sums_of_bytes_saturate():
+        options.add_session_config_entry(*_EXACT_SUMS_OF_BYTES)
     _apply(options, user_options or {})
     return options
 

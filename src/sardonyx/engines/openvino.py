@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,7 +18,7 @@ from sardonyx import dtypes, fork, opsets
 from sardonyx.engines import openvino_exact
 from sardonyx.engines.contiguous import is_contiguous
 from sardonyx.engines.engine import Availability, Engine, Job, Runner
-from sardonyx.errors import EngineError, MissingDependency
+from sardonyx.errors import EngineError, MissingDependency, OptionError
 from sardonyx.options import Options
 from sardonyx.threads import ThreadPauser
 from sardonyx.translate.translator import WEIGHTS_LOCATION
@@ -25,6 +26,7 @@ from sardonyx.translate.translator import WEIGHTS_LOCATION
 _BLOB = "model.blob"
 _BY_ADDRESS = "*/_ORT_MEM_ADDR_/*"
 """The file name by which its reader recognizes tensors in memory, with their address as the offset."""
+_PRECISION = "INFERENCE_PRECISION_HINT"
 _INSTALL = 'pip install "sardonyx[openvino]"'
 
 
@@ -47,6 +49,15 @@ class OpenVino(Engine):
     def opset(self, device: torch.device, operators: Set[str]) -> int:
         """Return 22: not every version reads opset 23's attention and norms."""
         return opsets.ATTENTION - 1
+
+    def in_precision(self, precision: str, options: Options) -> Options | None:
+        """Return options with the property for it, which OpenVINO has for bfloat16."""
+        properties = options.engine_options or {}
+        if precision != "bf16":
+            return None
+        if _PRECISION in properties:
+            raise OptionError(f"precision={options.precision!r} and {_PRECISION!r}", hint="leave out one of them")
+        return replace(options, engine_options={**properties, _PRECISION: precision})
 
     def identity(self, options: Options) -> str:
         """Return its version and the properties that affect compilation."""
@@ -96,7 +107,7 @@ def _core() -> Any:
 
 def _properties(options: Options) -> dict[str, Any]:
     """Return the properties that affect results. By default OpenVINO rounds to bfloat16 on CPUs that support it."""
-    return {"INFERENCE_PRECISION_HINT": "f32", **(options.engine_options or {})}
+    return {_PRECISION: "f32", **(options.engine_options or {})}
 
 
 def _settings(options: Options) -> dict[str, Any]:

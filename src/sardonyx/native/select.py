@@ -17,6 +17,7 @@ from sardonyx.native.lower import lower
 from sardonyx.native.nests import count
 from sardonyx.native.region import CannotLower, Lowering, constant_of, dims_of, is_constant
 from sardonyx.native.table import FLOATS, INTEGERS, int_of
+from sardonyx.optimize.integers import is_computed_in_integers
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,8 @@ def why_not_lowerable(node: ir.Node) -> str | None:
 def _why_not_worthwhile(node: ir.Node) -> str | None:
     if all(_is_size_arithmetic(output) for output in node.outputs):
         return "computes sizes only"
+    if is_computed_in_integers(node):
+        return "onnxruntime computes it in integers"
     if node.op_type in PRODUCTS and not is_vector_product(node):
         return "faster in onnxruntime"
     if moves_last_axis(node) and not (

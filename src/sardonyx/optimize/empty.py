@@ -110,6 +110,7 @@ _GUARDED: dict[tuple[str, str], _Sizes] = {
     ("", "ScatterElements"): _first_input_dims,
     ("", "ScatterND"): _first_input_dims,
     ("", "MatMul"): _matmul_dims,
+    ("", "MatMulInteger"): lambda node: _dims(node.inputs[0])[-1:],
     (MICROSOFT, "FusedMatMul"): _matmul_dims,
 }
 

@@ -61,6 +61,8 @@ class Kernels:
     """Whether its Cast of a float to uint8 returns 0 for negative numbers, rather than their low bits as torch does."""
     inexact_int64: frozenset[str] = frozenset()
     """Operators whose int64 kernels do not compute in 64 bits."""
+    converts_weights: bool = False
+    """Whether it quantizes some weights in float32, and computes DequantizeLinear of weights at each call."""
     is_complete: bool = False
     """Whether an operator that is not in the table, and has no function body, cannot run."""
 

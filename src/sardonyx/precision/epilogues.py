@@ -123,6 +123,9 @@ def _reshape_rows_first(graph: ir.Graph, layer: ir.Node) -> None:
     plain = layer.op_type.startswith("Linear") and layer.inputs[_RESIDUAL] is None
     if not plain or x is None or reader is None or reader.op_type != "Reshape" or reader.domain:
         return
+    following = _only_reader(reader.outputs[0])
+    if following is None or following.op_type != "Add" and _activation(following) is None:
+        return
     sizes = _reshaped_rows(layer, reader)
     if sizes is None:
         return

@@ -16,6 +16,8 @@ Type: TypeAlias = str
 FLOAT32 = "float32"
 INTEGERS = frozenset({"int8", "int4"})
 """Precisions whose weights are integers with scales."""
+MODEL = "the whole model"
+"""The only layer of a plan for an engine that computes all of a model in one precision."""
 FALLBACKS: Mapping[Type, Type] = {"int4": "int8", "int8": "bf16", "bf16": FLOAT32}
 """The next higher precision of each, the lowest first."""
 

@@ -26,6 +26,8 @@ class Binding:
     results: tuple[Result, ...]
     weights: Mapping[str, int] = field(default_factory=dict)
     """Initializers whose data is in torch's memory: the argument of each."""
+    widened: frozenset[str] = frozenset()
+    """Those in half precision that the model has in float32."""
     packings: tuple[Packing, ...] = ()
     """Constants that are computed from weights, for layers in lower precision."""
     fixed: frozenset[int] = frozenset()
@@ -85,10 +87,13 @@ class Binding:
 
     def constants(self, args: Sequence[Any]) -> dict[str, torch.Tensor]:
         """Return the data of initializers for the weights among these arguments."""
-        constants = {name: args[index] for name, index in self.weights.items()}
+        constants = {name: self._widened(name, args[index]) for name, index in self.weights.items()}
         for packing in self.packings:
             constants |= packing.pack(args)
         return constants
+
+    def _widened(self, name: str, weight: Any) -> Any:
+        return weight.detach().float().contiguous() if name in self.widened else weight
 
     @property
     def constant_arguments(self) -> list[int]:

@@ -60,6 +60,11 @@ class FileSubject(Subject):
         fit: Fit,
     ) -> FileSubject:
         """Return a model with checked calibration inputs, and the precisions that the file can have."""
+        if not engine.takes_kernels(torch.device("cpu")):
+            raise OptionError(
+                f"precision={options.precision!r} in a file with the engine {engine.name!r}",
+                hint="leave out the engine: layers of files are measured in 'onnxruntime', and run in others too",
+            )
         _check_calibration(model, calibration)
         opset = model.graph.opset_imports[""]
         wanted = supported(WANTED[options.precision], opset, domains)

@@ -26,6 +26,8 @@ from sardonyx.run.builds import Built
 from sardonyx.timing import in_turns
 
 ROUNDS, ROUND_SECONDS = 7, 0.004
+_CHANCE = 1.1
+"""The share of its usual error that a layer may have in this call with a storage that has less error in general."""
 
 
 def measure_layers(
@@ -43,7 +45,7 @@ def measure_layers(
     if not layers:
         return []
     bench = LayerBench(engine, built.binding.constants(args), wanted, options)
-    values = _values(engine, built, args, sorted({str(layer.x.name) for layer in layers}), options)
+    values = values_in_call(engine, built, args, sorted({str(layer.x.name) for layer in layers}), options)
     found = []
     for number, layer in enumerate(layers, 1):
         progress(f"layer {number} of {len(layers)}, {layer.name}")
@@ -54,7 +56,7 @@ def measure_layers(
     return found
 
 
-def _values(
+def values_in_call(
     engine: Engine, built: Built, args: Sequence[Any], names: Sequence[str], options: Options
 ) -> Mapping[str, torch.Tensor]:
     """Return values of a model in a call, by name."""
@@ -64,14 +66,15 @@ def _values(
     values = {str(x.name): feed for x, feed in zip(model.graph.inputs, feeds, strict=True) if x.name in names}
     if computed:
         model.graph.outputs[:] = list(computed.values())
-        runner = _load(engine, model, built.binding.constants(args), built.libraries, options)
+        runner = load_alone(engine, model, built.binding.constants(args), built.libraries, options)
         values |= dict(zip(computed, runner(feeds), strict=True))
     return values
 
 
-def _load(
+def load_alone(
     engine: Engine, model: ir.Model, weights: Mapping[str, torch.Tensor], libraries: Sequence[str], options: Options
 ) -> Runner:
+    """Return a model of a layer, ready to run."""
     data = ir.to_proto(model).SerializeToString()
     return engine.load(Job.of(data, model.graph, options, weights=weights, libraries=libraries), None)
 
@@ -96,7 +99,7 @@ class LayerBench:
         return LayerTrials(layer.name, float32, finite, chained=layer.convolves)
 
     def calibrated(self, layer: Layer, x: torch.Tensor, trials: LayerTrials, used: Sequence[Type]) -> LayerTrials:
-        """Return the trials of a layer whose weight is stored as its activations ask for, where that has less error."""
+        """Return the trials of a layer whose weight is stored as its activations ask for."""
         types = [] if layer.convolves else [t for t in used if t in INTEGERS]
         if not types:
             return trials
@@ -110,7 +113,7 @@ class LayerBench:
         if storage is None:
             return plain
         error = relative_error(self._call_with(layer, x, precision, storage)(), reference)
-        return replace(plain, error=error, storage=storage) if error < plain.error else plain
+        return replace(plain, error=error, storage=storage) if error < plain.error * _CHANCE else plain
 
     def _fits(self, layer: Layer, precision: Type) -> bool:
         """Whether the weight can be stored: integers have no NaN and no infinity."""
@@ -145,7 +148,7 @@ class LayerBench:
         weights = {name: x for name, x in zip(names, data, strict=True) if name in model.graph.initializers}
         for packing in packings:
             weights |= packing.pack(data)
-        runner = _load(self._engine, model, weights, [str(library) for library in libraries], self._options)
+        runner = load_alone(self._engine, model, weights, [str(library) for library in libraries], self._options)
         if not channels_last:
             return lambda: runner([x])[0]
         image = x.permute(TO_LAST).contiguous()

@@ -19,8 +19,9 @@ from sardonyx.errors import OptionError
 from sardonyx.options import Options
 from sardonyx.precision.layers import Layer, layers_of
 from sardonyx.precision.metric import Difference, checked, differ
-from sardonyx.precision.plan import FLOAT32, Plan, Type
+from sardonyx.precision.plan import FLOAT32, MODEL, Plan, Type
 from sardonyx.precision.search import LayerTrials, Trial, search, worthwhile
+from sardonyx.run.attention_trials import measure_attention
 from sardonyx.run.builds import Built
 from sardonyx.run.layer_trials import ROUND_SECONDS, ROUNDS, measure_layers
 from sardonyx.run.precision_cache import Chosen, cache_choice, cached_choice
@@ -109,7 +110,8 @@ class RegionSubject(Subject):
         """Return what is measured of each layer by itself."""
         built = (self._with_layers or float32).model.built
         arguments = (self.engine, built, self.args, self.wanted, self.options)
-        return measure_layers(*arguments, in_order=self.in_order, progress=progress)
+        layers = measure_layers(*arguments, in_order=self.in_order, progress=progress)
+        return [*layers, *measure_attention(*arguments)]
 
     @cached_property
     def _with_layers(self) -> Candidate | None:
@@ -130,25 +132,51 @@ class RegionSubject(Subject):
         return {"model": job.digest(), "inputs": repr(shapes)}
 
 
+@dataclass(frozen=True)
+class EngineSubject(RegionSubject):
+    """A region for an engine that has lower precisions for whole models."""
+
+    def trials(self, float32: Candidate, progress: Callable[[str], None]) -> Sequence[LayerTrials]:
+        """Return what is measured of the model in each precision, as of its only layer."""
+        calls = [x.calls[0] for x in (float32, *(self.candidate(Plan({MODEL: t})) for t in self.wanted))]
+        reference, *results = [call() for call in calls]
+        before, *seconds = (min(taken) for taken in in_turns(calls, rounds=ROUNDS, round_seconds=ROUND_SECONDS))
+        trials = [Trial(differ(result, reference).drop, s) for result, s in zip(results, seconds, strict=True)]
+        return [LayerTrials(MODEL, before, dict(zip(self.wanted, trials, strict=True)))]
+
+
 def choose_precision(
     build: Build, engine: Engine, args: Sequence[Any], options: Options, device: torch.device
 ) -> tuple[PrecisionChoice, Candidate]:
     """Return the choice for a region, and the candidate to use."""
-    subject = RegionSubject(build, engine, args, options, WANTED[options.precision])
-    return choose_for(subject, engine, options, device)
+    own = _own_types(engine, options)
+    subject = EngineSubject if own else RegionSubject
+    return choose_for(subject(build, engine, args, options, own or WANTED[options.precision]), engine, options, device)
 
 
 def choose_for(
     subject: Subject, engine: Engine, options: Options, device: torch.device
 ) -> tuple[PrecisionChoice, Candidate]:
     """Return the choice, and the candidate to use."""
-    if device.type != "cpu" or not engine.takes_kernels(device):
-        raise OptionError(
-            f"precision={options.precision!r} with the engine {engine.name!r} on the device {device.type!r}",
-            hint="it is for the engine 'onnxruntime' on the CPU; on a GPU, convert the model, as by model.half()",
-        )
+    _check_engine(engine, options, device)
     with show_progress(f"choosing the precision of layers, {options.precision}") as progress:
         return _Chooser(subject, engine, options, progress).choose()
+
+
+def _check_engine(engine: Engine, options: Options, device: torch.device) -> None:
+    supported = engine.takes_kernels(device) or _own_types(engine, options)
+    if device.type != "cpu" or not supported:
+        raise OptionError(
+            f"precision={options.precision!r} with the engine {engine.name!r} on the device {device.type!r}",
+            hint="on the CPU 'onnxruntime' has all, 'openvino' has 'bf16'; on a GPU, convert the model with .half()",
+        )
+
+
+def _own_types(engine: Engine, options: Options) -> Sequence[Type]:
+    """Return the precisions in which an engine computes whole models: what is asked for, not what it falls back to."""
+    wanted = WANTED[options.precision]
+    asked = wanted if options.precision == "auto" else wanted[:1]
+    return [precision for precision in asked if engine.in_precision(precision, options) is not None]
 
 
 @dataclass

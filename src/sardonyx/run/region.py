@@ -19,7 +19,7 @@ from sardonyx.capture.regions import Region, Result
 from sardonyx.engines.engine import Engine, EngineChoice, Job, Runner
 from sardonyx.errors import MissingKernel
 from sardonyx.options import Options
-from sardonyx.precision.plan import FLOAT32, Plan
+from sardonyx.precision.plan import FLOAT32, MODEL, Plan
 from sardonyx.run.binding import Binding
 from sardonyx.run.builds import TRACE, TRAINING, Assumptions, BuildFunction, Built, Recipe
 from sardonyx.run.precision_choice import Candidate, choose_precision
@@ -188,7 +188,8 @@ class CompiledRegion(torch.nn.Module):
 
         def candidate(plan: Plan, *, native: bool = True) -> Candidate:
             verify = self._options.verify and plan.is_float32  # lower precision has a bound of its own
-            options = Options.of(self._options, verify=verify, native=self._options.native if native else False)
+            own = self._engine.in_precision(plan.type_of(MODEL), self._options)
+            options = Options.of(own or self._options, verify=verify, native=self._options.native if native else False)
             recipe = replace(self._recipe, plan=plan, options=options, report=RegionReport())
             region = CompiledRegion(recipe, self._build, self._frozen)
             region._current_build(args)

@@ -12,6 +12,7 @@ from functools import wraps
 
 import onnx_ir as ir
 
+from sardonyx.optimize.integers import is_dequantized
 from sardonyx.optimize.rule import Match, Rewrite, rule_at
 from sardonyx.sizes import Dims
 
@@ -54,6 +55,7 @@ def _weight(m: Match, width: int, *, of_input: int, of_output: int) -> tuple[ir.
     dims = m.dims(weight)
     m.require(not m.node.domain and weight.dtype == ir.DataType.FLOAT, "no kernel for the dtype")
     m.require(not weight.is_initializer(), "constant weights are blocked by the engine")
+    m.require(not is_dequantized(weight), "the engine computes it in integers")
     m.require(len(dims) == 4 and all(isinstance(dim, int) for dim in dims), "not a 2-d convolution")
     m.require(m.attribute(m.result, "group", 1) == 1 and "auto_pad" not in m.node.attributes, "grouped or auto_pad")
     m.require(dims[of_input] % width == 0 and dims[of_output] % width == 0, "channels do not fill blocks")

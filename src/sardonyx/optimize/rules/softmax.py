@@ -10,8 +10,7 @@ from sardonyx.optimize.pattern import P, array_of, scalar_of
 from sardonyx.optimize.rule import Match, rule
 
 _LARGEST = P.ReduceMax("x", "axes", _name="largest", _shared=True)
-_IS_NAN = P.Cast(P.IsNaN("x", _shared=True), _shared=True)
-_ANY_NAN = P.Cast(P.ReduceMax(_IS_NAN, "axes", _name="broken", _shared=True), _shared=True)
+_ANY_NAN = P.IsNaN(P.ReduceSumSquare("x", "axes", _name="broken", _shared=True), _shared=True)
 _LARGEST_OR_NAN = P.Where(_ANY_NAN, "nan", _LARGEST, _shared=True)
 _SHIFTED = [P.Sub("x", largest, _name="shifted", _shared=True) for largest in (_LARGEST, _LARGEST_OR_NAN)]
 

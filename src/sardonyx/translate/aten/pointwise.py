@@ -205,7 +205,6 @@ def clamp_max(g: Builder, x: Value, max: Operand) -> Value:
 nodes.declare(
     {
         "aten::_add_relu.Tensor": nodes.Relu(nodes.Add("self", nodes.Mul("other", "alpha"))),
-        "aten::_int_mm": nodes.MatMulInteger("self", "mat2"),
         "aten::abs": nodes.Abs("self"),
         "aten::acos": nodes.Acos("self"),
         "aten::acosh": nodes.Acosh("self"),

@@ -149,9 +149,12 @@ def _extreme(g: Builder, op_type: str, x: Value, dim: Axes, keepdim: bool) -> Va
 
 
 def _with_nan(g: Builder, result: Value, x: Value, dim: Axes, keepdim: bool) -> Value:
-    """Return NaN where an element is NaN: engines skip it, torch propagates it."""
-    broken = _reduce(g, "ReduceMax", g.Cast(g.IsNaN(x), dtype=ir.DataType.INT32), dim, keepdim)
-    return g.Where(g.cast(broken, torch.bool), g.scalar(float("nan"), g.dtype(x)), result)
+    """Return NaN where an element is NaN: engines skip it, torch propagates it.
+
+    Squares are not negative, so the sum of infinite ones is not NaN.
+    """
+    broken = g.IsNaN(_reduce(g, "ReduceSumSquare", x, dim, keepdim))
+    return g.Where(broken, g.scalar(float("nan"), g.dtype(x)), result)
 
 
 @aten("amax", "max")

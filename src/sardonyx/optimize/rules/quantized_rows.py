@@ -1,0 +1,77 @@
+"""Linear layers that torchao quantizes in each call, by rows: arithmetic becomes operators of ONNX and of ONNX Runtime.
+
+A layer has codes of each row, c = round(x · (1 / s)), which torch multiplies as bytes, c + 128, and corrects the sums.
+The largest number of a row lies between two codes, so it matters that x is not divided by s.
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+import torch
+
+from sardonyx.optimize.pattern import P, array_of, is_private
+from sardonyx.optimize.rule import Match, rule
+from sardonyx.sizes import may_be_zero
+from sardonyx.translate.builder import MICROSOFT
+
+
+@rule(P.Cast(P.Add(P.Cast(P.Cast(P.Clip(P.Add(P.Round("steps"), "zero"), -128.0, 127.0), _name="codes")), 128.0)))
+def quantize_rows(m: Match) -> ir.Value:
+    """Clip(Round(steps) + zero, −128, 127) + 128 = QuantizeLinear(steps, 1, zero + 128)."""
+    m.require(m.steps.dtype == ir.DataType.FLOAT and m.codes.dtype == ir.DataType.INT8, "other types")
+    m.require(m.result.dtype == ir.DataType.UINT8, "codes that are not bytes")
+    dims, rows = m.dims(m.steps), math.prod(m.dims(m.steps)[:-1])
+    m.require(len(dims) >= 1 and m.dims(m.zero) == (*dims[:-1], 1), "no zero point for each row")
+    m.require(_is_byte(m.zero), "a zero point that is not a byte")
+    zero = m.g.Add(m.g.reshape(m.zero, (rows,)), m.g.scalar(128, torch.float32))
+    steps = m.g.reshape(m.steps, (rows, dims[-1]))
+    operands = [steps, m.g.expand(m.g.scalar(1, torch.float32), (rows,)), m.g.cast(zero, torch.uint8)]
+    codes = m.g.node("QuantizeLinear", operands, dtype=ir.DataType.UINT8, axis=0)
+    return m.g.reshape(m.g.shaped(codes, m.dims(steps)), dims)
+
+
+def _is_byte(value: ir.Value | None) -> bool:
+    """Whether the numbers of a value in floating point are integers from −128 to 127."""
+    array, node = array_of(value), value.producer() if value is not None else None
+    if array is not None:
+        return bool(((array >= -128) & (array <= 127) & (array == array.round())).all())
+    if node is None or node.op_type not in ("Cast", "Reshape", "Expand"):
+        return False
+    x = node.inputs[0]
+    return _is_byte(x) or (node.op_type == "Cast" and x is not None and x.dtype == ir.DataType.INT8)
+
+
+@rule(
+    P.Sub(
+        P.MatMulInteger("a", "b"),
+        P.Mul(P.Cast(P.ReduceSum(P.Cast("b"), "axes"), _name="sums"), 128.0, _name="correction"),
+    )
+)
+def zero_point_into_product(m: Match) -> ir.Value:
+    """MatMulInteger(a, b) − 128 · Σ b = MatMulInteger(a, b, 128)."""
+    axes = array_of(m.axes)
+    m.require(axes is not None and axes.tolist() == [0] and len(m.dims(m.b)) == 2, "not sums of columns")
+    m.require(m.a.dtype == ir.DataType.UINT8 and m.sums.dtype == ir.DataType.INT32, "other types")
+    m.require(not may_be_zero(m.dims(m.b)[0]), "an empty sum")
+    m.require(m.dims(m.correction) in (m.dims(m.result)[-1:], (1, *m.dims(m.result)[-1:])), "it broadcasts")
+    product = m.g.node("MatMulInteger", [m.a, m.b, m.g.scalar(128, torch.uint8)], dtype=ir.DataType.INT32)
+    return m.g.shaped(product, m.dims(m.result))
+
+
+@rule(P.Mul(P.Mul(P.Cast("sums", _name="real"), "rows"), "columns"), needs=MICROSOFT)
+def column_scales_into_product(m: Match) -> ir.Value:
+    """MatMulInteger(a, b) · rows · columns = MatMulIntegerToFloat(a, b; columns) · rows."""
+    node = m.sums.producer()
+    m.require(node is not None and node.op_type == "MatMulInteger" and is_private(m.sums), "not a product of integers")
+    assert node is not None
+    a, b, zero, other = (*node.inputs, None, None)[:4]
+    assert a is not None
+    m.require(other is None and len(m.dims(m.result)) == 2, "weights have zero points, or not matrices")
+    m.require(m.real.dtype == ir.DataType.FLOAT and not may_be_zero(m.dims(a)[-1]), "not in float32, or an empty sum")
+    m.require(m.dims(m.columns) == m.dims(m.result)[-1:], "no scale for each column")
+    m.require(m.dims(m.rows) == (*m.dims(m.result)[:-1], 1), "no scale for each row")
+    operands = [a, b, m.g.scalar(1, torch.float32), m.columns, zero]
+    product = m.g.node("MatMulIntegerToFloat", operands, domain=MICROSOFT, dtype=ir.DataType.FLOAT)
+    return m.g.Mul(m.g.shaped(product, m.dims(m.result)), m.rows)

@@ -1,0 +1,135 @@
+"""Attention in bf16: ONNX's operator in float32, replaced by our own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx_ir as ir
+
+from sardonyx import opsets
+from sardonyx.native import attention
+from sardonyx.options import Options
+from sardonyx.precision.layers import dims
+from sardonyx.precision.plan import Plan, Type
+from sardonyx.telemetry.source import module_of
+from sardonyx.translate.inference import set_dims
+
+PRECISION: Type = attention.BFLOAT16.name
+"""The only precision below float32 that it has."""
+_UNSUPPORTED = ("left_window_size", "right_window_size", "softcap", "qk_matmul_output_mode")
+"""Attributes of ONNX's operator that ours does not have."""
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionLayer:
+    """An Attention of a model, as reports and plans name it."""
+
+    name: str
+    node: ir.Node
+
+    @property
+    def operands(self) -> Sequence[ir.Value]:
+        """The queries, keys and values, and the bias if there is one."""
+        return [x for x in self.node.inputs if x is not None]
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        """The numbers of heads of queries and of keys, if operands do not have an axis for them."""
+        return self._int("q_num_heads"), self._int("kv_num_heads")
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether a query reads keys up to its own place."""
+        return bool(self._int("is_causal"))
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied by."""
+        given = self.node.attributes.get("scale")
+        return given.as_float() if given is not None else 1 / math.sqrt(self._size())
+
+    def _size(self) -> int:
+        size = dims(self.operands[0])[-1]
+        assert isinstance(size, int)
+        return size // (self.heads[0] or 1)
+
+    def _int(self, name: str) -> int:
+        attribute = self.node.attributes.get(name)
+        return attribute.as_int() if attribute is not None else 0
+
+
+def attention_layers_of(graph: ir.Graph) -> Sequence[AttentionLayer]:
+    """Return the attention of a graph that can run in lower precision, in its order, with unique names."""
+    nodes = [node for node in graph if _is_supported(node)]
+    return [AttentionLayer(_name(node, number), node) for number, node in enumerate(nodes, 1)]
+
+
+def _name(node: ir.Node, number: int) -> str:
+    module = module_of(node.meta.get("fx"))
+    return f"{module} (attention {number})" if module else f"(attention {number})"
+
+
+def _is_supported(node: ir.Node) -> bool:
+    if node.domain or node.op_type != "Attention" or any(name in node.attributes for name in _UNSUPPORTED):
+        return False
+    bias = node.inputs[3] if len(node.inputs) > 3 else None
+    present = [x for x in (*node.inputs[:3], bias) if x is not None]
+    if len([x for x in node.inputs if x is not None]) != len(present) or any(x.uses() for x in node.outputs[1:]):
+        return False
+    if any(x.dtype != ir.DataType.FLOAT for x in present) or any(x.is_initializer() for x in present):
+        return False
+    q, k, v = present[:3]
+    ranks = {len(dims(x)) for x in (q, k, v)}
+    known = isinstance(dims(q)[-1], int) and dims(q)[-1]
+    return bool(ranks in ({3}, {4}) and known and (bias is None or _fits(bias, k)))
+
+
+def _fits(bias: ir.Value, k: ir.Value) -> bool:
+    sizes = dims(bias)
+    return 2 <= len(sizes) <= 4 and sizes[-1] == dims(k)[-2]
+
+
+def alone(layer: AttentionLayer, shapes: Sequence[Sequence[int]]) -> ir.Model:
+    """Return a model of one attention, of operands of these shapes."""
+    graph = layer.node.graph
+    assert graph is not None
+    inputs = []
+    for number, shape in enumerate(shapes):
+        inputs.append(ir.Value(name=f"x{number}", type=ir.TensorType(ir.DataType.FLOAT)))
+        set_dims(inputs[-1], tuple(shape))
+    node = ir.Node("", "Attention", inputs, list(layer.node.attributes.values()))
+    y = node.outputs[0]
+    y.name, y.type = "y", ir.TensorType(ir.DataType.FLOAT)
+    set_dims(y, tuple(shapes[0][:-1]) + (None,))  # type: ignore[arg-type]
+    copy = ir.Graph(inputs, [y], nodes=[node], opset_imports=dict(graph.opset_imports), name="attention")
+    return ir.Model(copy, ir_version=opsets.IR_VERSION)
+
+
+def lower_attention(model: ir.Model, plan: Plan, options: Options) -> Sequence[Path]:
+    """Replace the attention that a plan has in lower precision, in place; return the library that it needs."""
+    chosen = [layer for layer in attention_layers_of(model.graph) if plan.type_of(layer.name) == PRECISION]
+    for layer in chosen:
+        _replace(model.graph, layer)
+    if not chosen:
+        return []
+    model.graph.opset_imports[attention.DOMAIN] = 1
+    return [attention.build(options)]
+
+
+def _replace(graph: ir.Graph, layer: AttentionLayer) -> None:
+    q, k, v, *bias = layer.operands
+    heads, key_heads = layer.heads
+    causal = layer.is_causal
+    node = attention.attention_node(
+        q, k, v, *bias, scale=layer.scale, causal=causal, heads=heads, key_heads=key_heads
+    )
+    old, new = layer.node.outputs[0], node.outputs[0]
+    new.name = f"{PRECISION}_{old.name}"
+    set_dims(new, dims(old))
+    node.meta["fx"] = layer.node.meta.get("fx")
+    graph.insert_before(layer.node, node)
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    graph.remove(layer.node, safe=True)

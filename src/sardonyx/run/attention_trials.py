@@ -1,0 +1,68 @@
+"""Run the attention of a model by itself, in float32 and in lower precision, on the values of a call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from sardonyx.engines import Engine
+from sardonyx.native.attention import BFLOAT16
+from sardonyx.options import Options
+from sardonyx.precision.attention import (
+    PRECISION,
+    AttentionLayer,
+    alone,
+    attention_layers_of,
+    lower_attention,
+)
+from sardonyx.precision.metric import relative_error
+from sardonyx.precision.plan import FLOAT32, Plan, Type
+from sardonyx.precision.search import LayerTrials, Trial
+from sardonyx.run.builds import Built
+from sardonyx.run.layer_trials import ROUND_SECONDS, ROUNDS, load_alone, values_in_call
+from sardonyx.timing import in_turns
+
+
+def measure_attention(
+    engine: Engine, built: Built, args: Sequence[Any], wanted: Sequence[Type], options: Options
+) -> list[LayerTrials]:
+    """Return the error and time of each attention in bf16, if that is wanted and this machine has it."""
+    layers = attention_layers_of(built.graph)
+    if not layers or PRECISION not in wanted or BFLOAT16.missing():
+        return []
+    names = sorted({str(x.name) for layer in layers for x in layer.operands})
+    values = values_in_call(engine, built, args, names, options)
+    times: dict[str, Sequence[float]] = {}
+    return [_trials(engine, layer, [values[str(x.name)] for x in layer.operands], options, times) for layer in layers]
+
+
+def _trials(
+    engine: Engine,
+    layer: AttentionLayer,
+    operands: Sequence[torch.Tensor],
+    options: Options,
+    times: dict[str, Sequence[float]],
+) -> LayerTrials:
+    """Return the trials of one attention; of several of one shape, one is timed."""
+    calls = [_call(engine, layer, operands, precision, options) for precision in (FLOAT32, PRECISION)]
+    reference, result = [call() for call in calls]
+    key = repr(([tuple(x.shape) for x in operands], layer.heads, layer.is_causal))
+    if key not in times:
+        times[key] = [min(taken) for taken in in_turns(calls, rounds=ROUNDS, round_seconds=ROUND_SECONDS)]
+    before, after = times[key]
+    error = relative_error(result, reference)
+    return LayerTrials(layer.name, before, {PRECISION: Trial(error, after)} if error < math.inf else {})
+
+
+def _call(
+    engine: Engine, layer: AttentionLayer, operands: Sequence[torch.Tensor], precision: Type, options: Options
+) -> Callable[[], torch.Tensor]:
+    """Return a call of an attention in a precision."""
+    model = alone(layer, [tuple(x.shape) for x in operands])
+    (only,) = attention_layers_of(model.graph)
+    libraries = lower_attention(model, Plan({only.name: precision}), options)
+    runner = load_alone(engine, model, {}, [str(library) for library in libraries], options)
+    return lambda: runner(operands)[0]
