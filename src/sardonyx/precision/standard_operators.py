@@ -75,7 +75,7 @@ class _Lowering:
     def __init__(self, file: FileGraph, domains: frozenset[str], ranges: Mapping[str, Range]) -> None:
         self.file, self.domains = file, domains
         self._static = StaticQuantizer(file, ranges)
-        self._codes: dict[ir.Value, Sequence[ir.Value]] = {}
+        self._codes: dict[tuple[ir.Value, ir.Value | None], Sequence[ir.Value]] = {}
 
     def replace(self, layer: Layer, precision: Type) -> None:
         """Replace a layer by its form in a precision."""
@@ -96,15 +96,16 @@ class _Lowering:
         )
         self.file.replace_input(layer, 1, self.file.g.Cast(stored, dtype=ir.DataType.FLOAT))
 
-    def codes(self, x: ir.Value) -> Sequence[ir.Value]:
-        """Return activations in uint8, their scale and their zero point."""
-        if x not in self._codes:
-            codes, scale, zero = self.file.g.several("DynamicQuantizeLinear", 3, [x])
+    def codes(self, x: ir.Value, channels: ir.Value | None) -> Sequence[ir.Value]:
+        """Return activations in uint8, times a number for each channel if there are any; their scale and zero point."""
+        if (x, channels) not in self._codes:
+            scaled = x if channels is None else self.file.declared(self.file.g.Mul(x, channels), dims(x))
+            codes, scale, zero = self.file.g.several("DynamicQuantizeLinear", 3, [scaled])
             self.file.declared(codes, dims(x), ir.DataType.UINT8)
             self.file.declared(scale, ()).shape = ir.Shape([])
             self.file.declared(zero, (), ir.DataType.UINT8).shape = ir.Shape([])
-            self._codes[x] = codes, scale, zero
-        return self._codes[x]
+            self._codes[x, channels] = codes, scale, zero
+        return self._codes[x, channels]
 
     def with_bias(self, layer: Layer, product: ir.Value) -> ir.Value:
         """Return the product of a layer with its bias added."""
@@ -119,16 +120,18 @@ def _check_convolution(precision: Type) -> None:
 
 def _int8(lowering: _Lowering, layer: Layer) -> ir.Value:
     file, g = lowering.file, lowering.file.g
-    codes, scale, zero = lowering.codes(layer.x)
-    weight, scales = file.constants(layer, "int8", lambda: _int8_constants(matrix_of(layer)))
+    weight, scales, *channels = file.constants(layer, "int8", lambda: int8_constants(matrix_of(layer)))
+    codes, scale, zero = lowering.codes(layer.x, channels[0] if channels else None)
     total = file.declared(g.MatMulInteger(codes, weight, zero), dims(layer.result), ir.DataType.INT32)
     product = g.Mul(g.Cast(total, dtype=ir.DataType.FLOAT), g.Mul(scale, scales))  # ONNX Runtime fuses all of it
     return lowering.with_bias(layer, product)
 
 
-def _int8_constants(weight: torch.Tensor) -> Constants:
-    codes, scales = quantize_int8(weight)
-    return {"int8": TorchTensor(codes.contiguous()), "scales": TorchTensor(scales)}
+def int8_constants(weight: torch.Tensor, channels: torch.Tensor | None = None) -> Constants:
+    """Return what a weight is stored as, for activations that are multiplied by a number for each channel first."""
+    codes, scales = quantize_int8(weight if channels is None else weight / channels[:, None])
+    constants: Constants = {"int8": TorchTensor(codes.contiguous()), "scales": TorchTensor(scales)}
+    return constants if channels is None else {**constants, "channels": TorchTensor(channels)}
 
 
 def _int4(lowering: _Lowering, layer: Layer) -> ir.Value:

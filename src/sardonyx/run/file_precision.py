@@ -18,10 +18,18 @@ from sardonyx.options import Options
 from sardonyx.precision.file_graph import Packed, key_of_weight, matrix_of
 from sardonyx.precision.layers import Layer, alone
 from sardonyx.precision.metric import relative_error
-from sardonyx.precision.plan import FLOAT32, Plan, Type
+from sardonyx.precision.plan import FLOAT32, INTEGERS, Plan, Type
 from sardonyx.precision.rounding import round_int4, usable_rows
 from sardonyx.precision.search import AS_FAST, LayerTrials, path
-from sardonyx.precision.standard_operators import int4_block, int4_constants, layers_of_file, lower_file, supported
+from sardonyx.precision.smoothing import smoothing_channels
+from sardonyx.precision.standard_operators import (
+    int4_block,
+    int4_constants,
+    int8_constants,
+    layers_of_file,
+    lower_file,
+    supported,
+)
 from sardonyx.precision.static_scales import Range, joined, quantized_values, range_of
 from sardonyx.run.file_weights import extract_weights
 from sardonyx.run.layer_trials import LayerBench
@@ -91,18 +99,21 @@ class FileSubject(Subject):
         """Replace the layers that a plan has in lower precision, in place."""
         layers = layers_of_file(model.graph)
         for layer in layers:
-            if plan.type_of(layer.name) == "int4":
-                self.round_int4(layer)
+            self.store(layer, plan.type_of(layer.name))
         quantizes = any(layer.convolves and plan.type_of(layer.name) == "int8" for layer in layers)
         lower_file(model, plan, self.domains, self._ranges if quantizes else {}, self.packed)
 
-    def round_int4(self, layer: Layer) -> None:
-        """Round a weight to four bits by the activations of its layer in the calibration calls."""
-        key = key_of_weight(layer, "int4")
-        if key not in self.packed:
-            block, x = int4_block(layer, self.domains), self._activations[str(layer.x.name)]
-            rounded, _ = round_int4(matrix_of(layer).float(), x, block, symmetric=True)
+    def store(self, layer: Layer, precision: Type) -> None:
+        """Store a weight of integers as the activations of its layer in the calibration calls ask for."""
+        key = key_of_weight(layer, precision)
+        if layer.convolves or precision not in INTEGERS or key in self.packed:
+            return
+        weight, x = matrix_of(layer).float(), self._activations[str(layer.x.name)]
+        if precision == "int4":
+            rounded, _ = round_int4(weight, x, int4_block(layer, self.domains), symmetric=True)
             self.packed[key] = int4_constants(rounded, self.domains)
+        else:
+            self.packed[key] = int8_constants(weight, smoothing_channels(weight, x))
 
     @cached_property
     def _activations(self) -> Mapping[str, torch.Tensor]:
@@ -200,12 +211,14 @@ class _FileBench(LayerBench):
         calls, ranges = {FLOAT32: float32}, (range_of(x), range_of(float32()))
         for precision in self._wanted:
             with suppress(OptionError):  # a weight that is not finite, sums that overflow, a convolution in int4
+                if precision == "int8":
+                    self._subject.store(layer, precision)
                 calls[precision] = self._call(layer, x, precision, ranges)
         return calls
 
     def rounded(self, layer: Layer, x: torch.Tensor, trials: LayerTrials) -> LayerTrials:
         """Return the trials of a layer whose weight in four bits is rounded by its activations."""
-        self._subject.round_int4(layer)
+        self._subject.store(layer, "int4")
         error = relative_error(self._call(layer, x, "int4")(), self._call(layer, x, FLOAT32)())
         return replace(trials, trials={**trials.trials, "int4": replace(trials.trials["int4"], error=error)})
 
