@@ -654,4 +654,16 @@ CASES = {
         """g (int8[@A,@B] x, int8[@B,@C] w, float[@A,1] r) => (float[@A,@C] y) <float[1] one = {0.5}>
         { p = MatMulInteger(x, w) a = Cast<to=1>(p) b = Mul(a, r) y = Mul(b, one) }""",
     ),
+    "ProductWithBlocks": Case(
+        """g (float[@A,@(16*B)] x, int32[@(16*B),@C] k) => (float[@A,@C] y)
+        <int32 low = {15}, float[1,1] s = {0.25}, uint8[1,1] z = {8}, int64[2] n = {@B, @C}>
+        { a = BitwiseAnd(k, low) codes = Cast<to=2>(a) scales = Expand(s, n) b = Expand(z, n)
+          c = Cast<to=21>(codes) zero = Cast<to=21>(b) w = DequantizeLinear<axis=0, block_size=16>(c, scales, zero)
+          y = MatMul(x, w) }""",
+        """g (float[@A,@(16*B)] x, int32[@(16*B),@C] k) => (float[@A,@C] y)
+        <int32 low = {15}, float[1,1] s = {0.25}, uint8[1,1] z = {7}, int64[2] n = {@B, @C}>
+        { a = BitwiseAnd(k, low) codes = Cast<to=2>(a) scales = Expand(s, n) b = Expand(z, n)
+          c = Cast<to=21>(codes) zero = Cast<to=21>(b) w = DequantizeLinear<axis=0, block_size=16>(c, scales, zero)
+          y = MatMul(x, w) }""",
+    ),
 }

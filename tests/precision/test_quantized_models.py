@@ -196,6 +196,24 @@ def test_a_row_with_nan_is_nan_and_others_are_not(tmp_path: Path) -> None:
     torch.testing.assert_close(result, model(x), rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
+def test_weights_of_4_bits_stay_in_4_bits(tmp_path: Path) -> None:
+    class Packed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            codes = torch.randint(0, 16, (80, 128), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+            self.register_buffer("codes", torch._convert_weight_to_int4pack_for_cpu(codes, 1))
+            self.register_buffer("parameters_of_groups", torch.rand(4, 80, 2) / 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch._weight_int4pack_mm_for_cpu(x, self.codes, 32, self.parameters_of_groups)
+
+    model, x = Packed(), x_of(3, 128)
+    result, runs = compiled(model, x, tmp_path)
+    torch.testing.assert_close(result, model(x), rtol=1e-4, atol=1e-4)
+    assert runs["MatMulNBits"] == 1
+    assert not runs.keys() & {"DequantizeLinear", "Cast", "BitwiseAnd", "BitShift"}
+
+
 # Files
 
 
