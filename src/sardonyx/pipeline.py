@@ -101,6 +101,7 @@ SESSION_PASSES = (
 
 FILE_PASSES = (
     Pass("optimize", passes.rewrite, passes.has_rules),
+    Pass("weights", passes.keep_weight_types, lambda context: context.kind == "exported"),
     Pass("guard_empty", passes.guard_empty, lambda context: context.empty_sizes),
     Pass("functions", passes.finish_functions),
     Pass("names", passes.name_inputs_and_outputs, lambda context: context.name is not None),

@@ -92,6 +92,18 @@ def test_a_linear_layer_between_codes_returns_codes(tmp_path: Path) -> None:
     assert set(runs) == {"QuantizeLinear", "QGemm"}
 
 
+def test_a_layer_without_bias_between_codes_is_a_product_of_integers(tmp_path: Path) -> None:
+    def without_bias(x: Tensor, w: Weights) -> Tensor:
+        return codes_of(F.linear(real(codes_of(x)), w.real()))
+
+    model = Model(without_bias, 32, 64)
+    for x in (x_of(5, 64), x_of(2, 3, 64)):
+        result, runs = compiled(model, x, tmp_path)
+        assert (result.int() - model(x).int()).abs().max() <= 1
+        assert sum(runs[name] for name in ("MatMulIntegerToFloat", "QGemm", "QLinearMatMul")) == 1
+        assert not runs.keys() & {"Gemm", "MatMul", "FusedMatMul", "FusedGemm"}
+
+
 def test_a_bound_that_codes_do_not_have_is_computed(tmp_path: Path) -> None:
     def with_negative_codes(x: Tensor, w: Weights) -> Tensor:
         return codes_of(F.relu(linear(x, w)))
@@ -226,6 +238,23 @@ def test_a_file_has_standard_operators_that_onnx_runtime_computes_in_integers(tm
     assert {node.domain for node in program.model.graph} == {""}
     onnx.checker.check_model(program.proto(), full_check=True)
     assert (program(x).int() - model(x).int()).abs().max() <= 1
+
+
+def test_a_file_dequantizes_weights_that_meet_floating_point_exactly(tmp_path: Path) -> None:
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            codes = torch.randint(-128, 128, (64, 32), generator=torch.Generator().manual_seed(0))
+            self.register_buffer("codes", codes.to(torch.int8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ quantized.dequantize_per_tensor(self.codes, 0.01, 0, -128, 127, torch.int8)
+
+    model, x = Scaled().eval(), x_of(5, 64)
+    program = sardonyx.export(model, (x,))
+    result, runs = run_in_onnxruntime(program.proto(), x, tmp_path)
+    torch.testing.assert_close(torch.from_numpy(result), model(x), rtol=1e-5, atol=1e-5)
+    assert set(runs) == {"MatMul"}
 
 
 @pytest.fixture(scope="module")
