@@ -666,4 +666,14 @@ CASES = {
           c = Cast<to=21>(codes) zero = Cast<to=21>(b) w = DequantizeLinear<axis=0, block_size=16>(c, scales, zero)
           y = MatMul(x, w) }""",
     ),
+    "LargestMagnitude": Case(
+        """g (float[@A,@(B+1)] x, bool[@A,1] b) => (float[@A,1] y)
+        <float zero = {0}, float nan = {nan}, int64[1] axes = {1}>
+        { m = ReduceMin(x, axes) n = ReduceMax(x, axes) c = Where(b, nan, m) d = Where(b, nan, n)
+          e = Min(c, zero) f = Max(d, zero) h = Neg(e) y = Max(h, f) }""",
+        """g (float[@A,@(B+1)] x, bool[@A,1] b) => (float[@A,1] y)
+        <float zero = {1}, float nan = {nan}, int64[1] axes = {1}>
+        { m = ReduceMin(x, axes) n = ReduceMax(x, axes) c = Where(b, nan, m) d = Where(b, nan, n)
+          e = Min(c, zero) f = Max(d, zero) h = Neg(e) y = Max(h, f) }""",
+    ),
 }

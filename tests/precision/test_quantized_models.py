@@ -201,6 +201,15 @@ def test_rows_that_are_quantized_in_each_call(shape: tuple[int, ...], tmp_path: 
     assert not runs.keys() & {"Round", "Clip", "MatMulInteger", "Sub", "Cast"}
 
 
+def test_rows_of_any_number(tmp_path: Path) -> None:
+    model = DynamicRows(32, 64)
+    torch._dynamo.reset()
+    fast = torch.compile(model, backend="sardonyx", dynamic=True, options={"fallback": "error"})
+    for count in (5, 1, 17):
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x_of(count, 64)), model(x_of(count, 64)), rtol=1e-5, atol=1e-5)
+
+
 def test_a_row_with_nan_is_nan_and_others_are_not(tmp_path: Path) -> None:
     model, x = DynamicRows(32, 64), x_of(3, 64)
     x[1, 7] = torch.nan

@@ -11,10 +11,32 @@ import math
 import onnx_ir as ir
 import torch
 
-from sardonyx.optimize.pattern import P, array_of, is_private
+from sardonyx.optimize.pattern import P, array_of, is_private, scalar_of
 from sardonyx.optimize.rule import Match, rule
 from sardonyx.sizes import may_be_zero
 from sardonyx.translate.builder import MICROSOFT
+
+_LOWEST = P.Where("broken", "nan", P.ReduceMin("x", "axes", _name="low"))
+_HIGHEST = P.Where("broken", "nan", P.ReduceMax("x", "axes", _name="high"))
+
+
+@rule(P.Max(P.Neg(P.Min(_LOWEST, "zero")), P.Max(_HIGHEST, "nought")))
+def largest_magnitude(m: Match) -> ir.Value:
+    """Max(−Min(min x, 0), Max(max x, 0)) = max |x|, or NaN."""
+    nan = scalar_of(m.nan)
+    m.require(nan is not None and math.isnan(nan) and m.x.dtype == ir.DataType.FLOAT, "not NaN of float32")
+    m.require(all(_is_zero(m, x) for x in (m.zero, m.nought)), "bounds that are not zero, or broadcast")
+    keepdims = [m.attribute(x, "keepdims", 1) for x in (m.low, m.high)]
+    m.require(keepdims[0] == keepdims[1], "reductions of different shapes")
+    magnitudes = m.g.shaped(m.g.Abs(m.x), m.dims(m.x))
+    largest = m.g.shaped(m.g.ReduceMax(magnitudes, m.axes, keepdims=keepdims[0]), m.dims(m.high))
+    return m.g.Where(m.broken, m.nan, largest)
+
+
+def _is_zero(m: Match, bound: ir.Value) -> bool:
+    """Whether a constant is zero, and does not extend what it bounds."""
+    array = array_of(bound)
+    return array is not None and not array.any() and m.dims(bound) in ((), m.dims(m.high))
 
 
 @rule(P.Cast(P.Add(P.Cast(P.Cast(P.Clip(P.Add(P.Round("steps"), "zero"), -128.0, 127.0), _name="codes")), 128.0)))
