@@ -648,11 +648,13 @@ CASES = {
         { a = QuantizeLinear(x, scale, zero) p = MatMulInteger(a, w) b = Cast<to=7>(w) c = ReduceSum(b, axes)
           d = Cast<to=6>(c) e = Mul(d, half) y = Sub(p, e) }""",
     ),
-    "ColumnScalesIntoProduct": Case(
-        """g (int8[@A,@B] x, int8[@B,@C] w, float[@A,1] r) => (float[@A,@C] y) <float[1] one = {0.5}, int64[1] n = {@C}>
-        { c = Expand(one, n) p = MatMulInteger(x, w) a = Cast<to=1>(p) b = Mul(a, r) y = Mul(b, c) }""",
-        """g (int8[@A,@B] x, int8[@B,@C] w, float[@A,1] r) => (float[@A,@C] y) <float[1] one = {0.5}>
-        { p = MatMulInteger(x, w) a = Cast<to=1>(p) b = Mul(a, r) y = Mul(b, one) }""",
+    "ScalesIntoProduct": Case(
+        """g (int8[@A,@B] x, int8[@B,@C] w, float[@A,1] r) => (float[@A,@C] y, float[@A,@C] v)
+        <float[1] one = {0.5}, float[1,1] two = {0.25}, int64[1] n = {@C}>
+        { c = Expand(one, n) p = MatMulInteger(x, w) a = Cast<to=1>(p) b = Mul(a, r) y = Mul(b, c)
+          u = Neg(x) q = MatMulInteger(u, w) d = Cast<to=1>(q) e = Mul(d, two) v = Mul(e, one) }""",
+        """g (int8[@A,@B] x, int8[@B,@C] w, float[@A,1] r) => (float[@A,@C] y)
+        { p = MatMulInteger(x, w) a = Cast<to=1>(p) b = Mul(a, r) y = Mul(b, r) }""",
     ),
     "ProductWithBlocks": Case(
         """g (float[@A,@(16*B)] x, int32[@(16*B),@C] k) => (float[@A,@C] y)

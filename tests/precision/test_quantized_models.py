@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -179,9 +179,12 @@ def test_a_layer_in_floating_point_between_codes_stays_so(tmp_path: Path) -> Non
 class DynamicRows(Weights):
     """A layer as torchao computes it: codes of each row of x, and products of bytes."""
 
+    over: Sequence[int] = (1,)
+    """The axes that have a scale together."""
+
     def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(0, -2)
-        extremes = torch.clamp(rows.amin(1, True), max=0), torch.clamp(rows.amax(1, True), min=0)
+        extremes = torch.clamp(rows.amin(self.over, True), max=0), torch.clamp(rows.amax(self.over, True), min=0)
         scales = torch.clamp(torch.maximum(-extremes[0], extremes[1]) / 127.5, torch.finfo(torch.float32).eps)
         zeros = torch.full_like(scales, 0).to(torch.int8)
         codes = torch.clamp(torch.round(rows * (1.0 / scales)) + zeros, -128, 127).to(torch.int8)
@@ -195,6 +198,15 @@ class DynamicRows(Weights):
 def test_rows_that_are_quantized_in_each_call(shape: tuple[int, ...], tmp_path: Path) -> None:
     model, x = DynamicRows(32, 64), x_of(*shape)
     x.view(-1, 64)[0] = 0
+    result, runs = compiled(model, x, tmp_path)
+    torch.testing.assert_close(result, model(x), rtol=1e-5, atol=1e-5)
+    assert runs["QuantizeLinear"] == runs["MatMulIntegerToFloat"] == 1
+    assert not runs.keys() & {"Round", "Clip", "MatMulInteger", "Sub", "Cast"}
+
+
+def test_tensors_that_are_quantized_in_each_call(tmp_path: Path) -> None:
+    model, x = DynamicRows(32, 64), x_of(2, 3, 64)
+    model.over = (0, 1)
     result, runs = compiled(model, x, tmp_path)
     torch.testing.assert_close(result, model(x), rtol=1e-5, atol=1e-5)
     assert runs["QuantizeLinear"] == runs["MatMulIntegerToFloat"] == 1
