@@ -81,9 +81,9 @@ def _is_supported(node: ir.Node) -> bool:
     present = [x for x in (*node.inputs[:3], bias) if x is not None]
     if len([x for x in node.inputs if x is not None]) != len(present) or any(x.uses() for x in node.outputs[1:]):
         return False
-    if any(x.dtype != ir.DataType.FLOAT for x in present) or any(x.is_initializer() for x in present):
-        return False
     q, k, v = present[:3]
+    if any(x.dtype != ir.DataType.FLOAT for x in present) or any(x.is_initializer() for x in (q, k, v)):
+        return False
     ranks = {len(dims(x)) for x in (q, k, v)}
     known = isinstance(dims(q)[-1], int) and dims(q)[-1]
     return bool(ranks in ({3}, {4}) and known and (bias is None or _fits(bias, k)))
