@@ -144,7 +144,7 @@ def _cast_uses(graph: ir.Graph, value: ir.Value) -> None:
         return
     node = ir.Node("", "Cast", [value], [ir.AttrInt64("to", ir.DataType.FLOAT.value)])
     wide = node.outputs[0]
-    wide.name, wide.type, wide.shape = f"{value.name}_float", ir.TensorType(ir.DataType.FLOAT), value.shape
+    wide.name, wide.type, wide.shape = f"{value.name}_widened", ir.TensorType(ir.DataType.FLOAT), value.shape
     wide.meta.update(value.meta)
     producer = value.producer()
     if producer is None:
@@ -181,7 +181,7 @@ def _narrow_output(graph: ir.Graph, value: ir.Value) -> None:
     result = node.outputs[0]
     result.name, result.type, result.shape = value.name, ir.TensorType(dtype), value.shape
     result.meta.update(value.meta)
-    value.name = f"{value.name}_float"
+    value.name = f"{value.name}_widened"
     node.meta["fx"] = producer.meta.get("fx")
     graph.insert_after(producer, node)
     for index, output in enumerate(graph.outputs):
