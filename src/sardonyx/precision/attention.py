@@ -12,8 +12,9 @@ import onnx_ir as ir
 from sardonyx import opsets
 from sardonyx.native import attention
 from sardonyx.options import Options
-from sardonyx.precision.layers import dims, is_layer
+from sardonyx.precision.layers import is_layer
 from sardonyx.precision.plan import Plan, Type
+from sardonyx.precision.sizes import dims
 from sardonyx.precision.views import source_of
 from sardonyx.sizes import Dims
 from sardonyx.telemetry.source import module_of
@@ -81,9 +82,9 @@ def _is_supported(node: ir.Node) -> bool:
     present = [x for x in (*node.inputs[:3], bias) if x is not None]
     if len([x for x in node.inputs if x is not None]) != len(present) or any(x.uses() for x in node.outputs[1:]):
         return False
-    if any(x.dtype != ir.DataType.FLOAT for x in present) or any(x.is_initializer() for x in present):
-        return False
     q, k, v = present[:3]
+    if any(x.dtype != ir.DataType.FLOAT for x in present) or any(x.is_initializer() for x in (q, k, v)):
+        return False
     ranks = {len(dims(x)) for x in (q, k, v)}
     known = isinstance(dims(q)[-1], int) and dims(q)[-1]
     return bool(ranks in ({3}, {4}) and known and (bias is None or _fits(bias, k)))

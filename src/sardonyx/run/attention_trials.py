@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import onnx_ir as ir
 import torch
 
 from sardonyx.engines import Engine
@@ -36,9 +37,17 @@ def measure_attention(
     if not layers or PRECISION not in wanted or BFLOAT16.missing():
         return []
     names = sorted({str(x.name) for layer in layers for x in layer.operands})
-    values = values_in_call(engine, built, args, names, options)
+    values = {**built.binding.constants(args), **values_in_call(engine, built, args, names, options)}
     times: dict[str, Sequence[float]] = {}
-    return [_trials(engine, layer, [values[str(x.name)] for x in layer.operands], options, times) for layer in layers]
+    return [_trials(engine, layer, [_value(x, values) for x in layer.operands], options, times) for layer in layers]
+
+
+def _value(x: ir.Value, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return a value of the call; a bias may be a constant of the model."""
+    if str(x.name) in values:
+        return values[str(x.name)]
+    assert x.const_value is not None
+    return torch.from_numpy(x.const_value.numpy().copy())
 
 
 def _trials(
