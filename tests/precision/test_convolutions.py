@@ -228,6 +228,23 @@ def test_a_norm_before_a_convolution_has_channels_last() -> None:
     assert operators(region)["Transpose"] <= 2
 
 
+@pytest.mark.parametrize("mode", ["constant", "reflect", "replicate"])
+def test_padding_has_channels_last(mode: str) -> None:
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 5, 3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(F.pad(F.relu(self.first(x)), (0, 1, 2, 1), mode=mode))
+
+    torch.manual_seed(0)
+    module, x = Padded().eval(), images(2, 3, 10, 12)
+    result, region = run(module, x)
+    assert relative_error(result, module(x)) < 0.02
+    assert operators(region)["Transpose"] <= 2
+
+
 def test_squeezes_and_excitations() -> None:
     class Gated(nn.Module):
         def __init__(self) -> None:
