@@ -245,6 +245,27 @@ def test_padding_has_channels_last(mode: str) -> None:
     assert operators(region)["Transpose"] <= 2
 
 
+def test_convolutions_of_series() -> None:
+    class Series(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm = nn.Conv1d(5, 8, 3, padding=1), nn.BatchNorm1d(8)
+            self.second, self.last = nn.Conv1d(8, 9, 3, 2, padding=2, dilation=2), nn.Linear(9, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = F.gelu(self.second(F.gelu(self.norm(self.first(x)))))
+            return self.last(y.permute(0, 2, 1))
+
+    torch.manual_seed(0)
+    module, x = Series().eval(), images(2, 5, 19)
+    for precision, bound in BOUNDS.items():
+        result, region = run(module, x, precision=precision, max_drop=bound)
+        assert 0 < relative_error(result, module(x)) <= bound
+        assert set(layers(region).values()) == {precision}
+        assert operators(region)["Transpose"] == 1
+        assert not operators(region)["Gelu"]
+
+
 def test_squeezes_and_excitations() -> None:
     class Gated(nn.Module):
         def __init__(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from sardonyx import opsets
-from sardonyx.precision.convolutions import TO_FIRST, TO_LAST, epsilon_of, is_plain_convolution, norm_after, window_of
+from sardonyx.precision.convolutions import epsilon_of, is_plain_convolution, norm_after, to_first, to_last, window_of
 from sardonyx.precision.sizes import dims, float_value, is_weight
 from sardonyx.precision.weights import WeightForm
 from sardonyx.sizes import Dims
@@ -128,15 +128,15 @@ def alone(layer: Layer, shape: Sequence[int], *, channels_last: bool = False) ->
     constants = {value: _copied(value) for value in _constants(layer)}
     nodes, y = [], x
     if channels_last:
-        x = float_value("x_last", tuple(shape[axis] for axis in TO_LAST))
-        nodes.append(_transpose(x, TO_FIRST, y))
+        x = float_value("x_last", tuple(shape[axis] for axis in to_last(len(shape))))
+        nodes.append(_transpose(x, to_first(len(shape)), y))
     for number, node in enumerate(layer.nodes):
         inputs = [y, *(None if value is None else constants[value] for value in node.inputs[1:])]
         y = float_value(f"y{number}", sizes)
         nodes.append(_like(node, inputs, y))
     if channels_last:
-        y, first = float_value("y_last", tuple(sizes[axis] for axis in TO_LAST)), y
-        nodes.append(_transpose(first, TO_LAST, y))
+        y, first = float_value("y_last", tuple(sizes[axis] for axis in to_last(len(sizes)))), y
+        nodes.append(_transpose(first, to_last(len(sizes)), y))
     versions = dict(graph.opset_imports)
     weights = list(constants.values())
     copy = ir.Graph([x], [y], nodes=nodes, initializers=weights, opset_imports=versions, name="layer")
@@ -159,7 +159,8 @@ def _result_sizes(layer: Layer, shape: Sequence[int]) -> Dims:
     columns = layer.matrix_sizes[1]
     if not layer.convolves:
         return (*shape[:-1], columns)
-    return (shape[0], columns, *window_of(layer.node).places((shape[2], shape[3])))
+    rows, places = window_of(layer.node).places((shape[2] if len(shape) == 4 else 1, shape[-1]))
+    return (shape[0], columns, rows, places) if len(shape) == 4 else (shape[0], columns, places)
 
 
 def _copied(value: ir.Value) -> ir.Value:

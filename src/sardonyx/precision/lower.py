@@ -11,7 +11,7 @@ import torch
 from sardonyx.errors import OptionError
 from sardonyx.native import linear
 from sardonyx.options import Options
-from sardonyx.precision.convolutions import TO_FIRST, TO_LAST, window_of
+from sardonyx.precision.convolutions import to_first, to_last, window_of
 from sardonyx.precision.layers import Layer, layers_of
 from sardonyx.precision.layout import join_layouts
 from sardonyx.precision.packing import BIAS, Packing
@@ -60,7 +60,7 @@ def _replace(graph: ir.Graph, layer: Layer, precision: Type, weights: Mapping[st
     name, nodes, x, window = f"{precision}_{old.name}", [], layer.x, None
     bias = layer.bias if layer.norm is None else _bias_of_norm(f"{name}_{BIAS}", layer)
     if layer.convolves:
-        nodes.append(_transpose(x, TO_LAST))
+        nodes.append(_transpose(x, to_last(len(dims(x)))))
         x, window = nodes[0].outputs[0], window_of(layer.node)
     node, constants = linear.linear_node(kind, x, packed, name=name, bias=bias, window=window)
     nodes.append(node)
@@ -71,8 +71,9 @@ def _replace(graph: ir.Graph, layer: Layer, precision: Type, weights: Mapping[st
     for value in constants:
         graph.register_initializer(value)
     if layer.convolves:
-        set_dims(node.outputs[0], tuple(dims(old)[axis] for axis in TO_LAST))
-        nodes.append(_transpose(node.outputs[0], TO_FIRST))
+        sizes = dims(old)
+        set_dims(node.outputs[0], tuple(sizes[axis] for axis in to_last(len(sizes))))
+        nodes.append(_transpose(node.outputs[0], to_first(len(sizes))))
     for added in nodes:
         added.meta["fx"] = layer.node.meta.get("fx")
     graph.insert_before(layer.node, nodes)

@@ -25,7 +25,7 @@ class WeightForm:
     def matrix(self, weight: torch.Tensor) -> torch.Tensor:
         """Return a weight as depth × columns."""
         if self.convolves:
-            return conv_weight(weight)
+            return conv_weight(weight.unsqueeze(2) if weight.dim() == 3 else weight)
         return weight.t() if self.transposed else weight
 
     def fold(self, constants: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:

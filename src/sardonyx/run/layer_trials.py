@@ -12,7 +12,7 @@ import torch
 
 from sardonyx.engines import Engine, Job, Runner
 from sardonyx.options import Options
-from sardonyx.precision.convolutions import TO_FIRST, TO_LAST, window_of
+from sardonyx.precision.convolutions import to_first, to_last, window_of
 from sardonyx.precision.layers import Layer, alone, layers_of
 from sardonyx.precision.lower import lower, unsupported_reason
 from sardonyx.precision.metric import relative_error
@@ -101,8 +101,8 @@ class _Bench:
         runner = load_alone(self._engine, model, weights, [str(library) for library in libraries], self._options)
         if not channels_last:
             return lambda: runner([x])[0]
-        image = x.permute(TO_LAST).contiguous()
-        return lambda: runner([image])[0].permute(TO_FIRST)
+        image, first = x.permute(*to_last(x.dim())).contiguous(), to_first(x.dim())
+        return lambda: runner([image])[0].permute(*first)
 
 
 def _shape_key(layer: Layer, x: torch.Tensor) -> Hashable:
