@@ -67,6 +67,20 @@ def test_masks_are_kept(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     run(SelfAttention(), torch.randn(2, 20, 64), mask if dtype == torch.bool else torch.randn(shape))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
+def test_masks_may_be_constants(dtype: torch.dtype) -> None:
+    class Causal(SelfAttention):
+        def __init__(self) -> None:
+            super().__init__()
+            mask = torch.ones(20, 20, dtype=torch.bool).tril()
+            self.register_buffer("mask", mask if dtype == torch.bool else torch.randn(20, 20))
+
+        def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+            return super().forward(x, self.mask)
+
+    run(Causal(), torch.randn(2, 20, 64))
+
+
 def test_int8_has_it_in_bf16() -> None:
     row, _ = run(SelfAttention(), torch.randn(2, 20, 64), precision="int8", max_drop=0.2)
     assert row.precision == "bf16"

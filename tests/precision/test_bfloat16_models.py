@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import sardonyx
 from sardonyx.errors import CompilerError
 from sardonyx.native import linear
 from sardonyx.native.linear import PRECISIONS
@@ -91,6 +93,21 @@ def test_edited_weights_are_used(dtype: torch.dtype) -> None:
     for weight in (module.norm.weight, module.up.weight, module.embedding.weight):
         weight.mul_(-2.0)
         assert relative_error(call(tokens()).float(), module(tokens()).float()) < 0.03
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_module_stored_on_disk_is_the_same(
+    dtype: torch.dtype, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    results = []
+    for _ in range(2):
+        module = sardonyx.compile(Encoder().to(dtype).eval(), cache_dir=str(tmp_path), native=False)
+        results += [module(tokens()), module(tokens())]
+    built, again, eager, stored = results  # the first call of a stored model is the module's own
+    assert torch.equal(again, built)
+    assert torch.equal(stored, built)
+    assert not torch.equal(eager, built)
+    assert "dropped" not in caplog.text
 
 
 @needs_bf16

@@ -122,3 +122,32 @@ class Chain(nn.Module):
 def test_results_are_float32() -> None:
     module = nn.Sequential(nn.Linear(48, 48))
     assert compiled(module, precision="bf16", max_drop=0.05)(torch.randn(4, 48)).dtype == torch.float32
+
+
+# Norms before layers
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm(48), nn.RMSNorm(48), nn.LayerNorm(48, elementwise_affine=False)])
+def test_a_norm_that_layers_read_gives_them_bfloat16(norm: nn.Module) -> None:
+    found = nodes(nn.Sequential(norm, nn.Linear(48, 48)), torch.randn(20, 48))
+    assert found == {"NormToBfloat16": 1, "LinearToFloat32": 1}
+
+
+def test_a_norm_that_others_read_gives_float32() -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.norm, self.layer = nn.LayerNorm(48), nn.Linear(48, 48)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.norm(x)
+            return y + self.layer(y)
+
+    assert nodes(Residual(), torch.randn(20, 48)) == {"Norm": 1, "Linear": 1}
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm((4, 48)), nn.GroupNorm(2, 4)])
+def test_other_norms_stay(norm: nn.Module) -> None:
+    found = nodes(nn.Sequential(norm, nn.Linear(48, 48)), torch.randn(20, 4, 48))
+    assert not [name for name in found if name.startswith("Norm")]

@@ -108,6 +108,8 @@ class StoredCallSpec:
     is_dynamic: bool
     orders: list[tuple[int, list[int]]] = field(default_factory=list)
     """Inputs that the engine gets with their axes permuted, with the order."""
+    widened: list[str] = field(default_factory=list)
+    """Initializers that are in half precision in the module, and in float32 in the model."""
 
     def names(self) -> list[str]:
         """Return the names of the weights that the model needs."""
@@ -122,6 +124,7 @@ class StoredCallSpec:
             inputs=inputs,
             results=tuple(Result(x["output"], order=x["order"] and tuple(x["order"])) for x in self.results),
             weights={name: weights[weight] for name, weight in self.weights.items()},
+            widened=frozenset(self.widened),
             fixed=frozenset(weights.values()),
             reshaped={index: tuple(shape) for index, shape in self.reshaped},
             orders={inputs[index]: tuple(order) for index, order in self.orders},
@@ -162,6 +165,7 @@ def _call_spec(traced: ModuleTrace, built: Built) -> StoredCallSpec | None:
         dynamic=list(traced.dynamic),
         condition=traced.condition,
         is_dynamic=traced.is_dynamic,
+        widened=sorted(binding.widened & binding.weights.keys()),
         orders=[(i, list(binding.orders[index])) for i, index in enumerate(binding.inputs) if index in binding.orders],
     )
 

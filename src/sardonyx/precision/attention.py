@@ -12,8 +12,9 @@ import onnx_ir as ir
 from sardonyx import opsets
 from sardonyx.native import attention
 from sardonyx.options import Options
-from sardonyx.precision.layers import dims
+from sardonyx.precision.layers import dims, is_layer
 from sardonyx.precision.plan import Plan, Type
+from sardonyx.precision.views import source_of
 from sardonyx.sizes import Dims
 from sardonyx.telemetry.source import module_of
 from sardonyx.translate.inference import set_dims
@@ -80,9 +81,9 @@ def _is_supported(node: ir.Node) -> bool:
     present = [x for x in (*node.inputs[:3], bias) if x is not None]
     if len([x for x in node.inputs if x is not None]) != len(present) or any(x.uses() for x in node.outputs[1:]):
         return False
-    if any(x.dtype != ir.DataType.FLOAT for x in present) or any(x.is_initializer() for x in present):
-        return False
     q, k, v = present[:3]
+    if any(x.dtype != ir.DataType.FLOAT for x in present) or any(x.is_initializer() for x in (q, k, v)):
+        return False
     ranks = {len(dims(x)) for x in (q, k, v)}
     known = isinstance(dims(q)[-1], int) and dims(q)[-1]
     return bool(ranks in ({3}, {4}) and known and (bias is None or _fits(bias, k)))
@@ -124,6 +125,22 @@ def lower_attention(model: ir.Model, plan: Plan, options: Options) -> Sequence[P
         return []
     model.graph.opset_imports[attention.DOMAIN] = 1
     return [attention.build(options)]
+
+
+def is_between_layers(layer: AttentionLayer) -> bool:
+    """Whether layers compute the queries, keys and values, which are in bfloat16 if these are in lower precision."""
+    sources = [source_of(x) for x in layer.operands[:3]]
+    producers = [x.producer() if x is not None else None for x in sources]
+    return all(node is not None and is_layer(node) for node in producers)
+
+
+def take_bfloat16(model: ir.Model) -> None:
+    """Let the attention of a model of nothing else take its operands and return its result in bfloat16."""
+    (node,) = model.graph
+    for x in node.inputs[:3]:
+        assert x is not None
+        x.dtype = ir.DataType.BFLOAT16
+    attention.set_types(node, ir.DataType.BFLOAT16, ir.DataType.BFLOAT16)
 
 
 def _replace(graph: ir.Graph, layer: AttentionLayer) -> None:
