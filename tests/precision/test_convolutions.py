@@ -266,6 +266,28 @@ def test_convolutions_of_series() -> None:
         assert not operators(region)["Gelu"]
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_row_of_factors_is_folded_into_a_linear_layer(bias: bool) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(12, 20), nn.Linear(20, 12, bias=bias)
+            self.scale = nn.Parameter(torch.randn(12))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.second(F.gelu(self.first(x))) * self.scale
+
+    torch.manual_seed(0)
+    module, x = Scaled().eval(), images(2, 7, 12)
+    call = compiled(module, max_drop=0.1)
+    with collecting() as report:
+        assert relative_error(call(x), module(x)) < 0.02
+    (region,) = (region for graph in report.graphs for region in graph.regions)
+    assert not {"Mul", "Add"} & set(operators(region))
+    module.scale.data.mul_(-3.0)
+    assert relative_error(call(x), module(x)) < 0.02
+
+
 def test_squeezes_and_excitations() -> None:
     class Gated(nn.Module):
         def __init__(self) -> None:

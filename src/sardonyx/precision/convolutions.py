@@ -1,4 +1,4 @@
-"""Convolutions as layers: which ones, their windows, and the batch norms that are folded into their weights."""
+"""Convolutions as layers: which ones, and their windows."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 import onnx_ir as ir
 
 from sardonyx.native.linear import Window
-from sardonyx.optimize.pattern import is_private
-from sardonyx.precision.sizes import dims, is_weight
+from sardonyx.precision.sizes import dims
 
 
 def to_last(rank: int) -> Sequence[int]:
@@ -50,22 +49,6 @@ def window_of(node: ir.Node) -> Window:
     )
     pads = _attribute(node, "pads", (0,) * (2 * axes))
     return Window(shape, strides, (0, pads[0], 0, pads[1]) if axes == 1 else tuple(pads), dilations)
-
-
-def norm_after(node: ir.Node) -> ir.Node | None:
-    """Return the batch norm, with statistics that are weights, that alone reads a convolution's result."""
-    result, bias = node.outputs[0], node.inputs[2] if len(node.inputs) > 2 else None
-    readers = [use.node for use in result.uses()]
-    if not is_private(result) or readers[0].op_type != "BatchNormalization" or readers[0].inputs[0] is not result:
-        return None
-    statistics = [x for x in (bias, *readers[0].inputs[1:]) if x is not None]
-    plain = not readers[0].domain and not _attribute(readers[0], "training_mode", 0)
-    return readers[0] if plain and all(map(is_weight, statistics)) else None
-
-
-def epsilon_of(norm: ir.Node) -> float:
-    """Return what a batch norm adds to variances."""
-    return float(_attribute(norm, "epsilon", 1e-5))
 
 
 def _attribute(node: ir.Node, name: str, default: Any) -> Any:

@@ -58,14 +58,14 @@ def _replace(graph: ir.Graph, layer: Layer, precision: Type, weights: Mapping[st
     old, kind = layer.result, linear.PRECISIONS[precision]
     packed = kind.pack(torch.empty(layer.matrix_sizes, device="meta"))
     name, nodes, x, window = f"{precision}_{old.name}", [], layer.x, None
-    bias = layer.bias if layer.norm is None else _bias_of_norm(f"{name}_{BIAS}", layer)
+    bias = _scaled_bias(f"{name}_{BIAS}", layer) if layer.form.leaves_bias else layer.bias
     if layer.convolves:
         nodes.append(_transpose(x, to_last(len(dims(x)))))
         x, window = nodes[0].outputs[0], window_of(layer.node)
     node, constants = linear.linear_node(kind, x, packed, name=name, bias=bias, window=window)
     nodes.append(node)
     names = dict(zip(packed.constants, (str(value.name) for value in constants), strict=True))
-    if layer.norm is not None:
+    if layer.form.leaves_bias:
         assert bias is not None
         constants, names = [*constants, bias], names | {BIAS: str(bias.name)}
     for value in constants:
@@ -94,8 +94,8 @@ def _transpose(x: ir.Value, order: Sequence[int]) -> ir.Node:
     return node
 
 
-def _bias_of_norm(name: str, layer: Layer) -> ir.Value:
-    """Return the bias that a folded batch norm leaves, declared without its data."""
+def _scaled_bias(name: str, layer: Layer) -> ir.Value:
+    """Return the bias of a layer with a folded scale, declared without its data."""
     sizes = (layer.matrix_sizes[1],)
     value = ir.Value(name=name, const_value=external_weight(name, ir.DataType.FLOAT, sizes))
     value.type = ir.TensorType(ir.DataType.FLOAT)

@@ -108,4 +108,4 @@ class _Bench:
 def _shape_key(layer: Layer, x: torch.Tensor) -> Hashable:
     """Return what the time of a layer depends on."""
     window = window_of(layer.node) if layer.convolves else None
-    return (x.shape, dims(layer.weight), layer.transposed, layer.bias is None, layer.norm is None, window)
+    return (x.shape, dims(layer.weight), layer.transposed, layer.bias is None, layer.scale is None, window)
