@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sardonyx.run import layer_trials, precision_choice
+from sardonyx.run import attention_trials, layer_trials, precision_choice
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +25,7 @@ def ranked(monkeypatch: pytest.MonkeyPatch) -> None:
         return [[1.0 / (1 + order)] for order in _orders(len(calls))]
 
     monkeypatch.setattr(layer_trials, "in_turns", in_turns)
+    monkeypatch.setattr(attention_trials, "in_turns", in_turns)
     monkeypatch.setattr(precision_choice, "in_turns", in_turns)
 
 
