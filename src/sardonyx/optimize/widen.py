@@ -102,7 +102,7 @@ def _widen_initializer(graph: ir.Graph, value: ir.Value, widened: Widened) -> No
 
 
 def _widen_weight(graph: ir.Graph, value: ir.Value, widened: Widened) -> None:
-    name, readers = str(value.name), [use.node for use in value.uses() if _reads_table(use)]
+    name, readers = str(value.name), [node for node, index in value.uses() if _reads_table(node, index)]
     if readers:
         _keep_table(graph, value, readers, widened)
     if value.uses():
@@ -115,11 +115,11 @@ def _widen_weight(graph: ir.Graph, value: ir.Value, widened: Widened) -> None:
 
 def _sizes(weight: ir.Value) -> tuple[int, ...]:
     assert weight.const_value is not None
-    return tuple(int(size) for size in weight.const_value.shape)
+    return tuple(weight.const_value.shape.numpy())
 
 
-def _reads_table(use: ir.Usage) -> bool:
-    return use.node.op_type == "Gather" and not use.node.domain and use.idx == 0
+def _reads_table(node: ir.Node, index: int) -> bool:
+    return node.op_type == "Gather" and not node.domain and index == 0
 
 
 def _keep_table(graph: ir.Graph, value: ir.Value, readers: list[ir.Node], widened: Widened) -> None:
@@ -144,7 +144,7 @@ def _cast_uses(graph: ir.Graph, value: ir.Value) -> None:
         return
     node = ir.Node("", "Cast", [value], [ir.AttrInt64("to", ir.DataType.FLOAT.value)])
     wide = node.outputs[0]
-    wide.name, wide.type, wide.shape = f"{value.name}_float", ir.TensorType(ir.DataType.FLOAT), value.shape
+    wide.name, wide.type, wide.shape = f"{value.name}_widened", ir.TensorType(ir.DataType.FLOAT), value.shape
     wide.meta.update(value.meta)
     producer = value.producer()
     if producer is None:
@@ -181,7 +181,7 @@ def _narrow_output(graph: ir.Graph, value: ir.Value) -> None:
     result = node.outputs[0]
     result.name, result.type, result.shape = value.name, ir.TensorType(dtype), value.shape
     result.meta.update(value.meta)
-    value.name = f"{value.name}_float"
+    value.name = f"{value.name}_widened"
     node.meta["fx"] = producer.meta.get("fx")
     graph.insert_after(producer, node)
     for index, output in enumerate(graph.outputs):

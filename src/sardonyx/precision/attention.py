@@ -12,8 +12,9 @@ import onnx_ir as ir
 from sardonyx import opsets
 from sardonyx.native import attention
 from sardonyx.options import Options
-from sardonyx.precision.layers import dims, is_layer
+from sardonyx.precision.layers import is_layer
 from sardonyx.precision.plan import Plan, Type
+from sardonyx.precision.sizes import dims
 from sardonyx.precision.views import source_of
 from sardonyx.sizes import Dims
 from sardonyx.telemetry.source import module_of

@@ -30,8 +30,9 @@ def plan_in_bfloat16(graph: ir.Graph, factors: Set[str], options: Options) -> Pl
     layers = [layer for layer in layers if unsupported_reason(layer, _BFLOAT16.name) is None]
     if not layers or not _has_kernels(options):
         return Plan()
-    heads = [layer for layer in attention_layers_of(graph) if _is_worthwhile(layer)]
-    return Plan({layer.name: _BFLOAT16.name for layer in (*layers, *heads)})
+    names = [layer.name for layer in layers]
+    names += [layer.name for layer in attention_layers_of(graph) if _is_worthwhile(layer)]
+    return Plan(dict.fromkeys(names, _BFLOAT16.name))
 
 
 def _is_worthwhile(layer: AttentionLayer) -> bool:

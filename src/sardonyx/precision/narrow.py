@@ -58,20 +58,20 @@ def _is_given(value: ir.Value, chosen: Set[ir.Value]) -> bool:
 def _is_taken(value: ir.Value, chosen: Set[ir.Value]) -> bool:
     """Whether all that reads a value, or a view of it, takes bfloat16."""
     returned = any(x.is_graph_output() for x in (value, *views_of(value)))
-    return not returned and all(_takes(use, chosen) for use in readers_of(value))
+    return not returned and all(_takes(node, index, chosen) for node, index in readers_of(value))
 
 
-def _takes(use: ir.Usage, chosen: Set[ir.Value]) -> bool:
+def _takes(node: ir.Node, index: int, chosen: Set[ir.Value]) -> bool:
     """Whether a node takes an input in bfloat16; attention takes all of its operands in one type."""
-    if _is_rounding(use.node):
+    if _is_rounding(node):
         return True
-    if attention.is_attention(use.node):
-        return use.idx < 3 and all(source_of(use.node.inputs[i]) in chosen for i in range(3))
-    if images.is_image_operator(use.node):
-        return use.idx == 0 and use.node.outputs[0] in chosen
-    if not linear.is_layer(use.node):
+    if attention.is_attention(node):
+        return index < 3 and all(source_of(node.inputs[i]) in chosen for i in range(3))
+    if images.is_image_operator(node):
+        return index == 0 and node.outputs[0] in chosen
+    if not linear.is_layer(node):
         return False
-    return use.idx == 0 or (use.idx == _RESIDUAL and use.node.outputs[0] in chosen)
+    return index == 0 or (index == _RESIDUAL and node.outputs[0] in chosen)
 
 
 def _is_rounding(node: ir.Node) -> bool:
@@ -90,8 +90,8 @@ def _set_types(node: ir.Node, chosen: Set[ir.Value]) -> None:
 
 def _remove_casts(graph: ir.Graph, value: ir.Value) -> None:
     """Remove casts to bfloat16 of what is in it now."""
-    for use in [use for x in (value, *views_of(value)) for use in x.uses() if _is_rounding(use.node)]:
-        source = use.node.inputs[0]
+    for node in [node for node, _ in readers_of(value) if _is_rounding(node)]:
+        source = node.inputs[0]
         assert source is not None
-        ir.convenience.replace_all_uses_with(use.node.outputs[0], source, replace_graph_outputs=True)
-        graph.remove(use.node, safe=True)
+        ir.convenience.replace_all_uses_with(node.outputs[0], source, replace_graph_outputs=True)
+        graph.remove(node, safe=True)

@@ -40,7 +40,7 @@ def _is_norm(node: ir.Node) -> bool:
 
 
 def _read_by_layers(value: ir.Value) -> Iterator[bool]:
-    return (linear.is_layer(use.node) and use.idx == 0 for use in readers_of(value))
+    return (linear.is_layer(node) and index == 0 for node, index in readers_of(value))
 
 
 def _replace(graph: ir.Graph, old: ir.Node) -> None:

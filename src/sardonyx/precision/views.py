@@ -9,24 +9,24 @@ import onnx_ir as ir
 _FREE = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 
 
-def is_view(use: ir.Usage) -> bool:
-    """Whether a use of a value is to view it."""
-    return use.node.op_type in _FREE and not use.node.domain and use.idx == 0
+def _is_view(node: ir.Node, index: int) -> bool:
+    """Whether a node views this one of its inputs."""
+    return node.op_type in _FREE and not node.domain and index == 0
 
 
 def views_of(value: ir.Value) -> Iterator[ir.Value]:
     """Yield the views of a value, and the views of these."""
-    for use in value.uses():
-        if is_view(use):
-            view = use.node.outputs[0]
+    for node, index in value.uses():
+        if _is_view(node, index):
+            view = node.outputs[0]
             yield view
             yield from views_of(view)
 
 
-def readers_of(value: ir.Value) -> Iterator[ir.Usage]:
-    """Yield the uses of a value and of its views, but for the views themselves."""
+def readers_of(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
+    """Yield the nodes that read a value or a view of it, but for its views, and which of their inputs it is."""
     for x in (value, *views_of(value)):
-        yield from (use for use in x.uses() if not is_view(use))
+        yield from ((node, index) for node, index in x.uses() if not _is_view(node, index))
 
 
 def source_of(value: ir.Value | None) -> ir.Value | None:
