@@ -130,10 +130,10 @@ def compute_half_precision_widely(model: ir.Model, context: Context) -> ir.Model
 
 
 def may_widen(context: Context) -> bool:
-    """Whether a session for inference runs on the CPU, in an engine with kernels of float32, and is optimized."""
+    """Whether a session for inference runs on the CPU, in an engine with constant weights, and is optimized."""
     inference = context.kind not in TRAINING and context.kind != TRACE
     on_cpu = context.device.type == "cpu" and context.engine.takes_kernels(context.device)
-    return inference and on_cpu and has_rules(context)
+    return inference and on_cpu and context.engine.freezes(context.device) and has_rules(context)
 
 
 def has_rules(context: Context) -> bool:

@@ -228,6 +228,66 @@ def test_a_norm_before_a_convolution_has_channels_last() -> None:
     assert operators(region)["Transpose"] <= 2
 
 
+@pytest.mark.parametrize("mode", ["constant", "reflect", "replicate"])
+def test_padding_has_channels_last(mode: str) -> None:
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 5, 3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(F.pad(F.relu(self.first(x)), (0, 1, 2, 1), mode=mode))
+
+    torch.manual_seed(0)
+    module, x = Padded().eval(), images(2, 3, 10, 12)
+    result, region = run(module, x)
+    assert relative_error(result, module(x)) < 0.02
+    assert operators(region)["Transpose"] <= 2
+
+
+def test_convolutions_of_series() -> None:
+    class Series(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm = nn.Conv1d(5, 8, 3, padding=1), nn.BatchNorm1d(8)
+            self.second, self.last = nn.Conv1d(8, 9, 3, 2, padding=2, dilation=2), nn.Linear(9, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = F.gelu(self.second(F.gelu(self.norm(self.first(x)))))
+            return self.last(y.permute(0, 2, 1))
+
+    torch.manual_seed(0)
+    module, x = Series().eval(), images(2, 5, 19)
+    for precision, bound in BOUNDS.items():
+        result, region = run(module, x, precision=precision, max_drop=bound)
+        assert 0 < relative_error(result, module(x)) <= bound
+        assert set(layers(region).values()) == {precision}
+        assert operators(region)["Transpose"] == 1
+        assert not operators(region)["Gelu"]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_row_of_factors_is_folded_into_a_linear_layer(bias: bool) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(12, 20), nn.Linear(20, 12, bias=bias)
+            self.scale = nn.Parameter(torch.randn(12))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.second(F.gelu(self.first(x))) * self.scale
+
+    torch.manual_seed(0)
+    module, x = Scaled().eval(), images(2, 7, 12)
+    call = compiled(module, max_drop=0.1)
+    with collecting() as report:
+        assert relative_error(call(x), module(x)) < 0.02
+    (region,) = (region for graph in report.graphs for region in graph.regions)
+    assert not {"Mul", "Add"} & set(operators(region))
+    module.scale.data.mul_(-3.0)
+    assert relative_error(call(x), module(x)) < 0.02
+
+
 def test_squeezes_and_excitations() -> None:
     class Gated(nn.Module):
         def __init__(self) -> None:

@@ -123,7 +123,7 @@ ort::Status* run_images(ort::Context* context, const Attributes& attributes) {
   ort::Tensor x;
   if (auto s = ort::input(context, 0, x)) return s;
   windows::Window window{};
-  if (!attributes.window.place(x, window)) return ort::failure("x of an operator over images has another size");
+  if (x.rank != 4 || !attributes.window.place(x, window)) return ort::failure("x of an operator over images has another size");
   images::Call call{window, x.dims[0], x.data, nullptr, nullptr, nullptr, attributes.counts_padding != 0};
   if constexpr (kConvolves) {
     if (auto s = numbers(context, 1, window.height * window.width * window.channels, &call.weights)) return s;

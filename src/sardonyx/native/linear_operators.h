@@ -119,7 +119,7 @@ ort::Status* run_layer(ort::Context* context, const Layer& layer, bool is_convol
   int64_t dims[ort::Tensor::kMostDims];
   std::copy(x.dims, x.dims + x.rank, dims);
   dims[x.rank - 1] = layer.columns;
-  if (is_convolution) dims[1] = window.out_height, dims[2] = window.out_width;
+  if (is_convolution) dims[1] = window.out_height, dims[x.rank - 2] = window.out_width;
   Call call{};
   call.window = is_convolution && !is_pixel(window) ? &window : nullptr;
   call.images = x.dims[0];

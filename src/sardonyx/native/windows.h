@@ -37,16 +37,17 @@ struct Sizes {
     return valid ? nullptr : ort::failure("an operator over images has an invalid window");
   }
 
-  // Finds the windows of images with channels last; false, if they are smaller than one.
+  // Finds the windows of images with channels last, or of series, which are images of one row; false, if they are smaller
+  // than one.
   bool place(const ort::Tensor& x, Window& w) const {
-    if (x.rank != 4) return false;
-    w = {x.dims[1], x.dims[2], x.dims[3], 0, 0, of[0], of[1], of[2], of[3], of[4], of[5], of[8], of[9]};
+    if (x.rank != 4 && x.rank != 3) return false;
+    w = {x.rank == 4 ? x.dims[1] : 1, x.dims[x.rank - 2], x.dims[x.rank - 1], 0, 0, of[0], of[1], of[2], of[3], of[4], of[5], of[8], of[9]};
     const int64_t free_height = w.image_height + w.top + of[6] - (w.height - 1) * w.dilation_y - 1;
     const int64_t free_width = w.image_width + w.left + of[7] - (w.width - 1) * w.dilation_x - 1;
     if (free_height < 0 || free_width < 0) return false;
     w.out_height = free_height / w.stride_y + 1;
     w.out_width = free_width / w.stride_x + 1;
-    return true;
+    return x.rank == 4 || w.out_height == 1;
   }
 };
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from sardonyx import opsets
-from sardonyx.precision.convolutions import TO_FIRST, TO_LAST, epsilon_of, is_plain_convolution, norm_after, window_of
+from sardonyx.precision.convolutions import is_plain_convolution, to_first, to_last, window_of
+from sardonyx.precision.scales import epsilon_of, scale_after, weights_of
 from sardonyx.precision.sizes import dims, float_value, is_weight
 from sardonyx.precision.weights import WeightForm
 from sardonyx.sizes import Dims
@@ -26,8 +27,8 @@ class Layer:
 
     name: str
     node: ir.Node
-    norm: ir.Node | None = None
-    """The batch norm of a convolution's result, which is folded into the weight."""
+    scale: ir.Node | None = None
+    """What scales the columns of its result, and is folded into the weight."""
 
     @property
     def x(self) -> ir.Value:
@@ -47,7 +48,7 @@ class Layer:
     @property
     def nodes(self) -> Sequence[ir.Node]:
         """What computes the result of the activations."""
-        return [self.node] if self.norm is None else [self.node, self.norm]
+        return [self.node] if self.scale is None else [self.node, self.scale]
 
     @property
     def result(self) -> ir.Value:
@@ -57,9 +58,10 @@ class Layer:
     @property
     def folded(self) -> Sequence[ir.Value]:
         """The weights that become packed constants, as the form of the weight takes them."""
-        if self.norm is None:
+        if self.scale is None:
             return [self.weight]
-        return [x for x in (self.weight, self.bias, *self.norm.inputs[1:]) if x is not None]
+        scales = weights_of(self.scale, self.node.outputs[0])
+        return [x for x in (self.weight, self.bias, *scales) if x is not None]
 
     @property
     def convolves(self) -> bool:
@@ -69,9 +71,9 @@ class Layer:
     @property
     def form(self) -> WeightForm:
         """How its constants become a matrix."""
-        if self.norm is None:
+        if self.scale is None:
             return WeightForm(self.transposed, self.convolves)
-        return WeightForm(False, True, self.bias is not None, epsilon_of(self.norm))
+        return WeightForm(self.transposed, self.convolves, True, self.bias is not None, epsilon_of(self.scale))
 
     @property
     def transposed(self) -> bool:
@@ -94,7 +96,7 @@ def layers_of(graph: ir.Graph, is_weight: Callable[[ir.Value], bool] = is_weight
     for node in graph:
         if is_layer(node, is_weight):
             name = _unique(module_of(node.meta.get("fx")) or _weight_name(node), named)
-            named[name] = Layer(name, node, norm_after(node) if node.op_type == "Conv" else None)
+            named[name] = Layer(name, node, scale_after(node))
     return list(named.values())
 
 
@@ -129,15 +131,15 @@ def alone(layer: Layer, shape: Sequence[int], *, channels_last: bool = False) ->
     constants = {value: _copied(value) for value in _constants(layer)}
     nodes, y = [], x
     if channels_last:
-        x = float_value("x_last", tuple(shape[axis] for axis in TO_LAST))
-        nodes.append(_transpose(x, TO_FIRST, y))
+        x = float_value("x_last", tuple(shape[axis] for axis in to_last(len(shape))))
+        nodes.append(_transpose(x, to_first(len(shape)), y))
     for number, node in enumerate(layer.nodes):
-        inputs = [y, *(None if value is None else constants[value] for value in node.inputs[1:])]
+        inputs = [None if value is None else constants.get(value, y) for value in node.inputs]
         y = float_value(f"y{number}", sizes)
         nodes.append(_like(node, inputs, y))
     if channels_last:
-        y, first = float_value("y_last", tuple(sizes[axis] for axis in TO_LAST)), y
-        nodes.append(_transpose(first, TO_LAST, y))
+        y, first = float_value("y_last", tuple(sizes[axis] for axis in to_last(len(sizes)))), y
+        nodes.append(_transpose(first, to_last(len(sizes)), y))
     versions = dict(graph.opset_imports)
     weights = list(constants.values())
     copy = ir.Graph([x], [y], nodes=nodes, initializers=weights, opset_imports=versions, name="layer")
@@ -145,7 +147,8 @@ def alone(layer: Layer, shape: Sequence[int], *, channels_last: bool = False) ->
 
 
 def _constants(layer: Layer) -> Sequence[ir.Value]:
-    return list(dict.fromkeys(value for node in layer.nodes for value in node.inputs[1:] if value is not None))
+    read = (value for node in layer.nodes for value in node.inputs if value is not None)
+    return [value for value in dict.fromkeys(read) if value not in (layer.x, layer.node.outputs[0])]
 
 
 def _like(node: ir.Node, inputs: Sequence[ir.Value | None], y: ir.Value) -> ir.Node:
@@ -160,7 +163,8 @@ def _result_sizes(layer: Layer, shape: Sequence[int]) -> Dims:
     columns = layer.matrix_sizes[1]
     if not layer.convolves:
         return (*shape[:-1], columns)
-    return (shape[0], columns, *window_of(layer.node).places((shape[2], shape[3])))
+    rows, places = window_of(layer.node).places((shape[2] if len(shape) == 4 else 1, shape[-1]))
+    return (shape[0], columns, rows, places) if len(shape) == 4 else (shape[0], columns, places)
 
 
 def _copied(value: ir.Value) -> ir.Value:

@@ -14,7 +14,12 @@ from sardonyx.optimize.rules.images import IMAGES
 from sardonyx.options import Options
 
 _NEEDS = (CHANNELS_LAST, IMAGES)
-_JOINS = frozenset({"JoinTransposes", "DropTranspose", "JoinReshapes", "DropReshape", "ShareCommon", "FoldConstant"})
+_JOINS = frozenset(
+    {
+        *("JoinTransposes", "DropTranspose", "JoinReshapes", "DropReshape", "ShareCommon", "FoldConstant"),
+        *("SinkTransposeThroughElementwise", "SinkTransposeThroughArithmetic"),
+    }
+)
 
 
 def join_layouts(model: ir.Model, options: Options) -> Sequence[Path]:

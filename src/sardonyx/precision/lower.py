@@ -11,7 +11,7 @@ import torch
 from sardonyx.errors import OptionError
 from sardonyx.native import linear
 from sardonyx.options import Options
-from sardonyx.precision.convolutions import TO_FIRST, TO_LAST, window_of
+from sardonyx.precision.convolutions import to_first, to_last, window_of
 from sardonyx.precision.layers import Layer, layers_of
 from sardonyx.precision.layout import join_layouts
 from sardonyx.precision.packing import BIAS, Packing
@@ -64,21 +64,22 @@ def _replace(
     pack = kind.pack if storage is None else storage.pack
     packed = pack(torch.empty(layer.matrix_sizes, device="meta"))
     name, nodes, x, window = f"{precision}_{old.name}", [], layer.x, None
-    bias = layer.bias if layer.norm is None else _bias_of_norm(f"{name}_{BIAS}", layer)
+    bias = _scaled_bias(f"{name}_{BIAS}", layer) if layer.form.leaves_bias else layer.bias
     if layer.convolves:
-        nodes.append(_transpose(x, TO_LAST))
+        nodes.append(_transpose(x, to_last(len(dims(x)))))
         x, window = nodes[0].outputs[0], window_of(layer.node)
     node, constants = linear.linear_node(kind, x, packed, name=name, bias=bias, window=window)
     nodes.append(node)
     names = dict(zip(packed.constants, (str(value.name) for value in constants), strict=True))
-    if layer.norm is not None:
+    if layer.form.leaves_bias:
         assert bias is not None
         constants, names = [*constants, bias], names | {BIAS: str(bias.name)}
     for value in constants:
         graph.register_initializer(value)
     if layer.convolves:
-        set_dims(node.outputs[0], tuple(dims(old)[axis] for axis in TO_LAST))
-        nodes.append(_transpose(node.outputs[0], TO_FIRST))
+        sizes = dims(old)
+        set_dims(node.outputs[0], tuple(sizes[axis] for axis in to_last(len(sizes))))
+        nodes.append(_transpose(node.outputs[0], to_first(len(sizes))))
     for added in nodes:
         added.meta["fx"] = layer.node.meta.get("fx")
     graph.insert_before(layer.node, nodes)
@@ -99,8 +100,8 @@ def _transpose(x: ir.Value, order: Sequence[int]) -> ir.Node:
     return node
 
 
-def _bias_of_norm(name: str, layer: Layer) -> ir.Value:
-    """Return the bias that a folded batch norm leaves, declared without its data."""
+def _scaled_bias(name: str, layer: Layer) -> ir.Value:
+    """Return the bias of a layer with a folded scale, declared without its data."""
     sizes = (layer.matrix_sizes[1],)
     value = ir.Value(name=name, const_value=external_weight(name, ir.DataType.FLOAT, sizes))
     value.type = ir.TensorType(ir.DataType.FLOAT)

@@ -14,7 +14,7 @@ import torch
 from sardonyx.engines import Engine, Job, Runner
 from sardonyx.options import Options
 from sardonyx.precision.calibration import calibrated
-from sardonyx.precision.convolutions import TO_FIRST, TO_LAST, window_of
+from sardonyx.precision.convolutions import to_first, to_last, window_of
 from sardonyx.precision.layers import Layer, alone, layers_of
 from sardonyx.precision.lower import lower, unsupported_reason
 from sardonyx.precision.metric import relative_error
@@ -151,11 +151,11 @@ class LayerBench:
         runner = load_alone(self._engine, model, weights, [str(library) for library in libraries], self._options)
         if not channels_last:
             return lambda: runner([x])[0]
-        image = x.permute(TO_LAST).contiguous()
-        return lambda: runner([image])[0].permute(TO_FIRST)
+        image, first = x.permute(*to_last(x.dim())).contiguous(), to_first(x.dim())
+        return lambda: runner([image])[0].permute(*first)
 
 
 def _shape_key(layer: Layer, x: torch.Tensor) -> Hashable:
     """Return what the time of a layer depends on."""
     window = window_of(layer.node) if layer.convolves else None
-    return (x.shape, dims(layer.weight), layer.transposed, layer.bias is None, layer.norm is None, window)
+    return (x.shape, dims(layer.weight), layer.transposed, layer.bias is None, layer.scale is None, window)

@@ -94,6 +94,20 @@ def channels_last_concat(m: Match) -> ir.Value:
     return m.g.transpose(m.g.shaped(y, to_last(m.dims(m.result))), TO_FIRST)
 
 
+@rule_at("Pad", needs=CHANNELS_LAST, late=True)
+def channels_last_pad(m: Match) -> ir.Value:
+    """Pad(Transpose(x)) = Transpose(Pad(x)), with the padding of each axis where the axis is."""
+    image = image_of(m)
+    _, pads, *rest = m.node.inputs
+    counts = array_of(pads)
+    m.require(
+        counts is not None and counts.size == 8 and len(rest) < 2, "not of constant sizes, or along some axes only"
+    )
+    moved = [int(side[axis]) for side in counts.reshape(2, 4) for axis in TO_LAST]
+    y = m.g.node("Pad", [image, m.g.ints(moved), *rest], **attributes_of(m.node))
+    return m.g.transpose(m.g.shaped(y, to_last(m.dims(m.result))), TO_FIRST)
+
+
 @rule_at("ReduceMean", "ReduceSum", needs=CHANNELS_LAST, late=True)
 def channels_last_reduction(m: Match) -> ir.Value:
     """Reduce(Transpose(x)) over positions = Reduce(x), which has only axes of one element to move."""
