@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 
 from sardonyx.native.linear import Int4Weight, quantize_int4
 from sardonyx.precision.metric import relative_error
@@ -62,62 +63,37 @@ def nearest_int4(weight: torch.Tensor, block: int, *, symmetric: bool) -> Int4We
 
 def _side_by_side(parts: Sequence[Int4Weight]) -> Int4Weight:
     """Return one weight of the columns of several."""
-    first = parts[0]
-    zero = (
-        None if first.zero_points is None else torch.cat([x.zero_points for x in parts if x.zero_points is not None], 1)
-    )
     codes, scales = torch.cat([x.codes for x in parts], 1), torch.cat([x.scales for x in parts], 1)
-    return replace(first, codes=codes, scales=scales, zero_points=zero)
+    zero = [x.zero_points for x in parts if x.zero_points is not None]
+    return replace(parts[0], codes=codes, scales=scales, zero_points=torch.cat(zero, 1) if zero else None)
 
 
 def _nearest(weight: torch.Tensor, block: int, symmetric: bool) -> Int4Weight:
-    best, least = None, torch.empty(0)
-    for shrink in _SHRINKS:
-        tried = _shrunk(weight, block, shrink, symmetric=symmetric)
-        error = _block_errors(weight, tried)
-        if best is None:
-            best, least = tried, error
-            continue
-        better = error < least
-        best, least = _merged(best, tried, better), torch.where(better, error, least)
-    assert best is not None
-    return best
-
-
-def _shrunk(weight: torch.Tensor, block: int, shrink: float, *, symmetric: bool) -> Int4Weight:
-    """Return a weight with scales as if blocks reached only this share of their range."""
     full = quantize_int4(weight, block, symmetric=symmetric)
-    if shrink == 1.0:
-        return full
-    tried = replace(full, scales=full.scales * shrink)
-    return replace(tried, codes=_codes(weight, tried))
+    blocks = F.pad(weight, (0, 0, 0, -len(weight) % block)).view(-1, block, weight.shape[1])
+    errors = torch.stack([_block_errors(blocks, full.scales * shrink, _zero(full)) for shrink in _SHRINKS])
+    best = replace(full, scales=full.scales * torch.tensor(_SHRINKS)[errors.argmin(0)])
+    scales, zero = _grid(best)
+    return replace(best, codes=(weight / scales).add_(zero).round_().clamp_(0, 15).to(torch.uint8))
 
 
-def _codes(weight: torch.Tensor, like: Int4Weight) -> torch.Tensor:
-    """Return codes to the nearest, with the scales and zero points of a weight."""
-    scales, zero = _grid(like)
-    return (weight / scales + zero).round_().clamp_(0, 15).to(torch.uint8)
+def _block_errors(blocks: torch.Tensor, scales: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
+    """Return the squared error of each block and column, rounded to the nearest with these scales."""
+    scales, zero = scales[:, None], zero[:, None]
+    codes = (blocks / scales).add_(zero).round_().clamp_(0, 15)
+    return codes.sub_(zero).mul_(scales).sub_(blocks).square_().sum(1)
+
+
+def _zero(weight: Int4Weight) -> torch.Tensor:
+    """Return the zero points of blocks × columns in float32."""
+    return torch.full_like(weight.scales, 8) if weight.zero_points is None else weight.zero_points.to(torch.float32)
 
 
 def _grid(weight: Int4Weight) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the scale and zero point of each element of a weight."""
     depth = weight.codes.shape[0]
-    zero = torch.full_like(weight.scales, 8) if weight.zero_points is None else weight.zero_points.to(torch.float32)
-    scales, zero = (x.repeat_interleave(weight.block, 0)[:depth] for x in (weight.scales, zero))
+    scales, zero = (x.repeat_interleave(weight.block, 0)[:depth] for x in (weight.scales, _zero(weight)))
     return scales, zero
-
-
-def _block_errors(weight: torch.Tensor, rounded: Int4Weight) -> torch.Tensor:
-    squares = (rounded.dequantized() - weight).square_()
-    padded = torch.nn.functional.pad(squares, (0, 0, 0, -len(weight) % rounded.block))
-    return padded.view(-1, rounded.block, weight.shape[1]).sum(1)
-
-
-def _merged(first: Int4Weight, second: Int4Weight, where: torch.Tensor) -> Int4Weight:
-    """Return the second where it is chosen, by block and column, and the first elsewhere; zero points are the same."""
-    chosen = where.repeat_interleave(first.block, 0)[: len(first.codes)]
-    codes = torch.where(chosen, second.codes, first.codes)
-    return replace(first, codes=codes, scales=torch.where(where, second.scales, first.scales))
 
 
 def round_with_feedback(weight: torch.Tensor, grid: Int4Weight, rows: torch.Tensor) -> Int4Weight:
