@@ -41,10 +41,13 @@ def round_int4(weight: torch.Tensor, x: torch.Tensor, block: int, *, symmetric: 
     """Return a weight of depth × columns rounded for activations of rows × depth, and the name of the method."""
     rows = usable_rows(x)
     nearest = nearest_int4(weight, block, symmetric=symmetric)
-    unsuited = len(rows) < LEAST_ROWS or len(weight) > _MOST_DEPTH
-    if unsuited or not _feedback_pays(weight, nearest, rows):
+    if len(rows) < LEAST_ROWS or len(weight) > _MOST_DEPTH:
         return nearest, "least squares"
-    return round_with_feedback(weight, nearest, rows), "GPTQ"
+    unseen = len(rows) // 4
+    order, factor = inverse_factor(rows[unseen:])
+    if not _feedback_pays(weight, nearest, rows[:unseen], order, factor):
+        return nearest, "least squares"
+    return round_with_feedback(weight, nearest, order, factor), "GPTQ"
 
 
 def usable_rows(x: torch.Tensor) -> torch.Tensor:
@@ -96,9 +99,10 @@ def _grid(weight: Int4Weight) -> tuple[torch.Tensor, torch.Tensor]:
     return scales, zero
 
 
-def round_with_feedback(weight: torch.Tensor, grid: Int4Weight, rows: torch.Tensor) -> Int4Weight:
+def round_with_feedback(
+    weight: torch.Tensor, grid: Int4Weight, order: torch.Tensor, factor: torch.Tensor
+) -> Int4Weight:
     """Return codes for the scales of `grid`, each chosen with the errors of those before in mind."""
-    order, factor = _inverse_factor(rows)
     scales, zero = (x[order] for x in _grid(grid))
     parts = zip(*(torch.split(x, _COLUMNS, 1) for x in (weight[order], scales, zero)), strict=True)
     ordered = torch.cat([_rounded(factor, *part) for part in parts], 1)
@@ -107,19 +111,19 @@ def round_with_feedback(weight: torch.Tensor, grid: Int4Weight, rows: torch.Tens
     return replace(grid, codes=codes)
 
 
-def _inverse_factor(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the order of rounding, largest activations first, and the upper factor of the inverse Hessian in it."""
-    hessian = rows.t() @ rows
-    order = hessian.diagonal().argsort(descending=True, stable=True)
-    hessian = hessian[order][:, order]
+def inverse_factor(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the order of rounding, largest activations first, and the upper U with UᵀU the inverse Hessian in it."""
+    rows = rows / rows.abs().amax()  # squares of large numbers would overflow
+    order = rows.square().sum(0).argsort(stable=True)
+    hessian = rows[:, order].t() @ rows[:, order]
     damping = float(hessian.diagonal().mean()) * max(_LEAST_DAMPING, _DAMPING * len(hessian) / len(rows))
-    while True:
-        damped = hessian + damping * torch.eye(len(hessian))
-        lower, failed = torch.linalg.cholesky_ex(damped)
-        upper, failed_too = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
-        if not failed and not failed_too:
-            return order, upper
+    failed = torch.ones(())
+    while failed:
+        hessian.diagonal().add_(damping)
+        lower, failed = torch.linalg.cholesky_ex(hessian)
         damping *= 10
+    identity = torch.eye(len(hessian))
+    return order.flip(0), torch.linalg.solve_triangular(lower, identity, upper=False).flip(0, 1)
 
 
 def _rounded(factor: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
@@ -145,13 +149,13 @@ def _round_chunk(
     return errors
 
 
-def _feedback_pays(weight: torch.Tensor, nearest: Int4Weight, rows: torch.Tensor) -> bool:
-    """Whether codes found with one half of the rows leave less error in the other, in a sample of the columns."""
+def _feedback_pays(
+    weight: torch.Tensor, nearest: Int4Weight, unseen: torch.Tensor, order: torch.Tensor, factor: torch.Tensor
+) -> bool:
+    """Whether feedback leaves less error for rows that the factor was not computed from, in a sample of the columns."""
     columns = slice(None, None, -(-weight.shape[1] // _SAMPLE))
     weight, nearest = weight[:, columns], _some_columns(nearest, columns)
-    half = len(rows) // 2
-    unseen, expected = rows[half:], rows[half:] @ weight
-    tried = round_with_feedback(weight, nearest, rows[:half])
+    tried, expected = round_with_feedback(weight, nearest, order, factor), unseen @ weight
     errors = [relative_error(unseen @ rounded.dequantized(), expected) for rounded in (tried, nearest)]
     return errors[0] < errors[1] * _LESS
 
