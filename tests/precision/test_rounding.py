@@ -81,6 +81,15 @@ def test_rounding_is_reproducible_and_leaves_its_arguments() -> None:
     assert torch.equal(x, correlated(200, seed=1))
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_activations_may_have_any_magnitude(scale: float) -> None:
+    w, x = weight(), correlated(400, seed=1)
+    usual, _ = round_int4(w, x, 32, symmetric=True)
+    scaled, method = round_int4(w, x * scale, 32, symmetric=True)
+    assert method == "GPTQ"
+    assert (usual.codes != scaled.codes).float().mean() < 0.05
+
+
 def test_columns_are_rounded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     w, x = weight(), correlated(300, seed=1)
     whole, _ = round_int4(w, x, 32, symmetric=True)

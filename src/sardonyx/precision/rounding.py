@@ -6,9 +6,11 @@ the weight after the other, and the error of each is made up for by the rows aft
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 
 from sardonyx.native.linear import Int4Weight, quantize_int4
 from sardonyx.precision.metric import relative_error
@@ -21,12 +23,14 @@ _MOST_DEPTH = 8192
 _SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7)
 """Shares of the range of a block that scales are tried for."""
 _LEAST_DAMPING, _DAMPING = 0.01, 0.1
-"""Added to the diagonal of the Hessian, as a share of its mean: the least, and for each channel by the rows, as few rows
-say little about the directions that they do not have."""
+"""Added to the diagonal of the Hessian, as a share of its mean: the least, and for as many rows as channels; more for
+fewer rows, which say little about the directions that they do not have."""
 _CHUNK = 64
 """Rows of the weight after which the error is spread over all others."""
 _COLUMNS = 4096
 """Rounded at a time: a chunk of them fits into a processor's cache."""
+_ELEMENTS = 2**18
+"""Of the weight that scales are found for at a time, likewise."""
 _SAMPLE = 256
 """Columns that decide whether error feedback pays."""
 _LESS = 0.95
@@ -37,10 +41,13 @@ def round_int4(weight: torch.Tensor, x: torch.Tensor, block: int, *, symmetric: 
     """Return a weight of depth × columns rounded for activations of rows × depth, and the name of the method."""
     rows = usable_rows(x)
     nearest = nearest_int4(weight, block, symmetric=symmetric)
-    unsuited = len(rows) < LEAST_ROWS or len(weight) > _MOST_DEPTH
-    if unsuited or not _feedback_pays(weight, nearest, rows):
+    if len(rows) < LEAST_ROWS or len(weight) > _MOST_DEPTH:
         return nearest, "least squares"
-    return round_with_feedback(weight, nearest, rows), "GPTQ"
+    unseen = len(rows) // 4
+    order, factor = inverse_factor(rows[unseen:])
+    if not _feedback_pays(weight, nearest, rows[:unseen], order, factor):
+        return nearest, "least squares"
+    return round_with_feedback(weight, nearest, order, factor), "GPTQ"
 
 
 def usable_rows(x: torch.Tensor) -> torch.Tensor:
@@ -52,58 +59,50 @@ def usable_rows(x: torch.Tensor) -> torch.Tensor:
 
 def nearest_int4(weight: torch.Tensor, block: int, *, symmetric: bool) -> Int4Weight:
     """Return a weight rounded to the nearest, with the scales of the least squared error for each block."""
-    best, least = None, torch.empty(0)
-    for shrink in _SHRINKS:
-        tried = _shrunk(weight, block, shrink, symmetric=symmetric)
-        error = _block_errors(weight, tried)
-        if best is None:
-            best, least = tried, error
-            continue
-        better = error < least
-        best, least = _merged(best, tried, better), torch.where(better, error, least)
-    assert best is not None
-    return best
+    columns = max(1, _ELEMENTS // max(1, len(weight)))
+    parts = [_nearest(part.contiguous(), block, symmetric) for part in torch.split(weight, columns, 1)]
+    return _side_by_side(parts)
 
 
-def _shrunk(weight: torch.Tensor, block: int, shrink: float, *, symmetric: bool) -> Int4Weight:
-    """Return a weight with scales as if blocks reached only this share of their range."""
+def _side_by_side(parts: Sequence[Int4Weight]) -> Int4Weight:
+    """Return one weight of the columns of several."""
+    codes, scales = torch.cat([x.codes for x in parts], 1), torch.cat([x.scales for x in parts], 1)
+    zero = [x.zero_points for x in parts if x.zero_points is not None]
+    return replace(parts[0], codes=codes, scales=scales, zero_points=torch.cat(zero, 1) if zero else None)
+
+
+def _nearest(weight: torch.Tensor, block: int, symmetric: bool) -> Int4Weight:
     full = quantize_int4(weight, block, symmetric=symmetric)
-    if shrink == 1.0:
-        return full
-    tried = replace(full, scales=full.scales * shrink)
-    return replace(tried, codes=_codes(weight, tried))
+    blocks = F.pad(weight, (0, 0, 0, -len(weight) % block)).view(-1, block, weight.shape[1])
+    errors = torch.stack([_block_errors(blocks, full.scales * shrink, _zero(full)) for shrink in _SHRINKS])
+    best = replace(full, scales=full.scales * torch.tensor(_SHRINKS)[errors.argmin(0)])
+    scales, zero = _grid(best)
+    return replace(best, codes=(weight / scales).add_(zero).round_().clamp_(0, 15).to(torch.uint8))
 
 
-def _codes(weight: torch.Tensor, like: Int4Weight) -> torch.Tensor:
-    """Return codes to the nearest, with the scales and zero points of a weight."""
-    scales, zero = _grid(like)
-    return (weight / scales + zero).round_().clamp_(0, 15).to(torch.uint8)
+def _block_errors(blocks: torch.Tensor, scales: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
+    """Return the squared error of each block and column, rounded to the nearest with these scales."""
+    scales, zero = scales[:, None], zero[:, None]
+    codes = (blocks / scales).add_(zero).round_().clamp_(0, 15)
+    return codes.sub_(zero).mul_(scales).sub_(blocks).square_().sum(1)
+
+
+def _zero(weight: Int4Weight) -> torch.Tensor:
+    """Return the zero points of blocks × columns in float32."""
+    return torch.full_like(weight.scales, 8) if weight.zero_points is None else weight.zero_points.to(torch.float32)
 
 
 def _grid(weight: Int4Weight) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the scale and zero point of each element of a weight."""
     depth = weight.codes.shape[0]
-    zero = torch.full_like(weight.scales, 8) if weight.zero_points is None else weight.zero_points.to(torch.float32)
-    scales, zero = (x.repeat_interleave(weight.block, 0)[:depth] for x in (weight.scales, zero))
+    scales, zero = (x.repeat_interleave(weight.block, 0)[:depth] for x in (weight.scales, _zero(weight)))
     return scales, zero
 
 
-def _block_errors(weight: torch.Tensor, rounded: Int4Weight) -> torch.Tensor:
-    squares = (rounded.dequantized() - weight).square_()
-    padded = torch.nn.functional.pad(squares, (0, 0, 0, -len(weight) % rounded.block))
-    return padded.view(-1, rounded.block, weight.shape[1]).sum(1)
-
-
-def _merged(first: Int4Weight, second: Int4Weight, where: torch.Tensor) -> Int4Weight:
-    """Return the second where it is chosen, by block and column, and the first elsewhere; zero points are the same."""
-    chosen = where.repeat_interleave(first.block, 0)[: len(first.codes)]
-    codes = torch.where(chosen, second.codes, first.codes)
-    return replace(first, codes=codes, scales=torch.where(where, second.scales, first.scales))
-
-
-def round_with_feedback(weight: torch.Tensor, grid: Int4Weight, rows: torch.Tensor) -> Int4Weight:
+def round_with_feedback(
+    weight: torch.Tensor, grid: Int4Weight, order: torch.Tensor, factor: torch.Tensor
+) -> Int4Weight:
     """Return codes for the scales of `grid`, each chosen with the errors of those before in mind."""
-    order, factor = _inverse_factor(rows)
     scales, zero = (x[order] for x in _grid(grid))
     parts = zip(*(torch.split(x, _COLUMNS, 1) for x in (weight[order], scales, zero)), strict=True)
     ordered = torch.cat([_rounded(factor, *part) for part in parts], 1)
@@ -112,19 +111,19 @@ def round_with_feedback(weight: torch.Tensor, grid: Int4Weight, rows: torch.Tens
     return replace(grid, codes=codes)
 
 
-def _inverse_factor(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the order of rounding, largest activations first, and the upper factor of the inverse Hessian in it."""
-    hessian = rows.t() @ rows
-    order = hessian.diagonal().argsort(descending=True, stable=True)
-    hessian = hessian[order][:, order]
+def inverse_factor(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the order of rounding, largest activations first, and the upper U with UᵀU the inverse Hessian in it."""
+    rows = rows / rows.abs().amax()  # squares of large numbers would overflow
+    order = rows.square().sum(0).argsort(stable=True)
+    hessian = rows[:, order].t() @ rows[:, order]
     damping = float(hessian.diagonal().mean()) * max(_LEAST_DAMPING, _DAMPING * len(hessian) / len(rows))
-    while True:
-        damped = hessian + damping * torch.eye(len(hessian))
-        lower, failed = torch.linalg.cholesky_ex(damped)
-        upper, failed_too = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
-        if not failed and not failed_too:
-            return order, upper
+    failed = torch.ones(())
+    while failed:
+        hessian.diagonal().add_(damping)
+        lower, failed = torch.linalg.cholesky_ex(hessian)
         damping *= 10
+    identity = torch.eye(len(hessian))
+    return order.flip(0), torch.linalg.solve_triangular(lower, identity, upper=False).flip(0, 1)
 
 
 def _rounded(factor: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
@@ -150,13 +149,13 @@ def _round_chunk(
     return errors
 
 
-def _feedback_pays(weight: torch.Tensor, nearest: Int4Weight, rows: torch.Tensor) -> bool:
-    """Whether codes found with one half of the rows leave less error in the other, in a sample of the columns."""
+def _feedback_pays(
+    weight: torch.Tensor, nearest: Int4Weight, unseen: torch.Tensor, order: torch.Tensor, factor: torch.Tensor
+) -> bool:
+    """Whether feedback leaves less error for rows that the factor was not computed from, in a sample of the columns."""
     columns = slice(None, None, -(-weight.shape[1] // _SAMPLE))
     weight, nearest = weight[:, columns], _some_columns(nearest, columns)
-    half = len(rows) // 2
-    unseen, expected = rows[half:], rows[half:] @ weight
-    tried = round_with_feedback(weight, nearest, rows[:half])
+    tried, expected = round_with_feedback(weight, nearest, order, factor), unseen @ weight
     errors = [relative_error(unseen @ rounded.dequantized(), expected) for rounded in (tried, nearest)]
     return errors[0] < errors[1] * _LESS
 
