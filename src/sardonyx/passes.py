@@ -106,9 +106,15 @@ def _record_graph(stage: str, model: ir.Model, context: Context) -> None:
 # Sessions and files
 
 
+_HIDE_LAYERS = frozenset({"ProjectionsIntoAttention"})
+"""Rules that make layers parts of operators, where their precision cannot be lowered."""
+
+
 def rewrite(model: ir.Model, context: Context) -> ir.Model:
     """Apply the selected rewrite rules, with operators of the domains that the engine or the file allows."""
     names = select_rules(context.options.optimize)
+    if context.binding is None and wants_lower_precision(context) and context.report.precision is None:
+        names = [name for name in names if name not in _HIDE_LAYERS]
     context.report.rules = optimize(model, domains=_domains(model, context), names=names)
     for function in model.functions.values():
         body = ir.Model(function.graph, ir_version=model.ir_version)
@@ -357,6 +363,10 @@ def choose_file_precision(model: ir.Model, context: Context) -> ir.Model:
     )
     choice, _ = choose_for(subject, context.engine, context.options, context.device)
     context.report.precision = choice
+    if choice.is_float32 and has_rules(context):
+        rules = context.report.rules
+        model = rewrite(model, context)
+        context.report.rules += rules
     subject.lower(model, Plan({layer.layer: layer.precision for layer in choice.layers}))
     return model
 

@@ -109,6 +109,28 @@ def test_layers_with_one_input_share_its_codes() -> None:
     assert program.report.operators["MatMulInteger"] == 2
 
 
+class SelfAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (layer(x).view(2, 5, 4, 8).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        return self.out(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 5, 32))
+
+
+def test_projections_stay_layers_as_far_as_precision_is_lowered() -> None:
+    torch.manual_seed(0)
+    module, x = SelfAttention().eval(), torch.randn(2, 5, 32)
+    operators = [
+        {(node.domain, node.op_type) for node in exported(module, x, precision="int8", max_drop=bound).model.graph}
+        for bound in (0.2, 0.0)
+    ]
+    fused = ("com.microsoft", "Attention")
+    assert [fused in found for found in operators] == [False, True]
+    assert precisions(exported(module, x, precision="int8", max_drop=0.2)) == ["int8"] * 4
+
+
 @pytest.mark.parametrize("precision", ["bf16", "int8", "int4"])
 def test_tied_weights_are_stored_once(precision: str) -> None:
     module = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)).eval()

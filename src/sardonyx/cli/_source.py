@@ -117,6 +117,17 @@ class Source(ABC):
         example = None if inputs.sizes else self._example_feeds(model)
         return example or _feeds.random_inputs(model, inputs.sizes, inputs.seed)
 
+    def lowered(self, inputs: Inputs, options: Options) -> tuple[ir.Model, Options]:
+        """Return the model after rewrite rules, without native kernels, and the options left for `as_file`.
+
+        The precision of a module is lowered here, where its layers are seen best, and that of a file by its inputs.
+        """
+        if self.kind == "onnx" or options.precision == FLOAT32:
+            return self.program(Options.of(options, native=False, precision=FLOAT32)).model, options
+        calibration = self.calibration([] if inputs.file is None else [inputs.file], options)
+        program = self.program(Options.of(options, native=False), calibration=calibration)
+        return program.model, Options.of(options, precision=FLOAT32)
+
     def as_file(
         self, model: ir.Model, inputs: Inputs, options: Options, **overrides: Any
     ) -> tuple[Program, dict[str, torch.Tensor]]:

@@ -69,8 +69,8 @@ def command(
             hint="--native compiles for onnxruntime; `sardonyx export` and `sardonyx optimize` write the model",
         )
     with show_status(f"compiling with {engine.name}", as_json), torch.no_grad():
-        exported = model.program(Options.of(options, native=False, precision="float32")).model  # both come below
-        program, feeds = model.as_file(exported, inputs, options, optimize="none")
+        exported, rest = model.lowered(inputs, options)
+        program, feeds = model.as_file(exported, inputs, rest, optimize="none")
         started, then = time.perf_counter(), time.time()
         program(*feeds.values())
         seconds = time.perf_counter() - started
@@ -124,10 +124,11 @@ def _copy_artifact(cached: Path | None, output: Path, used: list[Entry]) -> None
 
 def _compile_native(model: Source, output: Path, inputs: Inputs, options: Options, as_json: bool) -> None:
     with show_status("reading the model", as_json) as say, torch.no_grad():
-        program = model.program(Options.of(options, precision="float32"))
-        if options.precision != "float32":
-            program, _ = model.as_file(program.model, inputs, options, optimize="none")
-        compiled = native.compile(program.model, progress=say)
+        lowered, rest = model.lowered(inputs, options)
+        if rest.precision != "float32":
+            program, _ = model.as_file(lowered, inputs, rest, optimize="none")
+            lowered = program.model
+        compiled = native.compile(lowered, progress=say)
         compiled.save(output)
     size = sum(path.stat().st_size for path in output.iterdir())
     result = {

@@ -50,8 +50,8 @@ def command(
     MODEL is an .onnx file, a .pt2 file or module:factory; the rewrite rules are applied first.
     """
     with show_status("preparing", as_json), torch.no_grad():
-        exported = model.program(Options.of(options, native=False, precision="float32")).model  # both come below
-        program, feeds = model.as_file(exported, inputs, options, optimize="none")
+        exported, rest = model.lowered(inputs, options)
+        program, feeds = model.as_file(exported, inputs, rest, optimize="none")
         seconds, results = [], []
         for _ in range(repeat):
             started = time.perf_counter()
