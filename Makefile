@@ -149,6 +149,7 @@ $(PRECISION_PEERS)/.ready: $(READY)
 bench-precision: $(PRECISION_PEERS)/.ready
 	$(BIN)/python -m benchmarks.precision --peers $(PRECISION_PEERS)/bin/python --json build/precision.json $(PRECISION)
 	$(BIN)/python -m benchmarks.precision_accuracy --json build/precision-accuracy.json
+	$(BIN)/python -m benchmarks.precision_guard --json build/precision-guard.json
 
 bench-train: setup
 	$(BIN)/python -m benchmarks.training --json build/training.json

@@ -16,6 +16,8 @@ from benchmarks import precision, turns, worker
 from benchmarks.models import mlp
 from benchmarks.precision import MODELS, SUITE, prepare, relative_error, remarks, table, with_peers
 from benchmarks.precision_engines import ENGINES, ON_REQUEST, PEERS, USUAL
+from benchmarks.precision_guard import Guarded
+from benchmarks.precision_guard import table as table_of_guard
 from benchmarks.precision_table import cells, layers, markdown, results_of, speed
 from benchmarks.turns import Measured, Prepared
 from torch import nn
@@ -167,3 +169,17 @@ def test_tables_have_what_failed_what_was_not_measured_and_layers_by_type() -> N
     assert table[0] == "| | torchao-int8 | sardonyx-int8 |"
     assert table[2:] == ["| bert-base | failed | (1.2e-2) |", "| resnet50 | – | (1.2e-2) |"]
     assert markdown(cells(results, layers)).splitlines()[2:] == ["| bert-base | 70 int8, 3 bf16 |"]
+
+
+# The guard
+
+
+@pytest.mark.parametrize(
+    ("seconds", "error", "holds"), [(0.9, 0.01, True), (1.04, 0.0, True), (1.06, 0.0, False), (0.5, 0.011, False)]
+)
+def test_the_promise_holds_if_it_is_neither_slower_nor_past_the_bound(
+    seconds: float, error: float, holds: bool
+) -> None:
+    found = Guarded("model", 1.0, seconds, error, 0.01, {"int8": 3}, [], "")
+    assert found.holds is holds
+    assert ("yes" if holds else "NO") in table_of_guard([found]).plain()
