@@ -688,4 +688,44 @@ CASES = {
         { m = ReduceMin(x, axes) n = ReduceMax(x, axes) c = Where(b, nan, m) d = Where(b, nan, n)
           e = Min(c, zero) f = Max(d, zero) h = Neg(e) y = Max(h, f) }""",
     ),
+    "ChannelsLastPad": Case(
+        f"""g ({IMAGE}) => (@T[@A,@D,@(B+3),@(C+1)] y) <int64[8] p = {{0, 0, 1, 0, 0, 0, 2, 1}}>
+        {{ a = {TO_FIRST}(x) y = Pad<mode="constant">(a, p) }}""",
+        f"""g ({IMAGE}) => (@T[@A,@C,@(B+3),@(D+1)] y) <int64[8] p = {{0, 0, 1, 0, 0, 0, 2, 1}}>
+        {{ a = Transpose<perm=[0, 2, 1, 3]>(x) y = Pad<mode="constant">(a, p) }}""",
+        ("float16", "float"),
+    ),
+    "ChannelsLastMaxPoolWithNan": Case(
+        f"""g (float[@A,@(2*B+2),@(C+4),@D] x) => (float[@A,@D,@(B+1),@(C+4)] y) <float n = {{nan}}>
+        {{ p = Relu(x) a = {TO_FIRST}(p) m = MaxPool<kernel_shape=[3, 2], strides=[2, 1], pads=[1, 0, 0, 1]>(a)
+          v = AveragePool<kernel_shape=[3, 2], strides=[2, 1], pads=[1, 0, 0, 1]>(a)
+          i = IsNaN(v) y = Where(i, n, m) }}""",
+        f"""g (float[2,9,9,3] x) => (float[2,3,8,9] y) <float n = {{1.0}}>
+        {{ p = Relu(x) a = {TO_FIRST}(p) m = MaxPool<kernel_shape=[2, 1]>(a)
+          v = AveragePool<kernel_shape=[2, 1]>(a) i = IsNaN(v) y = Where(i, n, m) }}""",
+        ("float",),
+    ),
+    "ChannelsLastPoolOnCpu": Case(
+        f"""g (float[@A,@(B+3),@(C+4),@D] x) => (float[@A,@D,@(B+1),@(C+4)] y, float[@A,@D,@(B//2+1),@(C+3)] z)
+        {{ a = {TO_FIRST}(x) y = MaxPool<kernel_shape=[3, 1], pads=[1, 0, 1, 0], dilations=[2, 1]>(a)
+          z = AveragePool<kernel_shape=[3, 2], strides=[2, 1], count_include_pad=1>(a) }}""",
+        f"""g (float[2,9,9,3] x) => (float[2,3,5,9] y)
+        {{ a = {TO_FIRST}(x) y = MaxPool<kernel_shape=[2, 1], strides=[2, 1], ceil_mode=1>(a) }}""",
+        ("float",),
+    ),
+    "ChannelsLastDepthwiseConvolution": Case(
+        f"""g (float[@A,@(B+1),@C,3] x) => (float[@A,3,@B,@C] y)
+        <float[3,1,2,1] w = {{1, 2, 3, -1, 0.5, 2}}, float[3] b = {{0.1, 0.2, 0.3}}>
+        {{ a = {TO_FIRST}(x) y = Conv<group=3>(a, w, b) }}""",
+        f"""g (float[2,5,4,3] x) => (float[2,2,4,4] y) <float[2,3,2,1] w = {{1, 2, 3, -1, 0.5, 2, 1, 2, 3, -1, 0.5, 2}}>
+        {{ a = {TO_FIRST}(x) y = Conv(a, w) }}""",
+        ("float",),
+    ),
+    "ChannelsLastBatchNormOnCpu": Case(
+        f"""g (float[@A,@B,@C,@D] x, float[@D] s, float[@D] b, float[@D] m, float[@D] r) => (float[@A,@D,@B,@C] y)
+        {{ a = {TO_FIRST}(x) v = Mul(r, r) y = BatchNormalization<epsilon=0.01>(a, s, b, m, v) }}""",
+        """g (float[2,3,4,5] x, float[4] s, float[4] b, float[4] m, float[4] r) => (float[2,4,3,5] y)
+        { a = Transpose<perm=[0, 2, 1, 3]>(x) v = Mul(r, r) y = BatchNormalization<epsilon=0.01>(a, s, b, m, v) }""",
+        ("float",),
+    ),
 }

@@ -12,13 +12,20 @@ import onnxruntime
 import torch
 
 from sardonyx.engines.onnxruntime import OnnxRuntime
+from sardonyx.native import images
+from sardonyx.native.session import register
 from sardonyx.optimize.legalize import legalize
 from sardonyx.optimize.optimizer import all_rules, optimize
+from sardonyx.optimize.rules.channels_last import CHANNELS_LAST
 from sardonyx.optimize.rules.cuda import CUDA, CUDA_KERNELS
+from sardonyx.optimize.rules.images import IMAGES
+from sardonyx.options import Options
 from tests.optimize.channels_last import expand_channels_last
 
 HEADER = '<ir_version: 10, opset_import: ["": 23, "com.microsoft": 1]>\n'
-DOMAINS = OnnxRuntime().domains | OnnxRuntime().local_domains(torch.device("cpu"), {"Conv"})
+_CHANNELS_LAST = frozenset({CHANNELS_LAST, IMAGES})
+"""As between convolutions in lower precision."""
+DOMAINS = OnnxRuntime().domains | OnnxRuntime().local_domains(torch.device("cpu"), {"Conv"}) | _CHANNELS_LAST
 CUDA_DOMAINS = OnnxRuntime().domains | OnnxRuntime().local_domains(torch.device("cuda"), set()) | {CUDA_KERNELS}
 CUDA_RULES = frozenset(rule.name for rule in all_rules() if rule.needs.startswith(CUDA))
 """Rules for kernels on CUDA; the CPU has kernels of the same operators in float32, but for those with channels last."""
@@ -91,6 +98,8 @@ def run(model: ir.Model, feeds: dict[str, Any]) -> Any:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
+    if any(node.domain == IMAGES for node in model.graph):
+        register(options, images.build(Options.of()))
     session = onnxruntime.InferenceSession(
         ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
