@@ -16,6 +16,7 @@ from benchmarks import precision, turns, worker
 from benchmarks.models import mlp
 from benchmarks.precision import MODELS, SUITE, prepare, relative_error, remarks, table, with_peers
 from benchmarks.precision_engines import ENGINES, ON_REQUEST, PEERS, USUAL
+from benchmarks.precision_table import cells, layers, markdown, results_of, speed
 from benchmarks.turns import Measured, Prepared
 from torch import nn
 
@@ -132,3 +133,37 @@ def test_the_engines_that_need_peers_or_a_request_are_engines() -> None:
     assert {*PEERS, *USUAL, *ON_REQUEST} <= set(ENGINES)
     assert not set(USUAL) & set(ON_REQUEST)
     assert SUITE.models == tuple(MODELS)
+
+
+# What is published
+
+
+def written(engine: str, seconds: float | None, **more: Any) -> dict[str, Any]:
+    return Measured("bert-base", engine, 1.0, 0.012, [] if seconds is None else [seconds], **more).as_dict()
+
+
+def test_ratios_are_to_eager_in_the_same_file() -> None:
+    slow, fast = (
+        results_of({"results": [written("eager", seconds), written(engine, 0.1)]})
+        for engine, seconds in (("sardonyx-bf16", 0.4), ("sardonyx-int8", 0.2))
+    )
+    shown = cells([*slow, *fast], speed)
+    assert shown["bert-base", "sardonyx-bf16"] == "4.00 (1.2e-2)"
+    assert shown["bert-base", "sardonyx-int8"] == "2.00 (1.2e-2)"
+    assert shown["bert-base", "eager"] == "200 ms"
+
+
+def test_tables_have_what_failed_what_was_not_measured_and_layers_by_type() -> None:
+    results = results_of(
+        {
+            "results": [
+                written("torchao-int8", None, failed="it is not installed"),
+                written("sardonyx-int8", 0.1, details={"layers": {"int8": 70, "bf16": 3}}),
+            ]
+        }
+    )
+    results += results_of({"results": [{**written("sardonyx-int8", 0.1), "model": "resnet50"}]})
+    table = markdown(cells(results, speed)).splitlines()
+    assert table[0] == "| | torchao-int8 | sardonyx-int8 |"
+    assert table[2:] == ["| bert-base | failed | (1.2e-2) |", "| resnet50 | – | (1.2e-2) |"]
+    assert markdown(cells(results, layers)).splitlines()[2:] == ["| bert-base | 70 int8, 3 bf16 |"]

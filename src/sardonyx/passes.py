@@ -24,6 +24,7 @@ from sardonyx.precision.bfloat16_models import plan_in_bfloat16
 from sardonyx.precision.epilogues import fold_epilogues
 from sardonyx.precision.lower import lower
 from sardonyx.precision.narrow import narrow
+from sardonyx.precision.norms import lower_norms
 from sardonyx.precision.plan import FLOAT32, Plan
 from sardonyx.run.binding import Binding
 from sardonyx.run.builds import TRACE, TRAINING
@@ -315,7 +316,7 @@ def lower_precision(model: ir.Model, context: Context) -> ir.Model:
         plan = plan_in_bfloat16(model.graph, context.factors, context.options)
     packings, libraries = lower(model, plan, binding.weights, context.options)
     fold_epilogues(model.graph)
-    libraries = [*libraries, *lower_attention(model, plan, context.options)]
+    libraries = [*libraries, *lower_attention(model, plan, context.options), *lower_norms(model, context.options)]
     narrow(model.graph)
     weights = {name: index for name, index in binding.weights.items() if name in model.graph.initializers}
     context.binding = replace(binding, weights=weights, packings=tuple(packings))

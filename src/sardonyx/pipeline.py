@@ -102,6 +102,7 @@ SESSION_PASSES = (
 
 FILE_PASSES = (
     Pass("optimize", passes.rewrite, passes.has_rules),
+    Pass("weights", passes.keep_weight_types, lambda context: context.kind == "exported"),
     Pass("precision", passes.choose_file_precision, passes.wants_lower_precision),
     Pass("guard_empty", passes.guard_empty, lambda context: context.empty_sizes),
     Pass("functions", passes.finish_functions),

@@ -99,6 +99,14 @@ def test_native_kernels_say_what_they_stand_for(tmp_path: Path) -> None:
     assert "Sin Add Tanh Mul" in page
 
 
+def test_layers_in_lower_precision_are_listed(tmp_path: Path) -> None:
+    path = tmp_path / "out.html"
+    options: dict[str, Any] = {"precision": "int8", "max_drop": 0.0, "cache_dir": ""}
+    sardonyx.export(MODEL, (X,), report=str(path), **options)
+    assert "<p>precision int8: float32 ×2; drop" in path.read_text()
+    assert "<td><code>2</code></td><td>float32</td>" in path.read_text()
+
+
 def test_training_has_a_drawing_for_each_graph(tmp_path: Path) -> None:
     with torch.enable_grad():
         options = {"report": str(tmp_path / "out.html")}

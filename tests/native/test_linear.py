@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import ml_dtypes
@@ -372,9 +373,45 @@ def test_a_convolution_is_the_linear_layer_of_its_windows(name: str, x_type: ir.
         x = rng(n, h).standard_normal((n, h, w, 5), dtype=np.float32).astype(NUMPY[x_type])
         (found,) = run(session(precision, weight, bias=bias, x_type=x_type, window=window), {"x": x})
         windows = windows_of(torch.from_numpy(x.astype(np.float32)), window)
-        rows = windows.reshape(-1, weight.shape[0]).numpy().astype(NUMPY[x_type])
-        (wanted,) = run(session(precision, weight, bias=bias, x_type=x_type), {"x": rows})
+        if precision == "int8" and math.prod(window.shape) > math.prod(window.strides):
+            wanted = exact_int8_images(x.astype(np.float32), weight, window, bias)
+        else:
+            rows = windows.reshape(-1, weight.shape[0]).numpy().astype(NUMPY[x_type])
+            (wanted,) = run(session(precision, weight, bias=bias, x_type=x_type), {"x": rows})
         assert np.array_equal(found, wanted.reshape(*windows.shape[:3], 37))
+
+
+def exact_int8_images(
+    x: np.ndarray, weight: torch.Tensor, window: linear.Window, bias: torch.Tensor | None = None
+) -> np.ndarray:
+    """Convolutions of images that have a scale and a zero point each, as their windows overlap."""
+    weight_codes, scales = quantize_int8(weight)
+    codes, scale, zero = quantized_rows(x.reshape(len(x), math.prod(x.shape[1:])))
+    shifted = torch.from_numpy((codes - zero[:, None]).reshape(x.shape))
+    sums = windows_of(shifted, window).numpy() @ weight_codes.numpy().astype(np.int64)
+    products = sums.astype(np.float64) * (scales.numpy() * scale[:, None, None, None])
+    return (products + (0 if bias is None else bias.numpy())).astype(np.float32)  # rounded once, as by the processor
+
+
+@needs["int8"]
+@pytest.mark.parametrize("number", [np.inf, np.nan])
+def test_an_int8_image_that_is_not_finite_is_nan(number: float) -> None:
+    layer = session("int8", weight_of(9 * 5, 40), window=linear.Window((3, 3)))
+    x = rng(1).standard_normal((3, 6, 7, 5), dtype=np.float32)
+    (whole,) = run(layer, {"x": x})
+    x[1, 3, 2, 4] = number
+    (found,) = run(layer, {"x": x})
+    assert np.isnan(found[1]).all()
+    assert np.array_equal(found[[0, 2]], whole[[0, 2]])
+
+
+@needs["int8"]
+def test_int8_images_of_many_pieces() -> None:
+    window = linear.Window((3, 3), pads=(1, 1, 1, 1))
+    weight = weight_of(9 * 19, 40)
+    x = rng(2).standard_normal((2, 40, 37, 19), dtype=np.float32) * np.array([1, 50], np.float32).reshape(2, 1, 1, 1)
+    (found,) = run(session("int8", weight, window=window, threads=2), {"x": x})
+    assert np.array_equal(found, exact_int8_images(x, weight, window))
 
 
 def windows_of(x: torch.Tensor, window: linear.Window) -> torch.Tensor:

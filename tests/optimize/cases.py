@@ -421,6 +421,16 @@ CASES = {
           d = Reshape(a, s) e = Reshape(b, s) f = Reshape(c, s)
           y = Attention<q_num_heads=2, kv_num_heads=2, scale=0.5>(d, e, f) }""",
     ),
+    "AttentionTakesScale": Case(
+        """g (@T[@(A*B),2] x, @T[@A,@B,4] k) => (@T[@A,@B,4] y) <int64[3] s = {@A, @B, 4},
+        float[4,2] u = {1.0, 2.0, -1.0, 0.5, 0.25, 3.0, 0.5, -0.5}, float[4] p = {0.5, 1.0, -1.0, 0.25}>
+        { a = Gemm<transB=1, alpha=0.5, beta=0.5>(x, u, p) q = Reshape(a, s)
+          y = Attention<q_num_heads=2, kv_num_heads=2, scale=0.7>(q, k, k) }""",
+        """g (@T[@(A*B),2] x, @T[@A,@B,4] k) => (@T[@A,@B,4] y) <int64[3] s = {@A, @B, 4},
+        float[4,2] u = {1.0, 2.0, -1.0, 0.5, 0.25, 3.0, 0.5, -0.5}, float[4] p = {0.5, 1.0, -1.0, 0.25}>
+        { a = Gemm<transB=1, alpha=0.5>(x, u, p) q = Reshape(a, s)
+          y = Attention<q_num_heads=2, kv_num_heads=2, scale=0.7>(q, k, k) }""",
+    ),
     "AttentionInRows": Case(
         """g (@T[@A,@D,@B,@C] q, @T[@A,@E,@B,@C] k, @T[@A,@E,@B,@C] v) => (@T[@A,@D,@B,@C] y)
         { a = Transpose<perm=[0, 2, 1, 3]>(q) b = Transpose<perm=[0, 2, 1, 3]>(k) c = Transpose<perm=[0, 2, 1, 3]>(v)
@@ -648,10 +658,34 @@ CASES = {
         { a = QuantizeLinear(x, scale, zero) p = MatMulInteger(a, w) b = Cast<to=7>(w) c = ReduceSum(b, axes)
           d = Cast<to=6>(c) e = Mul(d, half) y = Sub(p, e) }""",
     ),
-    "ColumnScalesIntoProduct": Case(
-        """g (int8[@A,@B] x, int8[@B,@C] w, float[@A,1] r) => (float[@A,@C] y) <float[1] one = {0.5}, int64[1] n = {@C}>
-        { c = Expand(one, n) p = MatMulInteger(x, w) a = Cast<to=1>(p) b = Mul(a, r) y = Mul(b, c) }""",
-        """g (int8[@A,@B] x, int8[@B,@C] w, float[@A,1] r) => (float[@A,@C] y) <float[1] one = {0.5}>
-        { p = MatMulInteger(x, w) a = Cast<to=1>(p) b = Mul(a, r) y = Mul(b, one) }""",
+    "ScalesIntoProduct": Case(
+        """g (int8[@A,@B] x, int8[@B,@C] w, float[@A,1] r) => (float[@A,@C] y, float[@A,@C] v)
+        <float[1] one = {0.5}, float[1,1] two = {0.25}, int64[1] n = {@C}>
+        { c = Expand(one, n) p = MatMulInteger(x, w) a = Cast<to=1>(p) b = Mul(a, r) y = Mul(b, c)
+          u = Neg(x) q = MatMulInteger(u, w) d = Cast<to=1>(q) e = Mul(d, two) v = Mul(e, one) }""",
+        """g (int8[@A,@B] x, int8[@B,@C] w, float[@A,1] r) => (float[@A,@C] y)
+        { p = MatMulInteger(x, w) a = Cast<to=1>(p) b = Mul(a, r) y = Mul(b, r) }""",
+    ),
+    "ProductWithBlocks": Case(
+        """g (float[@A,@(16*B)] x, int32[@(16*B),@C] k) => (float[@A,@C] y)
+        <int32 low = {15}, float[1,1] s = {0.25}, uint8[1,1] z = {8}, int64[2] n = {@B, @C}>
+        { a = BitwiseAnd(k, low) codes = Cast<to=2>(a) scales = Expand(s, n) b = Expand(z, n)
+          c = Cast<to=21>(codes) zero = Cast<to=21>(b) w = DequantizeLinear<axis=0, block_size=16>(c, scales, zero)
+          y = MatMul(x, w) }""",
+        """g (float[@A,@(16*B)] x, int32[@(16*B),@C] k) => (float[@A,@C] y)
+        <int32 low = {15}, float[1,1] s = {0.25}, uint8[1,1] z = {7}, int64[2] n = {@B, @C}>
+        { a = BitwiseAnd(k, low) codes = Cast<to=2>(a) scales = Expand(s, n) b = Expand(z, n)
+          c = Cast<to=21>(codes) zero = Cast<to=21>(b) w = DequantizeLinear<axis=0, block_size=16>(c, scales, zero)
+          y = MatMul(x, w) }""",
+    ),
+    "LargestMagnitude": Case(
+        """g (float[@A,@(B+1)] x, bool[@A,1] b) => (float[@A,1] y)
+        <float zero = {0}, float nan = {nan}, int64[1] axes = {1}>
+        { m = ReduceMin(x, axes) n = ReduceMax(x, axes) c = Where(b, nan, m) d = Where(b, nan, n)
+          e = Min(c, zero) f = Max(d, zero) h = Neg(e) y = Max(h, f) }""",
+        """g (float[@A,@(B+1)] x, bool[@A,1] b) => (float[@A,1] y)
+        <float zero = {1}, float nan = {nan}, int64[1] axes = {1}>
+        { m = ReduceMin(x, axes) n = ReduceMax(x, axes) c = Where(b, nan, m) d = Where(b, nan, n)
+          e = Min(c, zero) f = Max(d, zero) h = Neg(e) y = Max(h, f) }""",
     ),
 }

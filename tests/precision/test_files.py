@@ -151,6 +151,24 @@ def test_a_layer_with_outliers_stays_in_a_higher_precision() -> None:
     assert relative_error(program(x), module(x)) <= 0.05
 
 
+def test_channels_of_outliers_are_scaled_into_the_weight() -> None:
+    module, x = model(), inputs(200)
+    x[:, 3] *= 1e3
+    program = exported(module, x, precision="int8", max_drop=0.05)
+    assert precisions(program) == ["int8"] * 3
+    assert relative_error(in_stock_onnxruntime(program.proto(), x), module(x)) <= 0.05
+    assert "0.weight_channels" in program.model.graph.initializers
+
+
+def test_a_remembered_choice_stores_weights_as_before(tmp_path: Path) -> None:
+    module, x = model(), inputs(200)
+    for precision in ("int8", "int4"):
+        options = {"precision": precision, "max_drop": 0.5, "cache_dir": str(tmp_path)}
+        first, second = (exported(module, x, **options) for _ in range(2))
+        assert choice_of(second).remembered
+        assert torch.equal(first(x), second(x))
+
+
 def test_a_bound_of_zero_is_float32_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         program = exported(model(), inputs(), precision="int8", max_drop=0.0)

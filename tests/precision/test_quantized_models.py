@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,18 @@ def test_a_linear_layer_between_codes_returns_codes(tmp_path: Path) -> None:
     assert set(runs) == {"QuantizeLinear", "QGemm"}
 
 
+def test_a_layer_without_bias_between_codes_is_a_product_of_integers(tmp_path: Path) -> None:
+    def without_bias(x: Tensor, w: Weights) -> Tensor:
+        return codes_of(F.linear(real(codes_of(x)), w.real()))
+
+    model = Model(without_bias, 32, 64)
+    for x in (x_of(5, 64), x_of(2, 3, 64)):
+        result, runs = compiled(model, x, tmp_path)
+        assert (result.int() - model(x).int()).abs().max() <= 1
+        assert sum(runs[name] for name in ("MatMulIntegerToFloat", "QGemm", "QLinearMatMul")) == 1
+        assert not runs.keys() & {"Gemm", "MatMul", "FusedMatMul", "FusedGemm"}
+
+
 def test_a_bound_that_codes_do_not_have_is_computed(tmp_path: Path) -> None:
     def with_negative_codes(x: Tensor, w: Weights) -> Tensor:
         return codes_of(F.relu(linear(x, w)))
@@ -167,9 +179,12 @@ def test_a_layer_in_floating_point_between_codes_stays_so(tmp_path: Path) -> Non
 class DynamicRows(Weights):
     """A layer as torchao computes it: codes of each row of x, and products of bytes."""
 
+    over: Sequence[int] = (1,)
+    """The axes that have a scale together."""
+
     def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(0, -2)
-        extremes = torch.clamp(rows.amin(1, True), max=0), torch.clamp(rows.amax(1, True), min=0)
+        extremes = torch.clamp(rows.amin(self.over, True), max=0), torch.clamp(rows.amax(self.over, True), min=0)
         scales = torch.clamp(torch.maximum(-extremes[0], extremes[1]) / 127.5, torch.finfo(torch.float32).eps)
         zeros = torch.full_like(scales, 0).to(torch.int8)
         codes = torch.clamp(torch.round(rows * (1.0 / scales)) + zeros, -128, 127).to(torch.int8)
@@ -189,11 +204,47 @@ def test_rows_that_are_quantized_in_each_call(shape: tuple[int, ...], tmp_path: 
     assert not runs.keys() & {"Round", "Clip", "MatMulInteger", "Sub", "Cast"}
 
 
+def test_tensors_that_are_quantized_in_each_call(tmp_path: Path) -> None:
+    model, x = DynamicRows(32, 64), x_of(2, 3, 64)
+    model.over = (0, 1)
+    result, runs = compiled(model, x, tmp_path)
+    torch.testing.assert_close(result, model(x), rtol=1e-5, atol=1e-5)
+    assert runs["QuantizeLinear"] == runs["MatMulIntegerToFloat"] == 1
+    assert not runs.keys() & {"Round", "Clip", "MatMulInteger", "Sub", "Cast"}
+
+
+def test_rows_of_any_number(tmp_path: Path) -> None:
+    model = DynamicRows(32, 64)
+    torch._dynamo.reset()
+    fast = torch.compile(model, backend="sardonyx", dynamic=True, options={"fallback": "error"})
+    for count in (5, 1, 17):
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x_of(count, 64)), model(x_of(count, 64)), rtol=1e-5, atol=1e-5)
+
+
 def test_a_row_with_nan_is_nan_and_others_are_not(tmp_path: Path) -> None:
     model, x = DynamicRows(32, 64), x_of(3, 64)
     x[1, 7] = torch.nan
     result, _ = compiled(model, x, tmp_path)
     torch.testing.assert_close(result, model(x), rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_weights_of_4_bits_stay_in_4_bits(tmp_path: Path) -> None:
+    class Packed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            codes = torch.randint(0, 16, (80, 128), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+            self.register_buffer("codes", torch._convert_weight_to_int4pack_for_cpu(codes, 1))
+            self.register_buffer("parameters_of_groups", torch.rand(4, 80, 2) / 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch._weight_int4pack_mm_for_cpu(x, self.codes, 32, self.parameters_of_groups)
+
+    model, x = Packed(), x_of(3, 128)
+    result, runs = compiled(model, x, tmp_path)
+    torch.testing.assert_close(result, model(x), rtol=1e-4, atol=1e-4)
+    assert runs["MatMulNBits"] == 1
+    assert not runs.keys() & {"DequantizeLinear", "Cast", "BitwiseAnd", "BitShift"}
 
 
 # Files
@@ -208,6 +259,23 @@ def test_a_file_has_standard_operators_that_onnx_runtime_computes_in_integers(tm
     assert {node.domain for node in program.model.graph} == {""}
     onnx.checker.check_model(program.proto(), full_check=True)
     assert (program(x).int() - model(x).int()).abs().max() <= 1
+
+
+def test_a_file_dequantizes_weights_that_meet_floating_point_exactly(tmp_path: Path) -> None:
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            codes = torch.randint(-128, 128, (64, 32), generator=torch.Generator().manual_seed(0))
+            self.register_buffer("codes", codes.to(torch.int8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ quantized.dequantize_per_tensor(self.codes, 0.01, 0, -128, 127, torch.int8)
+
+    model, x = Scaled().eval(), x_of(5, 64)
+    program = sardonyx.export(model, (x,))
+    result, runs = run_in_onnxruntime(program.proto(), x, tmp_path)
+    torch.testing.assert_close(torch.from_numpy(result), model(x), rtol=1e-5, atol=1e-5)
+    assert set(runs) == {"MatMul"}
 
 
 @pytest.fixture(scope="module")

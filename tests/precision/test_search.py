@@ -65,3 +65,18 @@ def test_few_evaluations_are_enough() -> None:
     result = found([layer(f"layer{i}", 0.01 + 0.001 * i) for i in range(64)], 0.5)
     assert result.evaluations <= 9
     assert 0 < result.plan.counts()["int8"] < 64
+
+
+def chained(name: str, bf16: float, error: float = 0.001) -> LayerTrials:
+    return LayerTrials(name, 1.0, {"bf16": Trial(error, bf16)}, chained=True)
+
+
+def test_a_chain_is_in_lower_precision_together_or_not_at_all() -> None:
+    assert found([chained("a", 0.2), chained("b", 1.3)], 1.0).plan.layers == {"a": "bf16", "b": "bf16"}
+    assert found([chained("a", 0.9), chained("b", 1.3)], 1.0).plan.is_float32
+    mixed = found([chained("a", 0.9), chained("b", 1.3), layer("c", seconds=(1.5, 0.5))], 1.0)
+    assert mixed.plan.layers == {"a": "float32", "b": "float32", "c": "bf16"}
+
+
+def test_a_layer_of_a_chain_goes_back_for_the_bound() -> None:
+    assert found([chained("a", 0.2), chained("b", 0.5, error=0.9)], 0.1).plan.layers == {"a": "bf16", "b": "float32"}

@@ -33,6 +33,7 @@ def test_masks_broadcast(shape: tuple[int, ...]) -> None:
     mask[..., 0] = True
     agrees(lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m), Q, K, V, mask)
     agrees(lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m), Q, K, V, torch.randn(shape))
+    agrees(lambda q, k, m: F.scaled_dot_product_attention(q, k, k, m), Q, K, torch.randn(shape))  # one size of head
 
 
 def test_a_row_that_may_see_nothing_gives_zeros() -> None:

@@ -170,3 +170,21 @@ def test_products_of_integers(dtype: torch.dtype, depth: int) -> None:
 def test_a_product_of_integers_whose_depth_may_be_zero() -> None:
     calls = [torch.randint(-128, 128, (20, depth), dtype=torch.int8) for depth in (16, 0, 8)]
     agrees_at(lambda x: torch._int_mm(x, x.t()), *((x,) for x in calls))
+
+
+def _packed_int4(rows: int, depth: int, group: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A weight in the layout of torch's kernel, and the scale and zero of each group."""
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(0, 16, (rows, depth), generator=generator, dtype=torch.int32)
+    parameters = torch.rand(depth // group, rows, 2, generator=generator) / 10
+    return torch._convert_weight_to_int4pack_for_cpu(codes, 1), parameters.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "depth", "group"), [(16, 32, 32), (64, 64, 32), (80, 128, 64), (160, 256, 128)])
+def test_products_with_packed_rows_of_4_bits(rows: int, depth: int, group: int, dtype: torch.dtype) -> None:
+    def product(x: Tensor, weight: Tensor, parameters: Tensor) -> Tensor:
+        return torch._weight_int4pack_mm_for_cpu(x, weight, group, parameters)
+
+    x = torch.randn(3, depth, generator=torch.Generator().manual_seed(1)).to(dtype)
+    agrees(product, x, *_packed_int4(rows, depth, group, dtype), exact=True)

@@ -177,6 +177,7 @@ def render(report: Report, options: Options, title: str = "", more: int = 0) -> 
             slowest=_slowest([region for _, region in regions]),
             shown=_SHOWN,
             native=_native([region for _, region in regions]),
+            precisions=[region.precision for _, region in regions if region.precision is not None],
             engines=[_engine(options, region) for _, region in regions],
             remarks=list(dict.fromkeys(remark for _, region in regions for remark in region.remarks)),
             options=_options(options),

@@ -41,8 +41,8 @@ def attention_node(
 ) -> ir.Node:
     """Return a node that computes softmax(scale · q · kᵀ + bias) · v, for each head.
 
-    Operands are (batch, heads, length, size); or (batch, length, heads · size) with the numbers of heads. They are all in
-    float32 or all in bfloat16, and the bias is in float32.
+    Operands are (batch, heads, length, size); or (batch, length, heads · size) with the numbers of heads. They are all
+    in float32 or all in bfloat16, and the bias is in float32.
     """
     attributes = [
         ir.AttrFloat32("scale", scale),

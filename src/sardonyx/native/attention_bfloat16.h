@@ -73,7 +73,7 @@ class Product {
 
   ort::Status* run(const ort::Context* context) {
     const int64_t pairs = call_.batches * call_.key_heads, width = call_.size + call_.value_size;
-    auto* status = spread(context, pairs * key_panels_, 4 * width, [this](int64_t begin, int64_t end) {
+    auto* status = spread(context, pairs * key_panels_, 8 * width, [this](int64_t begin, int64_t end) {
       for (int64_t unit = begin; unit < end; ++unit) pack(unit / key_panels_, unit % key_panels_);
     });
     if (status) return status;

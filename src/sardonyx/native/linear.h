@@ -14,7 +14,7 @@ using namespace lanes;
 
 constexpr int kRows = 12, kColumns = 32, kSteps = 16;
 constexpr int64_t kLine = 64, kStepBytes = 4 * kColumns;
-constexpr int64_t kElements = 1 << 12;  // that are rounded in one piece
+constexpr int64_t kPiece = 1 << 13;  // elements of images that are encoded at once
 using Numbers = Pack<float, kColumns>;
 
 template <class T>
@@ -163,71 +163,107 @@ class Product {
   int height(int64_t tile) const { return static_cast<int>(first_row(tile + 1) - first_row(tile)); }
   char* tile_data(int64_t tile) const { return encoded_.get() + first_row(tile) * row_bytes_; }
 
+  using Code = typename Scheme::Code;
+
   ort::Status* encode_rows(const ort::Context* context) {
     const In* const x = static_cast<const In*>(call_.x);
-    if constexpr (Scheme::kRoundsElements && std::is_same_v<In, float>) {
-      if (call_.window && overlaps(*call_.window)) {  // round each element once, not in each window
-        const int64_t count = call_.window->elements(call_.images);
-        const auto rounded = memory<bfloat>(count);
-        auto* status = spread(context, parts(count, kElements), kElements / 4, [&](int64_t begin, int64_t end) {
-          const int64_t stop = std::min(count, end * kElements);
-          for (int64_t i = begin * kElements; i < stop; i += kColumns) round(x + i, stop - i, rounded.get() + i);
-        });
-        return status ? status : encode_tiles(context, rounded.get());
-      }
+    if (call_.window && overlaps(*call_.window)) {  // encode each element once, not in each window
+      if constexpr (!Scheme::kRoundsElements) return encode_quantized(context, x);
+      else if constexpr (std::is_same_v<In, float>) return encode_rounded(context, x);
     }
-    return encode_tiles(context, x);
+    return encode_tiles(context, x, nullptr);
   }
   static bool overlaps(const Window& w) { return w.height * w.width > w.stride_y * w.stride_x; }
-  static void round(const float* from, int64_t count, bfloat* to) {
-    const Columns some{0, std::min<int64_t>(count, kColumns)};
-    some.write(to, some.read(from));
+
+  // Calls `body(first, count)` for pieces of some elements.
+  template <class F>
+  static ort::Status* by_piece(const ort::Context* context, int64_t count, const F& body) {
+    return spread(context, parts(count, kPiece), kPiece / 4, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin * kPiece; i < std::min(count, end * kPiece); i += kPiece) body(i, std::min(kPiece, count - i));
+    });
   }
 
+  ort::Status* encode_rounded(const ort::Context* context, const float* x) {
+    const int64_t count = call_.window->elements(call_.images);
+    const auto rounded = memory<bfloat>(count);
+    auto* status = by_piece(context, count, [&](int64_t first, int64_t some) {
+      for (int64_t i = first; i < first + some; i += kColumns) {
+        const Columns columns{i, std::min<int64_t>(kColumns, first + some - i)};
+        columns.write(rounded.get(), columns.read(x));
+      }
+    });
+    return status ? status : encode_tiles(context, rounded.get(), nullptr);
+  }
+
+  ort::Status* encode_quantized(const ort::Context* context, const In* x) {
+    const int64_t size = call_.window->elements(1), pieces = parts(size, kPiece);
+    const auto quantized = memory<uint8_t>(call_.images * size);
+    const auto codes = memory<Code>(call_.images);
+    const auto limits = memory<typename Scheme::Limits>(pieces);
+    for (int64_t image = 0; image < call_.images; ++image, x += size) {
+      auto* status = by_piece(context, size, [&](int64_t first, int64_t some) {
+        limits[first / kPiece] = Scheme::limits(x + first, some);
+      });
+      if (status) return status;
+      for (int64_t piece = 1; piece < pieces; ++piece) limits[0].add(limits[piece]);
+      const typename Scheme::Quantizer quantize(limits[0]);
+      codes[image] = quantize.code;
+      uint8_t* const to = quantized.get() + image * size;
+      status = by_piece(context, size, [&](int64_t first, int64_t some) { quantize(x + first, some, to + first); });
+      if (status) return status;
+    }
+    return encode_tiles(context, static_cast<const uint8_t*>(quantized.get()), codes.get());
+  }
+
+  // `codes` are those of images that are quantized already.
   template <class T>
-  ort::Status* encode_tiles(const ort::Context* context, const T* x) {
-    return spread(context, tiles_, kRows * call_.depth / 4, [this, x](int64_t begin, int64_t end) {
+  ort::Status* encode_tiles(const ort::Context* context, const T* x, const Code* codes) {
+    return spread(context, tiles_, kRows * call_.depth / 4, [this, x, codes](int64_t begin, int64_t end) {
       const auto window = memory<T>(call_.window ? call_.depth : 0);
-      for (int64_t tile = begin; tile < end; ++tile) encode(tile, x, window.get());
+      for (int64_t tile = begin; tile < end; ++tile) encode(tile, x, codes, window.get());
     });
   }
 
   template <class T>
-  void encode(int64_t tile, const T* x, T* window) {
+  void encode(int64_t tile, const T* x, const Code* codes, T* window) {
     const int64_t first = first_row(tile);
     const int rows = height(tile);
     char* to = tile_data(tile);
     for (int r = 0; r < rows; ++r, to += kLine) {
       const T* from = x + (first + r) * call_.depth;
+      Code& code = codes_[first + r];
       if (call_.window) {
-        gather(*call_.window, x, first + r, window);
+        if (codes) code = codes[(first + r) / (call_.rows / call_.images)];
+        T around{};
+        if constexpr (std::is_same_v<T, uint8_t>) around = static_cast<uint8_t>(code.zero);
+        gather(*call_.window, x, first + r, around, window);
         from = window;
       }
-      Scheme::encode(from, call_, to, rows * kLine, codes_[first + r]);
+      Scheme::encode(from, call_, to, rows * kLine, code);
     }
   }
 
-  // Copies the window at a place of the result, with zeros around the image.
+  // Copies the window at a place of the result; `around` is what zeros around the image are.
   template <class T>
-  static void gather(const Window& w, const T* images, int64_t place, T* to) {
+  static void gather(const Window& w, const T* images, int64_t place, T around, T* to) {
     const int64_t x = place % w.out_width, y = place / w.out_width % w.out_height;
     const T* const image = images + place / w.out_width / w.out_height * w.image_height * w.image_width * w.channels;
     const int64_t top = y * w.stride_y - w.top, left = x * w.stride_x - w.left, size = w.width * w.channels;
     const windows::Inside rows(top, w.dilation_y, w.height, w.image_height);
     const windows::Inside columns(left, w.dilation_x, w.width, w.image_width);
-    to = std::fill_n(to, rows.first * size, T{});
+    to = std::fill_n(to, rows.first * size, around);
     for (int64_t i = rows.first; i < rows.end; ++i) {
       const T* from = image + ((top + i * w.dilation_y) * w.image_width + left + columns.first * w.dilation_x) * w.channels;
-      to = std::fill_n(to, columns.first * w.channels, T{});
+      to = std::fill_n(to, columns.first * w.channels, around);
       if (w.dilation_x == 1) to = std::copy_n(from, (columns.end - columns.first) * w.channels, to);
       else {
         for (int64_t j = columns.first; j < columns.end; ++j, from += w.dilation_x * w.channels) {
           to = std::copy_n(from, w.channels, to);
         }
       }
-      to = std::fill_n(to, (w.width - columns.end) * w.channels, T{});
+      to = std::fill_n(to, (w.width - columns.end) * w.channels, around);
     }
-    std::fill_n(to, (w.height - rows.end) * size, T{});
+    std::fill_n(to, (w.height - rows.end) * size, around);
   }
 
   void compute(int64_t first_tile, int64_t end_tile, int64_t panel, int64_t end_panel) const {

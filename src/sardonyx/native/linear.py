@@ -283,6 +283,11 @@ def is_layer(node: ir.Node) -> bool:
     return any(node.domain == precision.domain for precision in PRECISIONS.values())
 
 
+def is_convolution(node: ir.Node) -> bool:
+    """Whether a layer's node reads windows of images."""
+    return "window" in node.attributes
+
+
 def activation_of(node: ir.Node) -> str | None:
     """Return the activation of a layer's node, if it has one."""
     number = node.attributes["activation"].as_int()

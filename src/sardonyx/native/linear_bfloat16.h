@@ -5,7 +5,7 @@ namespace linear {
 
 struct Bfloat16 {
   static constexpr int kGroup = 2;
-  static constexpr bool kRoundsElements = true;  // each by itself, to bfloat16
+  static constexpr bool kRoundsElements = true;  // of x each by itself, to bfloat16
   using Sum = float;
   struct Code {};  // nothing belongs to an encoded row
 

@@ -21,17 +21,13 @@ _OF_CODES = _LAYOUT | {
 
 def is_computed_in_integers(node: ir.Node) -> bool:
     """Whether a node is part of an operator of integers. A MatMul needs no QuantizeLinear after it."""
-    if _is(node, "DequantizeLinear"):
-        return any(map(is_computed_in_integers, _readers(node)))
     x = node.inputs[0] if node.inputs else None
     source = x.producer() if x is not None else None
-    if _is(node, "QuantizeLinear"):
-        return source is not None and is_computed_in_integers(source)
     is_quantized = all(map(is_requantized, node.outputs))
-    if node.op_type in _PASSED and is_quantized and not is_dequantized(x):
-        return source is not None and is_computed_in_integers(source)
-    if node.op_type in _LAYOUT and not is_quantized:
-        return is_dequantized(x) and any(map(is_computed_in_integers, _readers(node)))
+    if _is(node, "DequantizeLinear") or (node.op_type in _LAYOUT and not is_quantized and is_dequantized(x)):
+        return any(is_computed_in_integers(reader) for reader in _readers(node) if reader.op_type != "QuantizeLinear")
+    if _is(node, "QuantizeLinear") or (node.op_type in _PASSED and is_quantized and not is_dequantized(x)):
+        return source is not None and not is_dequantized(x) and is_computed_in_integers(source)
     takes_codes = node.op_type in _OF_CODES | _PASSED and (node.op_type == "MatMul" or is_quantized)
     return takes_codes and not node.domain and _reads_codes(node)
 

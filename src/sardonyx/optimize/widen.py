@@ -92,22 +92,30 @@ def _factors(graph: ir.Graph) -> Mapping[str, ir.DataType]:
 def _widen_initializer(graph: ir.Graph, value: ir.Value, widened: Widened) -> None:
     data = value.const_value
     assert data is not None
-    assert value.dtype is not None
     if not (isinstance(data, ir.ExternalTensor) and data.location == WEIGHTS_LOCATION):
         value.const_value = ir.tensor(data.numpy().astype(np.float32), name=value.name)
         value.dtype = ir.DataType.FLOAT
-        return
-    if value.is_graph_output():
-        return _cast_uses(graph, value)
+    elif value.is_graph_output():
+        _cast_uses(graph, value)
+    else:
+        _widen_weight(graph, value, widened)
+
+
+def _widen_weight(graph: ir.Graph, value: ir.Value, widened: Widened) -> None:
     name, readers = str(value.name), [use.node for use in value.uses() if _reads_table(use)]
     if readers:
         _keep_table(graph, value, readers, widened)
     if value.uses():
-        shape = tuple(int(size) for size in data.shape)
-        value.const_value, value.dtype = external_weight(name, ir.DataType.FLOAT, shape), ir.DataType.FLOAT
+        value.const_value = external_weight(name, ir.DataType.FLOAT, _sizes(value))
+        value.dtype = ir.DataType.FLOAT
         widened.weights.add(name)
     else:
         del graph.initializers[name]
+
+
+def _sizes(weight: ir.Value) -> tuple[int, ...]:
+    assert weight.const_value is not None
+    return tuple(int(size) for size in weight.const_value.shape)
 
 
 def _reads_table(use: ir.Usage) -> bool:
@@ -118,10 +126,8 @@ def _keep_table(graph: ir.Graph, value: ir.Value, readers: list[ir.Node], widene
     """Let Gather read a weight in half precision, and widen what it returns."""
     assert value.dtype is not None
     name = f"{value.name}_table"
-    data = value.const_value
-    assert data is not None
     table = ir.Value(name=name, type=ir.TensorType(value.dtype), shape=value.shape)
-    table.const_value = external_weight(name, value.dtype, tuple(int(size) for size in data.shape))
+    table.const_value = external_weight(name, value.dtype, _sizes(value))
     table.meta.update(value.meta)
     graph.register_initializer(table)
     widened.tables[name] = str(value.name)

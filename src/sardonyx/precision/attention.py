@@ -12,8 +12,10 @@ import onnx_ir as ir
 from sardonyx import opsets
 from sardonyx.native import attention
 from sardonyx.options import Options
-from sardonyx.precision.layers import dims
+from sardonyx.precision.layers import dims, is_layer
 from sardonyx.precision.plan import Plan, Type
+from sardonyx.precision.views import source_of
+from sardonyx.sizes import Dims
 from sardonyx.telemetry.source import module_of
 from sardonyx.translate.inference import set_dims
 
@@ -103,9 +105,15 @@ def alone(layer: AttentionLayer, shapes: Sequence[Sequence[int]]) -> ir.Model:
     node = ir.Node("", "Attention", inputs, list(layer.node.attributes.values()))
     y = node.outputs[0]
     y.name, y.type = "y", ir.TensorType(ir.DataType.FLOAT)
-    set_dims(y, tuple(shapes[0][:-1]) + (None,))  # type: ignore[arg-type]
+    set_dims(y, _result_sizes(layer, shapes))
     copy = ir.Graph(inputs, [y], nodes=[node], opset_imports=dict(graph.opset_imports), name="attention")
     return ir.Model(copy, ir_version=opsets.IR_VERSION)
+
+
+def _result_sizes(layer: AttentionLayer, shapes: Sequence[Sequence[int]]) -> Dims:
+    heads, key_heads = layer.heads
+    q, _, v, *_ = shapes
+    return (*q[:-1], v[-1] // key_heads * heads if key_heads else v[-1])
 
 
 def lower_attention(model: ir.Model, plan: Plan, options: Options) -> Sequence[Path]:
@@ -119,13 +127,27 @@ def lower_attention(model: ir.Model, plan: Plan, options: Options) -> Sequence[P
     return [attention.build(options)]
 
 
+def is_between_layers(layer: AttentionLayer) -> bool:
+    """Whether layers compute the queries, keys and values, which are in bfloat16 if these are in lower precision."""
+    sources = [source_of(x) for x in layer.operands[:3]]
+    producers = [x.producer() if x is not None else None for x in sources]
+    return all(node is not None and is_layer(node) for node in producers)
+
+
+def take_bfloat16(model: ir.Model) -> None:
+    """Let the attention of a model of nothing else take its operands and return its result in bfloat16."""
+    (node,) = model.graph
+    for x in node.inputs[:3]:
+        assert x is not None
+        x.dtype = ir.DataType.BFLOAT16
+    attention.set_types(node, ir.DataType.BFLOAT16, ir.DataType.BFLOAT16)
+
+
 def _replace(graph: ir.Graph, layer: AttentionLayer) -> None:
     q, k, v, *bias = layer.operands
     heads, key_heads = layer.heads
     causal = layer.is_causal
-    node = attention.attention_node(
-        q, k, v, *bias, scale=layer.scale, causal=causal, heads=heads, key_heads=key_heads
-    )
+    node = attention.attention_node(q, k, v, *bias, scale=layer.scale, causal=causal, heads=heads, key_heads=key_heads)
     old, new = layer.node.outputs[0], node.outputs[0]
     new.name = f"{PRECISION}_{old.name}"
     set_dims(new, dims(old))

@@ -1,7 +1,7 @@
 """Let layers in lower precision compute what follows them: a bias, an activation, and the sum with a residual.
 
-Their kernels have the sums of a layer in registers, where this costs nothing; as nodes of their own, each is a pass over
-memory. A node is folded into a layer if nothing else reads the layer's result.
+Their kernels have the sums of a layer in registers, where this costs nothing; as nodes of their own, each is a pass
+over memory. A node is folded into a layer if nothing else reads the layer's result.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _reshape_rows_first(graph: ir.Graph, layer: ir.Node) -> None:
     if not plain or x is None or reader is None or reader.op_type != "Reshape" or reader.domain:
         return
     following = _only_reader(reader.outputs[0])
-    if following is None or following.op_type != "Add" and _activation(following) is None:
+    if following is None or (following.op_type != "Add" and _activation(following) is None):
         return
     sizes = _reshaped_rows(layer, reader)
     if sizes is None:

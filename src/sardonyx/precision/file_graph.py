@@ -19,11 +19,18 @@ Constants = Mapping[str, ir.TensorProtocol]
 """What a weight becomes, by the suffix of its name."""
 
 
-class FileGraph:
-    """Adds nodes and initializers to a graph; layers with one weight share what becomes of it."""
+Packed = dict[tuple[str, str, bool], Constants]
+"""What weights became, by their name, the precision, and whether they are transposed."""
 
-    def __init__(self, graph: ir.Graph) -> None:
-        self.graph = graph
+
+class FileGraph:
+    """Adds nodes and initializers to a graph; layers with one weight share what becomes of it.
+
+    `packed` shares it with other graphs of the same weights.
+    """
+
+    def __init__(self, graph: ir.Graph, packed: Packed) -> None:
+        self.graph, self._packed = graph, packed
         self.g = Builder(graph.opset_imports[""], tag=unused_tag(graph))
         self._made: dict[tuple[ir.Value, str, bool], Sequence[ir.Value]] = {}
 
@@ -31,16 +38,18 @@ class FileGraph:
         """Return the initializers that a layer's weight becomes."""
         key = (layer.weight, what, layer.transposed)
         if key not in self._made:
-            made = make().items()
-            self._made[key] = [self.initializer(f"{layer.weight.name}_{name}", data) for name, data in made]
+            name = key_of_weight(layer, what)
+            if name not in self._packed:
+                self._packed[name] = make()
+            made = self._packed[name].items()
+            self._made[key] = [self.initializer(f"{layer.weight.name}_{suffix}", data) for suffix, data in made]
         return self._made[key]
 
     def initializer(self, name: str, data: ir.TensorProtocol) -> ir.Value:
         """Return a new initializer."""
         while name in self.graph.initializers:
             name += "_"
-        data.name = name
-        value = ir.Value(name=name, type=ir.TensorType(data.dtype), const_value=data)
+        value = ir.Value(name=name, type=ir.TensorType(data.dtype), const_value=_named(data, name))
         set_dims(value, tuple(data.shape.numpy()))
         self.graph.register_initializer(value)
         return value
@@ -74,10 +83,22 @@ class FileGraph:
         return nodes
 
     def remove_unread(self, constants: Sequence[ir.Value]) -> None:
-        """Remove initializers that nothing reads."""
+        """Remove initializers that nothing reads, nor the graph returns."""
         for value in constants:
-            if not value.uses():
+            if not value.uses() and not value.is_graph_output():
                 self.graph.initializers.pop(str(value.name), None)
+
+
+def key_of_weight(layer: Layer, precision: str) -> tuple[str, str, bool]:
+    """Return the key of what a layer's weight becomes in a precision."""
+    return str(layer.weight.name), precision, layer.transposed
+
+
+def _named(data: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
+    """Return a tensor of the same data with a name of its own."""
+    if isinstance(data, TorchTensor):
+        return TorchTensor(data.raw, name=name)
+    return ir.Tensor(data.numpy(), dtype=data.dtype, name=name)
 
 
 def data_of(weight: ir.Value) -> torch.Tensor:

@@ -92,13 +92,14 @@ def layers_of(graph: ir.Graph, is_weight: Callable[[ir.Value], bool] = is_weight
     """Return the layers of a graph, in its order, with unique names."""
     named: dict[str, Layer] = {}
     for node in graph:
-        if _is_layer(node, is_weight):
+        if is_layer(node, is_weight):
             name = _unique(module_of(node.meta.get("fx")) or _weight_name(node), named)
             named[name] = Layer(name, node, norm_after(node) if node.op_type == "Conv" else None)
     return list(named.values())
 
 
-def _is_layer(node: ir.Node, is_weight: Callable[[ir.Value], bool]) -> bool:
+def is_layer(node: ir.Node, is_weight: Callable[[ir.Value], bool] = is_weight) -> bool:
+    """Whether a node is a layer that can run in lower precision."""
     if (node.domain, node.op_type) not in LAYERS:
         return False
     x, weight, *rest = node.inputs

@@ -1,46 +1,64 @@
 """Store values between layers in lower precision as bfloat16: half the memory to write and to read.
 
-Layers in bf16 round what they read to it anyway, so their results are the same; those in int8 quantize it more coarsely.
+Layers in bf16 round what they read to it anyway, so their results are the same; those in int8 quantize it further.
+Sums with a residual stay in float32, for each rounding adds to those before; but not those of convolutions, whose
+images are most of what a network writes and reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Set
+from types import ModuleType
 
 import onnx_ir as ir
 
-from sardonyx.native import attention, linear
+from sardonyx.native import attention, images, linear, norm
+from sardonyx.precision.views import readers_of, source_of, views_of
 
-_FREE = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
-"""Operators that take any type, and move no data."""
 _RESIDUAL = 3
 
 
 def narrow(graph: ir.Graph) -> int:
     """Store values that only layers in lower precision read as bfloat16, in place; return how many."""
-    nodes = [node for node in graph if linear.is_layer(node) or attention.is_attention(node)]
-    chosen = {node.outputs[0] for node in nodes if attention.is_attention(node) or node.inputs[_RESIDUAL] is None}
-    while wide := {value for value in chosen if not _is_taken(value, chosen)}:
+    nodes = [node for node in graph if _kind(node) is not None]
+    chosen = {node.outputs[0] for node in nodes}
+    while wide := {value for value in chosen if not (_is_given(value, chosen) and _is_taken(value, chosen))}:
         chosen -= wide
     for node in nodes:
         _set_types(node, chosen)
     for value in chosen:
-        _set_views(value)
+        for view in views_of(value):
+            view.dtype = ir.DataType.BFLOAT16
         _remove_casts(graph, value)
     return len(chosen)
 
 
+def _kind(node: ir.Node) -> ModuleType | None:
+    """Return what sets the types of a node; None of those that have a type of their own."""
+    if linear.is_layer(node):
+        return linear
+    if attention.is_attention(node):
+        return attention
+    if norm.is_norm(node):
+        return norm
+    return images if images.is_image_operator(node) else None
+
+
+def _is_given(value: ir.Value, chosen: Set[ir.Value]) -> bool:
+    """Whether the node that computes a value can do so in bfloat16."""
+    node = value.producer()
+    assert node is not None
+    if images.is_image_operator(node):
+        return source_of(node.inputs[0]) in chosen
+    if not linear.is_layer(node) or node.inputs[_RESIDUAL] is None:
+        return True
+    return linear.is_convolution(node) and source_of(node.inputs[_RESIDUAL]) in chosen
+
+
 def _is_taken(value: ir.Value, chosen: Set[ir.Value]) -> bool:
     """Whether all that reads a value, or a view of it, takes bfloat16."""
-    if value.is_graph_output():
-        return False
-    return all(
-        _is_taken(use.node.outputs[0], chosen) if _is_view(use) else _takes(use, chosen) for use in value.uses()
-    )
-
-
-def _is_view(use: ir.Usage) -> bool:
-    return use.node.op_type in _FREE and not use.node.domain and use.idx == 0
+    returned = any(x.is_graph_output() for x in (value, *views_of(value)))
+    return not returned and all(_takes(use, chosen) for use in readers_of(value))
 
 
 def _takes(use: ir.Usage, chosen: Set[ir.Value]) -> bool:
@@ -48,44 +66,32 @@ def _takes(use: ir.Usage, chosen: Set[ir.Value]) -> bool:
     if _is_rounding(use.node):
         return True
     if attention.is_attention(use.node):
-        return use.idx < 3 and all(_source(use.node.inputs[i]) in chosen for i in range(3))
-    return linear.is_layer(use.node) and use.idx == 0
+        return use.idx < 3 and all(source_of(use.node.inputs[i]) in chosen for i in range(3))
+    if images.is_image_operator(use.node):
+        return use.idx == 0 and use.node.outputs[0] in chosen
+    if not linear.is_layer(use.node):
+        return False
+    return use.idx == 0 or (use.idx == _RESIDUAL and use.node.outputs[0] in chosen)
 
 
 def _is_rounding(node: ir.Node) -> bool:
     return node.op_type == "Cast" and not node.domain and node.attributes["to"].as_int() == ir.DataType.BFLOAT16
 
 
-def _remove_casts(graph: ir.Graph, value: ir.Value) -> None:
-    """Remove casts to bfloat16 of what is in it now."""
-    for node in [use.node for use in value.uses() if _is_rounding(use.node)]:
-        ir.convenience.replace_all_uses_with(node.outputs[0], value, replace_graph_outputs=True)
-        graph.remove(node, safe=True)
-
-
-def _source(value: ir.Value | None) -> ir.Value | None:
-    """Return what a value is a view of."""
-    producer = value.producer() if value is not None else None
-    if producer is not None and producer.op_type in _FREE and not producer.domain:
-        return _source(producer.inputs[0])
-    return value
-
-
 def _set_types(node: ir.Node, chosen: Set[ir.Value]) -> None:
     x, result = (
         ir.DataType.BFLOAT16 if value in chosen else ir.DataType.FLOAT
-        for value in (_source(node.inputs[0]), node.outputs[0])
+        for value in (source_of(node.inputs[0]), node.outputs[0])
     )
-    (attention if attention.is_attention(node) else linear).set_types(node, x, result)
+    kind = _kind(node)
+    assert kind is not None
+    kind.set_types(node, x, result)
 
 
-def _set_views(value: ir.Value) -> None:
-    for node in _views(value):
-        node.outputs[0].dtype = ir.DataType.BFLOAT16
-
-
-def _views(value: ir.Value) -> Iterator[ir.Node]:
-    for use in value.uses():
-        if _is_view(use):
-            yield use.node
-            yield from _views(use.node.outputs[0])
+def _remove_casts(graph: ir.Graph, value: ir.Value) -> None:
+    """Remove casts to bfloat16 of what is in it now."""
+    for use in [use for x in (value, *views_of(value)) for use in x.uses() if _is_rounding(use.node)]:
+        source = use.node.inputs[0]
+        assert source is not None
+        ir.convenience.replace_all_uses_with(use.node.outputs[0], source, replace_graph_outputs=True)
+        graph.remove(use.node, safe=True)

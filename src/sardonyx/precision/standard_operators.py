@@ -22,7 +22,7 @@ from sardonyx import opsets
 from sardonyx.errors import OptionError
 from sardonyx.native.linear import Int4Weight, quantize_int4, quantize_int8
 from sardonyx.optimize.subgraphs import replace_node
-from sardonyx.precision.file_graph import Constants, FileGraph, data_of, matrix_of
+from sardonyx.precision.file_graph import Constants, FileGraph, Packed, data_of, matrix_of
 from sardonyx.precision.layers import Layer, layers_of
 from sardonyx.precision.plan import FLOAT32, Plan, Type
 from sardonyx.precision.sizes import dims
@@ -52,14 +52,18 @@ def supported(wanted: Sequence[Type], opset: int, domains: frozenset[str]) -> Se
 
 
 def lower_file(
-    model: ir.Model, plan: Plan, domains: frozenset[str], ranges: Mapping[str, Range] = MappingProxyType({})
+    model: ir.Model,
+    plan: Plan,
+    domains: frozenset[str],
+    ranges: Mapping[str, Range] = MappingProxyType({}),
+    packed: Packed | None = None,
 ) -> None:
     """Replace the layers that a plan has in lower precision, in place; weights that nothing reads are removed.
 
-    `ranges` are those of the values around convolutions, by name.
+    `ranges` are those of the values around convolutions, by name; `packed` is shared by models of the same weights.
     """
     chosen = [(layer, plan.type_of(layer.name)) for layer in layers_of_file(model.graph)]
-    lowering = _Lowering(FileGraph(model.graph), domains, ranges)
+    lowering = _Lowering(FileGraph(model.graph, {} if packed is None else packed), domains, ranges)
     for layer, precision in chosen:
         if precision != FLOAT32:
             lowering.replace(layer, precision)
@@ -71,7 +75,7 @@ class _Lowering:
     def __init__(self, file: FileGraph, domains: frozenset[str], ranges: Mapping[str, Range]) -> None:
         self.file, self.domains = file, domains
         self._static = StaticQuantizer(file, ranges)
-        self._codes: dict[ir.Value, Sequence[ir.Value]] = {}
+        self._codes: dict[tuple[ir.Value, ir.Value | None], Sequence[ir.Value]] = {}
 
     def replace(self, layer: Layer, precision: Type) -> None:
         """Replace a layer by its form in a precision."""
@@ -92,15 +96,16 @@ class _Lowering:
         )
         self.file.replace_input(layer, 1, self.file.g.Cast(stored, dtype=ir.DataType.FLOAT))
 
-    def codes(self, x: ir.Value) -> Sequence[ir.Value]:
-        """Return activations in uint8, their scale and their zero point."""
-        if x not in self._codes:
-            codes, scale, zero = self.file.g.several("DynamicQuantizeLinear", 3, [x])
+    def codes(self, x: ir.Value, channels: ir.Value | None) -> Sequence[ir.Value]:
+        """Return activations in uint8, times a number for each channel if there are any; their scale and zero point."""
+        if (x, channels) not in self._codes:
+            scaled = x if channels is None else self.file.declared(self.file.g.Mul(x, channels), dims(x))
+            codes, scale, zero = self.file.g.several("DynamicQuantizeLinear", 3, [scaled])
             self.file.declared(codes, dims(x), ir.DataType.UINT8)
             self.file.declared(scale, ()).shape = ir.Shape([])
             self.file.declared(zero, (), ir.DataType.UINT8).shape = ir.Shape([])
-            self._codes[x] = codes, scale, zero
-        return self._codes[x]
+            self._codes[x, channels] = codes, scale, zero
+        return self._codes[x, channels]
 
     def with_bias(self, layer: Layer, product: ir.Value) -> ir.Value:
         """Return the product of a layer with its bias added."""
@@ -115,26 +120,47 @@ def _check_convolution(precision: Type) -> None:
 
 def _int8(lowering: _Lowering, layer: Layer) -> ir.Value:
     file, g = lowering.file, lowering.file.g
-    codes, scale, zero = lowering.codes(layer.x)
-    weight, scales = file.constants(layer, "int8", lambda: _int8_constants(matrix_of(layer)))
+    weight, scales, *channels = file.constants(layer, "int8", lambda: int8_constants(matrix_of(layer)))
+    codes, scale, zero = lowering.codes(layer.x, channels[0] if channels else None)
     total = file.declared(g.MatMulInteger(codes, weight, zero), dims(layer.result), ir.DataType.INT32)
     product = g.Mul(g.Cast(total, dtype=ir.DataType.FLOAT), g.Mul(scale, scales))  # ONNX Runtime fuses all of it
     return lowering.with_bias(layer, product)
 
 
-def _int8_constants(weight: torch.Tensor) -> Constants:
-    codes, scales = quantize_int8(weight)
-    return {"int8": TorchTensor(codes.contiguous()), "scales": TorchTensor(scales)}
+def int8_constants(weight: torch.Tensor, channels: torch.Tensor | None = None) -> Constants:
+    """Return what a weight is stored as, for activations that are multiplied by a number for each channel first."""
+    codes, scales = quantize_int8(weight if channels is None else weight / channels[:, None])
+    constants: Constants = {"int8": TorchTensor(codes.contiguous()), "scales": TorchTensor(scales)}
+    return constants if channels is None else {**constants, "channels": TorchTensor(channels)}
 
 
 def _int4(lowering: _Lowering, layer: Layer) -> ir.Value:
-    return (_int4_product if MICROSOFT in lowering.domains else _int4_blocks)(lowering, layer)
+    block = int4_block(layer, lowering.domains)
+    codes, scales = lowering.file.constants(
+        layer, "int4", lambda: int4_constants(quantize_int4(matrix_of(layer), block), lowering.domains)
+    )
+    return (_int4_product if MICROSOFT in lowering.domains else _int4_blocks)(lowering, layer, codes, scales)
 
 
-def _int4_product(lowering: _Lowering, layer: Layer) -> ir.Value:
+def int4_block(layer: Layer, domains: frozenset[str]) -> int:
+    """Return how many weights of a column have one scale.
+
+    Without MatMulNBits blocks divide the depth: ONNX Runtime 1.31 reads a last block that is shorter wrongly.
+    """
+    if MICROSOFT in domains:
+        return _BLOCK
+    depth = layer.matrix_sizes[0]
+    return next((size for size in (_BLOCK, 32, 16) if depth % size == 0), depth)
+
+
+def int4_constants(weight: Int4Weight, domains: frozenset[str]) -> Constants:
+    """Return what a weight of symmetric blocks is stored as."""
+    return _packed_int4(weight) if MICROSOFT in domains else _blocks_of_int4(weight)
+
+
+def _int4_product(lowering: _Lowering, layer: Layer, codes: ir.Value, scales: ir.Value) -> ir.Value:
     file = lowering.file
     file.graph.opset_imports.setdefault(MICROSOFT, 1)
-    codes, scales = file.constants(layer, "int4", lambda: _packed_int4(quantize_int4(matrix_of(layer), _BLOCK)))
     depth, columns = layer.matrix_sizes
     return file.g.node(
         "MatMulNBits",
@@ -158,17 +184,10 @@ def _packed_int4(weight: Int4Weight) -> Constants:
     return {"int4": TorchTensor(codes.contiguous()), "scales": TorchTensor(weight.scales.t().flatten().contiguous())}
 
 
-def _int4_blocks(lowering: _Lowering, layer: Layer) -> ir.Value:
-    file, block = lowering.file, _dividing_block(layer.matrix_sizes[0])
-    stored, scales = file.constants(layer, "int4", lambda: _blocks_of_int4(quantize_int4(matrix_of(layer), block)))
-    weight = file.g.DequantizeLinear(stored, scales, axis=0, block_size=block)
-    file.declared(weight, dims(stored))
-    return lowering.with_bias(layer, file.g.MatMul(layer.x, weight))
-
-
-def _dividing_block(depth: int) -> int:
-    """Return the size of blocks that divide the depth: ONNX Runtime 1.31 reads a last block that is shorter wrongly."""
-    return next((size for size in (64, 32, 16) if depth % size == 0), depth)
+def _int4_blocks(lowering: _Lowering, layer: Layer, codes: ir.Value, scales: ir.Value) -> ir.Value:
+    g, block = lowering.file.g, int4_block(layer, lowering.domains)
+    weight = lowering.file.declared(g.DequantizeLinear(codes, scales, axis=0, block_size=block), dims(codes))
+    return lowering.with_bias(layer, g.MatMul(layer.x, weight))
 
 
 def _blocks_of_int4(weight: Int4Weight) -> Constants:

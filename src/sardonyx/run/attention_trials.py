@@ -16,10 +16,12 @@ from sardonyx.precision.attention import (
     AttentionLayer,
     alone,
     attention_layers_of,
+    is_between_layers,
     lower_attention,
+    take_bfloat16,
 )
 from sardonyx.precision.metric import relative_error
-from sardonyx.precision.plan import FLOAT32, Plan, Type
+from sardonyx.precision.plan import Plan, Type
 from sardonyx.precision.search import LayerTrials, Trial
 from sardonyx.run.builds import Built
 from sardonyx.run.layer_trials import ROUND_SECONDS, ROUNDS, load_alone, values_in_call
@@ -47,22 +49,34 @@ def _trials(
     times: dict[str, Sequence[float]],
 ) -> LayerTrials:
     """Return the trials of one attention; of several of one shape, one is timed."""
-    calls = [_call(engine, layer, operands, precision, options) for precision in (FLOAT32, PRECISION)]
+    chained = is_between_layers(layer)
+    calls = [_call(engine, layer, operands, options), _lowered_call(engine, layer, operands, options, chained=chained)]
     reference, result = [call() for call in calls]
-    key = repr(([tuple(x.shape) for x in operands], layer.heads, layer.is_causal))
+    key = repr(([tuple(x.shape) for x in operands], layer.heads, layer.is_causal, chained))
     if key not in times:
         times[key] = [min(taken) for taken in in_turns(calls, rounds=ROUNDS, round_seconds=ROUND_SECONDS)]
     before, after = times[key]
-    error = relative_error(result, reference)
+    error = relative_error(result.float(), reference)
     return LayerTrials(layer.name, before, {PRECISION: Trial(error, after)} if error < math.inf else {})
 
 
 def _call(
-    engine: Engine, layer: AttentionLayer, operands: Sequence[torch.Tensor], precision: Type, options: Options
+    engine: Engine, layer: AttentionLayer, operands: Sequence[torch.Tensor], options: Options
 ) -> Callable[[], torch.Tensor]:
-    """Return a call of an attention in a precision."""
+    """Return a call of an attention in float32."""
+    runner = load_alone(engine, alone(layer, [tuple(x.shape) for x in operands]), {}, [], options)
+    return lambda: runner(operands)[0]
+
+
+def _lowered_call(
+    engine: Engine, layer: AttentionLayer, operands: Sequence[torch.Tensor], options: Options, *, chained: bool
+) -> Callable[[], torch.Tensor]:
+    """Return a call of an attention in bf16; between layers its operands and its result are so, too."""
     model = alone(layer, [tuple(x.shape) for x in operands])
     (only,) = attention_layers_of(model.graph)
-    libraries = lower_attention(model, Plan({only.name: precision}), options)
+    libraries = lower_attention(model, Plan({only.name: PRECISION}), options)
+    if chained:
+        take_bfloat16(model)
+        operands = [*(x.bfloat16() for x in operands[:3]), *operands[3:]]
     runner = load_alone(engine, model, {}, [str(library) for library in libraries], options)
     return lambda: runner(operands)[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -15,10 +15,21 @@ import torch
 from sardonyx.engines import Engine, Job, Runner
 from sardonyx.errors import OptionError
 from sardonyx.options import Options
+from sardonyx.precision.file_graph import Packed, key_of_weight, matrix_of
 from sardonyx.precision.layers import Layer, alone
-from sardonyx.precision.plan import FLOAT32, Plan, Type
-from sardonyx.precision.search import AS_FAST, LayerTrials
-from sardonyx.precision.standard_operators import layers_of_file, lower_file, supported
+from sardonyx.precision.metric import relative_error
+from sardonyx.precision.plan import FLOAT32, INTEGERS, Plan, Type
+from sardonyx.precision.rounding import round_int4, usable_rows
+from sardonyx.precision.search import AS_FAST, LayerTrials, path
+from sardonyx.precision.smoothing import smoothing_channels
+from sardonyx.precision.standard_operators import (
+    int4_block,
+    int4_constants,
+    int8_constants,
+    layers_of_file,
+    lower_file,
+    supported,
+)
 from sardonyx.precision.static_scales import Range, joined, quantized_values, range_of
 from sardonyx.run.file_weights import extract_weights
 from sardonyx.run.layer_trials import LayerBench
@@ -40,6 +51,8 @@ class FileSubject(Subject):
     domains: frozenset[str]
     fit: Fit
     wanted: Sequence[Type]
+    packed: Packed = field(default_factory=dict)
+    """What weights became in candidates."""
 
     share = AS_FAST  # a smaller file that is as fast is worth having
     why_no_trials = "weights are not finite"
@@ -55,6 +68,11 @@ class FileSubject(Subject):
         fit: Fit,
     ) -> FileSubject:
         """Return a model with checked calibration inputs, and the precisions that the file can have."""
+        if not engine.takes_kernels(torch.device("cpu")):
+            raise OptionError(
+                f"precision={options.precision!r} in a file with the engine {engine.name!r}",
+                hint="leave out the engine: layers of files are measured in 'onnxruntime', and run in others too",
+            )
         _check_calibration(model, calibration)
         opset = model.graph.opset_imports[""]
         wanted = supported(WANTED[options.precision], opset, domains)
@@ -80,8 +98,32 @@ class FileSubject(Subject):
     def lower(self, model: ir.Model, plan: Plan) -> None:
         """Replace the layers that a plan has in lower precision, in place."""
         layers = layers_of_file(model.graph)
+        for layer in layers:
+            self.store(layer, plan.type_of(layer.name))
         quantizes = any(layer.convolves and plan.type_of(layer.name) == "int8" for layer in layers)
-        lower_file(model, plan, self.domains, self._ranges if quantizes else {})
+        lower_file(model, plan, self.domains, self._ranges if quantizes else {}, self.packed)
+
+    def store(self, layer: Layer, precision: Type) -> None:
+        """Store a weight of integers as the activations of its layer in the calibration calls ask for."""
+        key = key_of_weight(layer, precision)
+        if layer.convolves or precision not in INTEGERS or key in self.packed:
+            return
+        weight, x = matrix_of(layer).float(), self._activations[str(layer.x.name)]
+        if precision == "int4":
+            rounded, _ = round_int4(weight, x, int4_block(layer, self.domains), symmetric=True)
+            self.packed[key] = int4_constants(rounded, self.domains)
+        else:
+            self.packed[key] = int8_constants(weight, smoothing_channels(weight, x))
+
+    @cached_property
+    def _activations(self) -> Mapping[str, torch.Tensor]:
+        """Rows that linear layers multiply in all calibration calls, as many as rounding uses, by name."""
+        layers = [layer for layer in layers_of_file(self.model.graph) if not layer.convolves]
+        names = sorted({str(layer.x.name) for layer in layers})
+        calls = [
+            {name: usable_rows(x) for name, x in self._values(names, inputs).items()} for inputs in self.calibration
+        ]
+        return {name: torch.cat([rows[name] for rows in calls]) for name in names}
 
     @cached_property
     def _ranges(self) -> Mapping[str, Range]:
@@ -107,7 +149,10 @@ class FileSubject(Subject):
         measured = []
         for number, layer in enumerate(layers, 1):
             progress(f"layer {number} of {len(layers)}, {layer.name}")
-            measured.append(replace(bench.trials(layer, values[str(layer.x.name)]), share=AS_FAST))
+            x = values[str(layer.x.name)]
+            trials = replace(bench.trials(layer, x), share=AS_FAST)
+            used = path(trials, trials.worthwhile(self.wanted), in_order=self.in_order)
+            measured.append(bench.rounded(layer, x, trials) if "int4" in used else trials)
         return measured
 
     def _values(self, names: Sequence[str], inputs: Sequence[torch.Tensor]) -> Mapping[str, torch.Tensor]:
@@ -166,8 +211,16 @@ class _FileBench(LayerBench):
         calls, ranges = {FLOAT32: float32}, (range_of(x), range_of(float32()))
         for precision in self._wanted:
             with suppress(OptionError):  # a weight that is not finite, sums that overflow, a convolution in int4
+                if precision == "int8":
+                    self._subject.store(layer, precision)
                 calls[precision] = self._call(layer, x, precision, ranges)
         return calls
+
+    def rounded(self, layer: Layer, x: torch.Tensor, trials: LayerTrials) -> LayerTrials:
+        """Return the trials of a layer whose weight in four bits is rounded by its activations."""
+        self._subject.store(layer, "int4")
+        error = relative_error(self._call(layer, x, "int4")(), self._call(layer, x, FLOAT32)())
+        return replace(trials, trials={**trials.trials, "int4": replace(trials.trials["int4"], error=error)})
 
     def _call(
         self, layer: Layer, x: torch.Tensor, precision: Type, ranges: Sequence[Range] = ()
@@ -176,7 +229,9 @@ class _FileBench(LayerBench):
         if precision != FLOAT32:
             (only,) = layers_of_file(model.graph)
             names = (str(only.x.name), str(only.result.name))
-            around = dict(zip(names, ranges, strict=True))
-            lower_file(model, Plan({only.name: precision}), self._subject.domains, around)
+            around, packed = dict(zip(names, ranges, strict=bool(ranges))), self._subject.packed
+            if key_of_weight(layer, "int4") not in packed:
+                packed = packed if precision != "int4" else {}  # a first trial is rounded to the nearest
+            lower_file(model, Plan({only.name: precision}), self._subject.domains, around, packed)
         runner = self._subject.load(model)
         return lambda: runner([x])[0]

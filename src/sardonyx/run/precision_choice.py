@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from operator import itemgetter
 from statistics import median
 from typing import Any, Protocol
 
@@ -259,7 +258,8 @@ class _Chooser:
         candidates = [self._float32, *map(self._candidate, plans)]
         times = in_turns([x.calls[0] for x in candidates], rounds=ROUNDS, round_seconds=ROUND_SECONDS)
         before, *afters = (median(taken) for taken in times)
-        after, plan = min(zip(afters, plans, strict=True), key=itemgetter(0))
+        fast = min(afters) * self.subject.share
+        after, plan = next(pair for pair in zip(afters, plans, strict=True) if pair[0] <= fast)
         return plan, after, before
 
     def _choice(self, plan: Plan, trials: Sequence[LayerTrials], after: float, before: float) -> PrecisionChoice:

@@ -95,12 +95,17 @@ class PrecisionChoice:
         """Whether every layer runs in float32."""
         return all(layer.precision == "float32" for layer in self.layers)
 
-    def __str__(self) -> str:
+    @property
+    def summary(self) -> str:
+        """One line: how many layers have which precision, the drop, and the time."""
         counts = _counts(Counter(layer.precision for layer in self.layers)) or "no layers"
         times = f"{self.float32_seconds * 1e3:.3g} → {self.seconds * 1e3:.3g} ms"
         drop = f"drop {self.drop:.1e} of at most {self.max_drop:.1e}"
         how = ", chosen before" if self.remembered else ""
-        lines = [f"precision {self.wanted}: {counts}; {drop}{self.details}; {times}{how}"]
+        return f"precision {self.wanted}: {counts}; {drop}{self.details}; {times}{how}"
+
+    def __str__(self) -> str:
+        lines = [self.summary]
         lines += [f"  {self.remark}"] if self.remark else []
         return "\n  ".join([*lines, *(f"  {layer}" for layer in self.layers)])
 

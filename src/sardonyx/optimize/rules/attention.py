@@ -166,6 +166,27 @@ def drop_open_mask(m: Match) -> ir.Value:
     return m.g.shaped(m.g.node("Attention", m.node.inputs[:3], **attributes), m.dims(m.result))
 
 
+@rule_at("Attention")
+def attention_takes_scale(m: Match) -> ir.Value:
+    """Attention(c·q, k, v; scale=s) = Attention(q, k, v; scale=c·s), where the factor is one of the projection."""
+    scale = m.node.attributes.get("scale")
+    m.require(not m.node.domain and scale is not None, "an operator of another domain, or a scale by size")
+    assert scale is not None
+    queries = m.node.inputs[0]
+    view = _private_producer(queries, "Reshape")
+    product = _private_producer(queries if view is None else view.inputs[0], "Gemm", "FusedMatMul")
+    if queries is None or product is None:
+        raise Refused("the queries are not a product that only it reads")
+    flags = {name: attribute.value for name, attribute in product.attributes.items()}
+    factor = flags.pop("alpha", 1.0)
+    shift = flags.pop("beta", factor if len(product.inputs) == 2 else 1.0)
+    m.require(factor > 0 and factor != 1 and shift == factor, "the queries are not scaled")
+    plain = m.g.node(product.op_type, product.inputs, domain=product.domain, **flags)
+    plain = m.g.reshape(m.g.shaped(plain, m.dims(product.outputs[0])), m.dims(queries))
+    attributes = {name: a.value for name, a in m.node.attributes.items()} | {"scale": factor * scale.as_float()}
+    return m.g.shaped(m.g.node("Attention", [plain, *m.node.inputs[1:]], **attributes), m.dims(m.result))
+
+
 @rule_at("Attention", needs=MICROSOFT, late=True)
 def projections_into_attention(m: Match) -> ir.Value:
     """Attention(x·Wqᵀ + bq, x·Wkᵀ + bk, x·Wvᵀ + bv) = com.microsoft's Attention(x, [Wq; Wk; Wv]ᵀ, [bq; bk; bv]).

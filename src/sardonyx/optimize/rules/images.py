@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 
 import onnx_ir as ir
+import torch
 
-from sardonyx.optimize.pattern import P, scalar_of
+from sardonyx.optimize.pattern import P, is_private, scalar_of
 from sardonyx.optimize.rule import Match, rule, rule_at
 from sardonyx.optimize.rules.channels_last import TO_FIRST, TO_LAST, channels_last, image_of, to_last
 
@@ -63,6 +64,36 @@ def channels_last_depthwise_convolution(m: Match) -> ir.Value:
     inputs = [m.g.transpose(x, TO_LAST), by_place, *rest]
     (y,) = m.g.custom_node(IMAGES, "DepthwiseConv", inputs, [ir.AttrInt64s("window", window)], [x.dtype])
     return m.g.transpose(m.g.shaped(y, to_last(m.dims(m.result))), TO_FIRST)
+
+
+@rule_at("BatchNormalization", needs=IMAGES, late=True)
+def channels_last_batch_norm_on_cpu(m: Match) -> ir.Value:
+    """BatchNormalization(Transpose(x)) = Transpose(x·f + (shift − mean·f)), where f = scale / √(var + ε).
+
+    A depthwise convolution takes both into its constants.
+    """
+    image = image_of(m)
+    m.require(len(m.node.outputs) == 1 and not m.attribute(m.result, "training_mode", 0), "in training mode")
+    m.require(not m.node.domain and image.dtype == ir.DataType.FLOAT, "it has channels last already, or is not float32")
+    scale, shift, mean, variance = (x for x in m.node.inputs[1:] if x is not None)
+    epsilon = m.g.scalar(m.attribute(m.result, "epsilon", 1e-5), torch.float32)
+    factor = m.g.Div(scale, m.g.Sqrt(m.g.Add(variance, epsilon)))
+    offset = m.g.Sub(shift, m.g.Mul(mean, factor))
+    depthwise = image.producer()
+    if depthwise is not None and depthwise.op_type == "DepthwiseConv" and is_private(image):
+        y = _scaled_convolution(m, depthwise, factor, offset)
+    else:
+        y = m.g.Add(m.g.Mul(image, factor), offset)
+    return m.g.transpose(m.g.shaped(y, m.dims(image)), TO_FIRST)
+
+
+def _scaled_convolution(m: Match, node: ir.Node, factor: ir.Value, offset: ir.Value) -> ir.Value:
+    """Return a depthwise convolution whose result is scaled and shifted, by its constants."""
+    x, weight, *rest = node.inputs
+    assert weight is not None
+    bias = m.g.Add(m.g.Mul(rest[0], factor), offset) if rest and rest[0] is not None else offset
+    inputs = [x, m.g.Mul(weight, factor), bias]
+    return m.g.custom_node(IMAGES, "DepthwiseConv", inputs, list(node.attributes.values()), [node.outputs[0].dtype])[0]
 
 
 def _meets_channels_last(m: Match) -> bool:

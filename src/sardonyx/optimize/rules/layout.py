@@ -164,6 +164,7 @@ def sink_reshape_through_elementwise(m: Match) -> ir.Value:
     """f(Reshape(x)) = Reshape(f(x))."""
     source = _reshaped_from(m.node.inputs[0])
     m.require(source is not None, "no Reshape before it")
+    m.require(m.result.dtype is None or m.result.dtype.bitwidth >= 8, "ONNX Runtime reshapes no numbers of 4 bits")
     attributes = {name: a.value for name, a in m.node.attributes.items()}
     result = m.g.node(m.node.op_type, [source, *m.node.inputs[1:]], domain=m.node.domain, **attributes)
     return m.g.reshape(result, m.dims(m.result))

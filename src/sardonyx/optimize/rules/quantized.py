@@ -74,7 +74,8 @@ def _is_plain(m: Match) -> bool:
 @rule_at("MatMul", "Gemm", "FusedMatMul", needs=MICROSOFT, last=True)
 def integer_product(m: Match) -> ir.Value:
     """DequantizeLinear(a) · DequantizeLinear(b) + c = MatMulIntegerToFloat(a, b, c)."""
-    m.require(not is_requantized(m.result), "the engine has an operator that returns codes")
+    returns_codes = m.node.op_type != "FusedMatMul" and is_requantized(m.result)
+    m.require(not returns_codes, "the engine has an operator that returns codes")
     m.require(_is_plain(m), "it scales, or transposes its left operand")
     left, right = (_codes(m, x) for x in m.node.inputs[:2])
     rank = len(m.dims(right.value))

@@ -11,10 +11,32 @@ import math
 import onnx_ir as ir
 import torch
 
-from sardonyx.optimize.pattern import P, array_of, is_private
+from sardonyx.optimize.pattern import P, array_of, is_private, scalar_of
 from sardonyx.optimize.rule import Match, rule
-from sardonyx.sizes import may_be_zero
+from sardonyx.sizes import Dims, may_be_zero
 from sardonyx.translate.builder import MICROSOFT
+
+_LOWEST = P.Where("broken", "nan", P.ReduceMin("x", "axes", _name="low"))
+_HIGHEST = P.Where("broken", "nan", P.ReduceMax("x", "axes", _name="high"))
+
+
+@rule(P.Max(P.Neg(P.Min(_LOWEST, "zero")), P.Max(_HIGHEST, "nought")))
+def largest_magnitude(m: Match) -> ir.Value:
+    """Max(−Min(min x, 0), Max(max x, 0)) = max |x|, or NaN."""
+    nan = scalar_of(m.nan)
+    m.require(nan is not None and math.isnan(nan) and m.x.dtype == ir.DataType.FLOAT, "not NaN of float32")
+    m.require(all(_is_zero(m, x) for x in (m.zero, m.nought)), "bounds that are not zero, or broadcast")
+    keepdims = [m.attribute(x, "keepdims", 1) for x in (m.low, m.high)]
+    m.require(keepdims[0] == keepdims[1], "reductions of different shapes")
+    magnitudes = m.g.shaped(m.g.Abs(m.x), m.dims(m.x))
+    largest = m.g.shaped(m.g.ReduceMax(magnitudes, m.axes, keepdims=keepdims[0]), m.dims(m.high))
+    return m.g.Where(m.broken, m.nan, largest)
+
+
+def _is_zero(m: Match, bound: ir.Value) -> bool:
+    """Whether a constant is zero, and does not extend what it bounds."""
+    array = array_of(bound)
+    return array is not None and not array.any() and m.dims(bound) in ((), m.dims(m.high))
 
 
 @rule(P.Cast(P.Add(P.Cast(P.Cast(P.Clip(P.Add(P.Round("steps"), "zero"), -128.0, 127.0), _name="codes")), 128.0)))
@@ -22,14 +44,20 @@ def quantize_rows(m: Match) -> ir.Value:
     """Clip(Round(steps) + zero, −128, 127) + 128 = QuantizeLinear(steps, 1, zero + 128)."""
     m.require(m.steps.dtype == ir.DataType.FLOAT and m.codes.dtype == ir.DataType.INT8, "other types")
     m.require(m.result.dtype == ir.DataType.UINT8, "codes that are not bytes")
-    dims, rows = m.dims(m.steps), math.prod(m.dims(m.steps)[:-1])
-    m.require(len(dims) >= 1 and m.dims(m.zero) == (*dims[:-1], 1), "no zero point for each row")
     m.require(_is_byte(m.zero), "a zero point that is not a byte")
-    zero = m.g.Add(m.g.reshape(m.zero, (rows,)), m.g.scalar(128, torch.float32))
+    dims, rows = m.dims(m.steps), math.prod(m.dims(m.steps)[:-1])
+    if math.prod(m.dims(m.zero)) == 1:
+        return m.g.shaped(_codes(m, m.steps, ()), dims)
+    m.require(len(dims) >= 1 and m.dims(m.zero) == (*dims[:-1], 1), "no zero point for each row")
     steps = m.g.reshape(m.steps, (rows, dims[-1]))
-    operands = [steps, m.g.expand(m.g.scalar(1, torch.float32), (rows,)), m.g.cast(zero, torch.uint8)]
-    codes = m.g.node("QuantizeLinear", operands, dtype=ir.DataType.UINT8, axis=0)
-    return m.g.reshape(m.g.shaped(codes, m.dims(steps)), dims)
+    return m.g.reshape(m.g.shaped(_codes(m, steps, (rows,)), m.dims(steps)), dims)
+
+
+def _codes(m: Match, steps: ir.Value, count: Dims) -> ir.Value:
+    """Return QuantizeLinear of the steps, with one zero point or one for each row."""
+    zero = m.g.Add(m.g.reshape(m.zero, count), m.g.scalar(128, torch.float32))
+    operands = [steps, m.g.expand(m.g.scalar(1, torch.float32), count), m.g.cast(zero, torch.uint8)]
+    return m.g.node("QuantizeLinear", operands, dtype=ir.DataType.UINT8, axis=0 if count else None)
 
 
 def _is_byte(value: ir.Value | None) -> bool:
@@ -61,17 +89,21 @@ def zero_point_into_product(m: Match) -> ir.Value:
 
 
 @rule(P.Mul(P.Mul(P.Cast("sums", _name="real"), "rows"), "columns"), needs=MICROSOFT)
-def column_scales_into_product(m: Match) -> ir.Value:
+def scales_into_product(m: Match) -> ir.Value:
     """MatMulInteger(a, b) · rows · columns = MatMulIntegerToFloat(a, b; columns) · rows."""
     node = m.sums.producer()
     m.require(node is not None and node.op_type == "MatMulInteger" and is_private(m.sums), "not a product of integers")
     assert node is not None
     a, b, zero, other = (*node.inputs, None, None)[:4]
     assert a is not None
+    count, width = (*m.dims(m.result), None)[:2]
     m.require(other is None and len(m.dims(m.result)) == 2, "weights have zero points, or not matrices")
     m.require(m.real.dtype == ir.DataType.FLOAT and not may_be_zero(m.dims(a)[-1]), "not in float32, or an empty sum")
-    m.require(m.dims(m.columns) == m.dims(m.result)[-1:], "no scale for each column")
-    m.require(m.dims(m.rows) == (*m.dims(m.result)[:-1], 1), "no scale for each row")
-    operands = [a, b, m.g.scalar(1, torch.float32), m.columns, zero]
-    product = m.g.node("MatMulIntegerToFloat", operands, domain=MICROSOFT, dtype=ir.DataType.FLOAT)
-    return m.g.Mul(m.g.shaped(product, m.dims(m.result)), m.rows)
+    m.require(m.dims(m.columns) in ((), (1,), (1, 1), (width,)), "no scale for each column")
+    columns = m.columns if m.dims(m.columns) == (width,) else m.g.reshape(m.columns, ())
+    of_tensor = m.dims(m.rows) in ((), (1,), (1, 1))
+    m.require(of_tensor or m.dims(m.rows) == (count, 1), "no scale for each row")
+    scale = m.g.reshape(m.rows, ()) if of_tensor else m.g.scalar(1, torch.float32)
+    product = m.g.node("MatMulIntegerToFloat", [a, b, scale, columns, zero], domain=MICROSOFT, dtype=ir.DataType.FLOAT)
+    product = m.g.shaped(product, m.dims(m.result))
+    return product if of_tensor else m.g.Mul(product, m.rows)

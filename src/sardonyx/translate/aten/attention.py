@@ -10,6 +10,7 @@ import torch
 
 from sardonyx import dtypes, opsets
 from sardonyx.errors import Unsupported
+from sardonyx.sizes import Dim
 from sardonyx.translate.aten.activation import softmax_or_zero
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.table import aten
@@ -25,7 +26,8 @@ def _attention(
     q, k, v, mask = _widen(g, q, k, v, mask)
     if g.opset < opsets.ATTENTION or g.rank(q) != 4 or g.rank(k) != 4 or _is_plain_double(g, q, k, scale):
         return _unfused(g, q, k, v, mask, causal, scale)
-    y = g.Attention(q, k, v, _mask_of_two_dims(g, mask), is_causal=int(causal), scale=scale)
+    mask = None if mask is None else _mask_of_all_scores(g, mask, g.dims(q)[-2], g.dims(k)[-2])
+    y = g.Attention(q, k, v, mask, is_causal=int(causal), scale=scale)
     return g.shaped(y, [*g.dims(q)[:-1], g.dims(v)[-1]])
 
 
@@ -46,11 +48,12 @@ def _widen(g: Builder, q: Value, k: Value, v: Value, mask: Value | None) -> tupl
     return g.cast(q, wide), g.cast(k, wide), g.cast(v, wide), mask
 
 
-def _mask_of_two_dims(g: Builder, mask: Value | None) -> Value | None:
-    """Return a mask of at least two dimensions, as ONNX needs; it broadcasts from there."""
-    if mask is None or g.rank(mask) >= 2:
-        return mask
-    return g.unsqueeze(mask, range(2 - g.rank(mask)))
+def _mask_of_all_scores(g: Builder, mask: Value, queries: Dim, keys: Dim) -> Value:
+    """Return a mask for each query and key, as ONNX Runtime needs; it broadcasts from there."""
+    if g.rank(mask) < 2:
+        mask = g.unsqueeze(mask, range(2 - g.rank(mask)))
+    *lead, rows, columns = g.dims(mask)
+    return mask if (rows, columns) == (queries, keys) else g.expand(mask, [*lead, queries, keys])
 
 
 def _unfused(g: Builder, q: Value, k: Value, v: Value, mask: Value | None, causal: bool, scale: float | None) -> Value:
