@@ -114,7 +114,7 @@ def rewrite(model: ir.Model, context: Context) -> ir.Model:
     """Apply the selected rewrite rules, with operators of the domains that the engine or the file allows."""
     names = select_rules(context.options.optimize)
     if context.binding is None and wants_lower_precision(context) and context.report.precision is None:
-        names = [name for name in names if name not in _HIDE_LAYERS]
+        names -= _HIDE_LAYERS
     context.report.rules = optimize(model, domains=_domains(model, context), names=names)
     for function in model.functions.values():
         body = ir.Model(function.graph, ir_version=model.ir_version)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import sardonyx
-from sardonyx import OptionError, Program
+from sardonyx import OptionError, Program, VerificationError
 from sardonyx.precision.metric import relative_error
 from sardonyx.run import layer_trials, precision_choice
 from sardonyx.telemetry.report import PrecisionChoice
@@ -248,8 +248,12 @@ def test_the_report_shows_each_layer() -> None:
     assert "    4: int8, error" in text
 
 
-def test_verification_leaves_lower_precision_to_its_bound() -> None:
-    exported(model(), inputs(), precision="int8", max_drop=0.1, verify=True)
+def test_verification_is_by_the_bound() -> None:
+    module, x = model(), inputs()
+    exported(module, x, precision="int8", max_drop=0.1, verify=True)
+    outliers = x * torch.where(torch.arange(64) == 3, 1e3, 1.0)
+    with pytest.raises(VerificationError, match="output 0 differs"):  # the bound was checked by other inputs
+        exported(module, outliers, precision="int8", max_drop=0.05, calibration=[(x,)], verify=True)
 
 
 def test_a_choice_is_remembered(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -25,6 +26,7 @@ from sardonyx.errors import OptionError, VerificationError
 from sardonyx.optimize.legalize import unsupported_reason
 from sardonyx.options import Options, check_keywords
 from sardonyx.pipeline import build_file
+from sardonyx.precision.metric import relative_error
 from sardonyx.run.binding import Binding
 from sardonyx.sizes import dim_of, dims_of
 from sardonyx.telemetry.report import GraphReport, collecting, new_graph_report
@@ -379,27 +381,40 @@ def _check(
 ) -> None:
     """Warn of what a file cannot do; compare it with the module and add it to the HTML report, where asked to."""
     _warn(program)
-    if options.verify and not _has_lower_precision(program):  # which has a bound of its own
-        _verify(program, model, args, kwargs)
+    if options.verify:
+        _verify(program, model, args, kwargs, _bound(program, options))
     page = page_of(options)
     if page is not None:
         page.report_program(program, args, kwargs, model)
 
 
-def _has_lower_precision(program: Program) -> bool:
+def _bound(program: Program, options: Options) -> float:
+    """Return how far results in lower precision may be from PyTorch's; as far as any, if the user measures it."""
     choice = program.report.precision
-    return choice is not None and not choice.is_float32
+    if choice is None or choice.is_float32:
+        return 0.0
+    return math.inf if options.metric is not None else options.max_drop * _ROUNDING
 
 
-def _verify(program: Program, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+_ROUNDING = 1.01
+"""What the rounding of float32 may add to a drop, which is relative to the model in float32 and not to PyTorch."""
+
+
+def _verify(
+    program: Program, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], bound: float
+) -> None:
     with torch.no_grad():
         expected, results = (_results(run, args, kwargs) for run in (model, program))
     for index, (got, want) in enumerate(zip(results, expected, strict=True)):
-        if isinstance(want, torch.Tensor) and not close(got, want):
+        if isinstance(want, torch.Tensor) and not (close(got, want) or _is_within(got, want, bound)):
             raise VerificationError(
                 f"output {index} differs from PyTorch by {difference(got, want):.2e} of its magnitude",
                 hint="sardonyx.diagnose.bisect, or `sardonyx bisect`, says whether a rewrite rule is the cause",
             )
+
+
+def _is_within(got: torch.Tensor, want: torch.Tensor, bound: float) -> bool:
+    return bound > 0 and want.is_floating_point() and relative_error(got, want) <= bound
 
 
 def _results(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
