@@ -626,7 +626,7 @@ CASES = {
         <float s = {0.5}, float t = {0.25}, int8 z = {1}>
         { a = DequantizeLinear(x, s, z) b = DequantizeLinear(w, t) y = Gemm<transB=1>(a, b, c) }""",
         """g (int8[@A,@B] x, int8[@C,@B] w, float[@C] c) => (int8[@A,@C] y)
-        <float s = {0.5}, float t = {0.25}, int8 z = {1}>
+        <float s = {0.5}, float t = {0.25}, int8 z = {-128}>
         { a = DequantizeLinear(x, s, z) b = DequantizeLinear(w, t) p = Gemm<transB=1>(a, b, c)
           r = Relu(p) y = QuantizeLinear(r, s, z) }""",
     ),

@@ -34,6 +34,7 @@ _EMPTY_RESULT = {
     "ReduceLogSumExp": float("-inf"),
     "ReduceL1": 0,
     "ReduceL2": 0,
+    "ReduceSumSquare": 0,
     "ReduceMax": 0,  # only for booleans, as any and all: torch refuses other empty maxima
     "ReduceMin": 1,
 }
