@@ -82,9 +82,6 @@ def _compile_region(region: Region, kind: str, engine: Engine, options: Options,
     return CompiledRegion(replace(recipe, translation=translation), build, assumptions.weights)
 
 
-# Builds
-
-
 SESSION_PASSES = (
     Pass("memory_order", passes.declare_memory_order, passes.has_weights_as_inputs),
     Pass("widen", passes.compute_half_precision_widely, passes.may_widen),
@@ -153,10 +150,7 @@ def build_file(
     name: Callable[[ir.Graph], None] | None = None,
     calibration: Sequence[Sequence[torch.Tensor]] = (),
 ) -> Path | None:
-    """Apply the passes of a file to a translated model, in place; return the library of its kernels, if any.
-
-    `calibration` are inputs of the model, by which the precision of layers is chosen.
-    """
+    """Apply the passes of a file to a model, in place, calibrated by calls; return the library of its kernels, if any."""
     context = Context(
         kind=report.kind,
         engine=find_engine(options.engine),
@@ -169,8 +163,7 @@ def build_file(
         calibration=calibration,
     )
     context.report.nodes_translated = sum(1 for _ in model.graph.all_nodes())
-    initializers = model.graph.initializers.values()
-    context.report.weights = sum(type(value.const_value) is not ir.Tensor for value in initializers)
+    context.report.weights = sum(type(x.const_value) is not ir.Tensor for x in model.graph.initializers.values())
     context.graph_report.regions.append(context.report)
     passes.apply(FILE_PASSES, model, context)
     return Path(context.libraries[0]) if context.libraries else None
