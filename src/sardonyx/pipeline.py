@@ -150,7 +150,7 @@ def build_file(
     name: Callable[[ir.Graph], None] | None = None,
     calibration: Sequence[Sequence[torch.Tensor]] = (),
 ) -> Path | None:
-    """Apply the passes of a file to a model, in place, calibrated by calls; return the library of its kernels, if any."""
+    """Apply the passes of a file to a model, in place; return the library of its kernels, if any."""
     context = Context(
         kind=report.kind,
         engine=find_engine(options.engine),
