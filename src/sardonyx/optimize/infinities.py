@@ -16,6 +16,7 @@ import onnx_ir as ir
 import torch
 
 from sardonyx import dtypes
+from sardonyx.optimize.integers import is_dequantized
 from sardonyx.optimize.subgraphs import graphs_of, unused_tag
 from sardonyx.sizes import Dims
 from sardonyx.translate.builder import Builder
@@ -56,6 +57,8 @@ def keep_infinities(model: ir.Model, operators: Collection[str], *, pool_skips_n
 
 
 def _is_lossy(node: ir.Node) -> bool:
+    if is_dequantized(node.inputs[0]):  # finite; and what reads codes is to return codes
+        return False
     return node.outputs[0].dtype in (_POOLED if node.op_type == "MaxPool" else _REDUCED)
 
 
