@@ -16,6 +16,7 @@ import onnx_ir as ir
 import torch
 
 from sardonyx import dtypes
+from sardonyx.optimize.integers import is_dequantized
 from sardonyx.optimize.rules.images import IMAGES
 from sardonyx.optimize.subgraphs import graphs_of, unused_tag
 from sardonyx.sizes import Dims
@@ -57,8 +58,8 @@ def keep_infinities(model: ir.Model, operators: Collection[str], *, pool_skips_n
 
 
 def _is_lossy(node: ir.Node) -> bool:
-    """Whether it is ONNX Runtime's kernel, and loses numbers of the dtype; our own operators over images do not."""
-    if node.domain == IMAGES:
+    """Whether a kernel of ONNX Runtime loses numbers of the dtype; our own over images do not, and codes are finite."""
+    if node.domain == IMAGES or is_dequantized(node.inputs[0]):
         return False
     return node.outputs[0].dtype in (_POOLED if node.op_type == "MaxPool" else _REDUCED)
 
