@@ -45,6 +45,8 @@ class Guarded:
     layers: Mapping[str, int]
     kept: Sequence[str]
     """Layers that are in float32 or bfloat16 where others are in int8."""
+    smoothed: Sequence[str]
+    """Layers in int8 with their channels scaled."""
     remark: str
 
     @property
@@ -53,10 +55,11 @@ class Guarded:
         return self.seconds <= self.float32_seconds * TOLERANCE and self.error <= self.max_drop
 
 
-def guard(name: str, precision: str, max_drop: float, rounds: int) -> Guarded:
-    """Compile a model with the option and without, and let the two take turns."""
+def guard(name: str, precision: str, max_drop: float, rounds: int, rows: int | None = None) -> Guarded:
+    """Compile a model with the option and without, and let the two take turns; with the first rows only, if given."""
     torch._dynamo.reset()
     model, args = make(MODELS[name])
+    args = tuple(x[:rows] for x in args)
     options = {"precision": precision, "max_drop": max_drop}
     with collecting() as report:
         calls = [partial(_compiled(model, **how), *args) for how in ({}, options)]
@@ -66,7 +69,7 @@ def guard(name: str, precision: str, max_drop: float, rounds: int) -> Guarded:
     layers = Counter(layer.precision for layer in choice.layers)
     error = relative_error(result, exact)
     times = median(float32), median(chosen)
-    return Guarded(name, *times, error, max_drop, dict(layers), _kept(choice), choice.remark)
+    return Guarded(name, *times, error, max_drop, dict(layers), _kept(choice), _smoothed(choice), choice.remark)
 
 
 def _compiled(model: torch.nn.Module, **options: Any) -> Callable[..., torch.Tensor]:
@@ -78,6 +81,10 @@ def _compiled(model: torch.nn.Module, **options: Any) -> Callable[..., torch.Ten
 
 def _kept(choice: PrecisionChoice) -> list[str]:
     return [layer.layer for layer in choice.layers if layer.precision in ("float32", "bf16")]
+
+
+def _smoothed(choice: PrecisionChoice) -> list[str]:
+    return [layer.layer for layer in choice.layers if layer.method == "smoothed"]
 
 
 def table(results: Sequence[Guarded]) -> Table:
@@ -108,7 +115,8 @@ def main() -> int:
     table(results).show()
     for m in results:
         if m.model == "outliers":
-            say(f"of the model with outliers these layers are not in int8: {', '.join(m.kept)}")
+            say(f"of the model with outliers these layers are not in int8: {', '.join(m.kept) or 'none'}")
+            say(f"and these have their channels scaled: {', '.join(m.smoothed) or 'none'}")
     if given.json:
         content = {**describe(), "results": [{**asdict(m), "holds": m.holds} for m in results]}
         given.json.parent.mkdir(parents=True, exist_ok=True)

@@ -232,8 +232,16 @@ def test_results_that_cannot_be_compared_are_an_error() -> None:
         compiled(nn.Sequential(nn.Linear(64, 8), nn.Flatten(), Argmax()).eval(), precision="bf16")(inputs())
     with pytest.raises(OptionError, match="NaN or infinite throughout"):
         compiled(model(), precision="bf16")(torch.full((3, 64), math.nan))
-    with pytest.raises(OptionError, match="integers or empty"):
-        compiled(model(), precision="bf16")(inputs(0))
+
+
+def test_a_call_without_elements_runs_in_float32_and_the_next_one_chooses() -> None:
+    module = model()
+    run = torch.compile(module, backend="sardonyx", dynamic=True, options={"precision": "bf16", "max_drop": 0.02})
+    assert run(inputs(0)).shape == (0, 48)
+    with collecting() as report:
+        assert relative_error(run(inputs()), module(inputs())) > 1e-4
+    assert precisions(choice_of(report)) == ["bf16"] * 3
+    assert run(inputs(0)).shape == (0, 48)
 
 
 class Argmax(nn.Module):

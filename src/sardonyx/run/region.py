@@ -88,6 +88,7 @@ class CompiledRegion(torch.nn.Module):
         self._constant_numbers = frozenset(_number_inputs(recipe.region)) if recipe.options.freeze else frozenset()
         self._edits = 0
         self._chosen: CompiledRegion | None = None
+        self._for_empty: CompiledRegion | None = None
         self._missing: MissingKernel | None = None
 
     def run_boxed(self, args: list[Any]) -> Sequence[Any]:
@@ -152,6 +153,8 @@ class CompiledRegion(torch.nn.Module):
                 self._current = self._chosen._select_session(args)
                 return self._current
             if self._chosen is None and self._lowers_precision():
+                if _is_empty(args):
+                    return self._session_for_empty(args)
                 self._chosen = self._choose_precision(args)
             if self._chosen is not None:
                 self._current = self._chosen._select_session(args)
@@ -182,16 +185,26 @@ class CompiledRegion(torch.nn.Module):
         wanted = self._options.precision != FLOAT32 and self._recipe.plan is None
         return wanted and self._kind not in TRAINING and self._kind != TRACE
 
+    def _session_for_empty(self, args: Sequence[Any]) -> _Session:
+        """Return a session in float32: the precision is chosen by a call that has elements."""
+        if self._for_empty is None:
+            self._for_empty = self._with_plan(Plan())
+        return self._for_empty._select_session(args)
+
+    def _with_plan(self, plan: Plan, *, native: bool = True) -> CompiledRegion:
+        """Return this region with the precision of each layer, and without native kernels if they are left out."""
+        verify = self._options.verify and plan.is_float32  # lower precision has a bound of its own
+        own = self._engine.in_precision(plan.type_of(MODEL), self._options)
+        options = Options.of(own or self._options, verify=verify, native=self._options.native if native else False)
+        recipe = replace(self._recipe, plan=plan, options=options, report=RegionReport(), translation=None)
+        return CompiledRegion(recipe, self._build, self._frozen)
+
     def _choose_precision(self, args: Sequence[Any]) -> CompiledRegion:
         """Return this region with the precision of each layer chosen by the results for these arguments."""
         self._recipe = replace(self._recipe, translation=None)
 
         def candidate(plan: Plan, *, native: bool = True) -> Candidate:
-            verify = self._options.verify and plan.is_float32  # lower precision has a bound of its own
-            own = self._engine.in_precision(plan.type_of(MODEL), self._options)
-            options = Options.of(own or self._options, verify=verify, native=self._options.native if native else False)
-            recipe = replace(self._recipe, plan=plan, options=options, report=RegionReport())
-            region = CompiledRegion(recipe, self._build, self._frozen)
+            region = self._with_plan(plan, native=native)
             region._current_build(args)
             return Candidate(region, [lambda: region._select_session(args).run_with_fixed_seed(args)])
 
@@ -303,6 +316,10 @@ class CompiledRegion(torch.nn.Module):
         )
         probe = CompiledRegion(replace(recipe, translation=None), self._build, frozenset())
         return dict(zip((n.name for n in nodes), probe.run_boxed(list(args)), strict=True))
+
+
+def _is_empty(args: Sequence[Any]) -> bool:
+    return any(isinstance(x, torch.Tensor) and not x.numel() for x in args)
 
 
 def _is_traceable(node: torch.fx.Node) -> bool:

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
-_MINOR_PASSES = ("legalize", "guard_empty", "drop_unused", "reshapes", "functions", "names")
+_MINOR_PASSES = ("widen", "weights", "legalize", "guard_empty", "drop_unused", "reshapes", "functions", "names")
 """Fast passes: they are in `seconds`, but not in the text of a report."""
 
 
