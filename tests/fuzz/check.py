@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -113,6 +114,11 @@ def _calls(program: Program) -> list[tuple[Mapping[str, int], Reference]]:
     return found
 
 
+def _without_folders(message: str) -> str:
+    """Return a message with the names of files only: results are committed, and folders differ by machine."""
+    return re.sub(r"/(?:[^\s/]+/)+", "", message)
+
+
 def _is_refused_export(error: BaseException) -> bool:
     """Whether torch.export gives the program up, or made a constant of a size that is left to it (`Dim.AUTO`)."""
     told = "Got invalid dimensions" in str(error) or "the model was exported" in str(error)
@@ -125,7 +131,7 @@ def _refusal_or_problem(error: Exception, door: str, outcome: Outcome) -> str:
     while cause is not None:
         refuses = isinstance(cause, NotImplementedError) and isinstance(cause, SardonyxError)
         if refuses or (door == "export" and _is_refused_export(cause)):
-            outcome.refused = {str(cause).split("\n")[0][:120]: 1}
+            outcome.refused = {_without_folders(str(cause).split("\n")[0])[:120]: 1}
             return ""
         cause = getattr(cause, "inner_exception", None) or cause.__cause__
     return f"{type(error).__name__}: {str(error)[:500]}"

@@ -83,11 +83,7 @@ def export(
     """
     check_keywords(options, export)
     model, chosen = _as_module(model), _chosen(options, opset, translations)
-    if functions and chosen.precision != "float32":
-        raise OptionError(
-            f"precision={chosen.precision!r} with functions=",
-            hint="leave out one of them: layers inside ONNX functions stay in float32",
-        )
+    _check_functions(functions, chosen)
     args, kwargs = (args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs or {})
     with collecting() as report:
         graph_report = new_graph_report("exported", 0)
@@ -113,6 +109,14 @@ def export(
     program = Program(translation.model, call_spec, device, chosen, report, library, captured)
     _check(program, model, args, kwargs, chosen)
     return program
+
+
+def _check_functions(functions: Sequence[Any], options: Options) -> None:
+    if functions and options.precision != "float32":
+        raise OptionError(
+            f"precision={options.precision!r} with functions=",
+            hint="leave out one of them: layers inside ONNX functions stay in float32",
+        )
 
 
 def _chosen(options: Mapping[str, Any], opset: int | None, translations: Mapping[Any, Any] | None) -> Options:
