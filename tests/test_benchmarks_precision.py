@@ -180,6 +180,6 @@ def test_tables_have_what_failed_what_was_not_measured_and_layers_by_type() -> N
 def test_the_promise_holds_if_it_is_neither_slower_nor_past_the_bound(
     seconds: float, error: float, holds: bool
 ) -> None:
-    found = Guarded("model", 1.0, seconds, error, 0.01, {"int8": 3}, [], "")
+    found = Guarded("model", 1.0, seconds, error, 0.01, {"int8": 3}, [], [], "")
     assert found.holds is holds
     assert ("yes" if holds else "NO") in table_of_guard([found]).plain()
