@@ -123,7 +123,7 @@ def rewrite(model: ir.Model, context: Context) -> ir.Model:
 
 
 def compute_half_precision_widely(model: ir.Model, context: Context) -> ir.Model:
-    """Compute a model of half precision in float32, which has kernels; its layers may still run in bfloat16."""
+    """Compute a model in bfloat16 in float32, which has kernels; its layers may still run in bfloat16."""
     binding = context.binding
     assert binding is not None
     if not has_half_products(model.graph):

@@ -130,6 +130,18 @@ def test_layers_in_float32_stay_in_it() -> None:
 
 
 @pytest.mark.parametrize("dtype", HALVES)
+def test_numbers_that_the_model_casts_are_rounded_and_overflow(dtype: torch.dtype) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x.to(dtype)
+        ones = torch.ones(2, 1, 2, dtype=dtype)
+        return F.conv1d(y.nan_to_num(0, 9, -9)[:, None], ones, padding=1).to(torch.bfloat16), y.float() - x
+
+    x = torch.tensor([[2.0**31, -3.4e38, 1e5 + 1, 3.402e38], [0.1, -70000.0, 1 / 3, 1e-9]])
+    for found, expected in zip(compiled(program)(x), program(x), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
 def test_results_that_pass_through_keep_their_dtype(dtype: torch.dtype) -> None:
     class Several(nn.Module):
         def __init__(self) -> None:

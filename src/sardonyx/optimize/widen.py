@@ -1,13 +1,14 @@
-"""Compute models of half precision in float32, where an engine would cast around nearly every node.
+"""Compute models in bfloat16 in float32, where an engine would cast around nearly every node.
 
-Values between their operators are not rounded to half precision then, which is what fused kernels do, too; inputs and
-results keep their dtypes. Weights that only tables are read from stay as they are, others are widened when a session is
-opened, or packed by layers in lower precision.
+Values between their operators are not rounded to bfloat16 then, which is what fused kernels do, too; inputs and results
+keep their dtypes, and numbers that the model casts to bfloat16 are rounded. Models in float16 stay as they are: their
+numbers become infinite beyond 65,504, and those of float32 would not. Weights that only tables are read from stay as
+they are, others are widened when a session is opened, or packed by layers in lower precision.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,10 +38,17 @@ class Widened:
 
 
 def has_half_products(graph: ir.Graph) -> bool:
-    """Whether a graph computes products in half precision, and nothing that depends on the dtype itself."""
+    """Whether a graph computes products in bfloat16, and nothing that depends on the dtype itself, or is in float16."""
     nodes = list(graph)
-    plain = all(_is_plain(node) for node in nodes)
+    plain = all(_is_plain(node) for node in nodes) and not any(x.dtype == ir.DataType.FLOAT16 for x in _values(graph))
     return plain and any(node.op_type in _PRODUCTS and _is_half(node.inputs[0]) for node in nodes)
+
+
+def _values(graph: ir.Graph) -> Iterator[ir.Value]:
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    for node in graph:
+        yield from node.outputs
 
 
 def _is_plain(node: ir.Node) -> bool:
@@ -161,6 +169,9 @@ def _cast_uses(graph: ir.Graph, value: ir.Value) -> None:
 def _widen_node(graph: ir.Graph, node: ir.Node) -> None:
     if _WAS in node.meta:  # a table's
         return
+    if _rounds(node):
+        _cast_uses(graph, node.outputs[0])
+        return
     for attribute in list(node.attributes.values()):
         if attribute.name in ("to", "dtype") and attribute.as_int() in HALF:
             node.attributes[attribute.name] = ir.AttrInt64(attribute.name, ir.DataType.FLOAT.value)
@@ -171,6 +182,14 @@ def _widen_node(graph: ir.Graph, node: ir.Node) -> None:
         if value.dtype in HALF:
             value.meta[_WAS] = value.dtype
             value.dtype = ir.DataType.FLOAT
+
+
+def _rounds(node: ir.Node) -> bool:
+    """Whether a node casts numbers of another dtype, which are rounded as the model says, and may become infinite."""
+    if node.op_type != "Cast" or node.domain or node.attributes["to"].as_int() not in HALF:
+        return False
+    x = node.inputs[0]
+    return x is not None and x.meta.get(_WAS) is None
 
 
 def _narrow_output(graph: ir.Graph, value: ir.Value) -> None:
