@@ -477,6 +477,22 @@ def test_a_size_that_takes_another_branch_is_an_error(function: Any, sizes: tupl
         program(torch.ones(sizes))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.sum() * torch.linspace(-1, 1, x.shape[0] ** 2),
+        lambda x: x.sum() * torch.hann_window(x.shape[0] * x.shape[0]),
+        lambda x: x.sum() * torch.ones(int(x.shape[0] ** 2)),
+    ],
+)
+def test_a_size_that_is_taken_for_an_integer_is_an_error(function: Any) -> None:
+    program = sardonyx.export(function, (X,), dynamic_shapes=({0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO},))
+    assert_same(program(torch.ones(4, 8)), function(torch.ones(4, 8)))
+    refusal = "the model was exported for calls with .* 16.*, which was decided at .*lambda x"
+    with pytest.raises(ValueError, match=refusal):
+        program(torch.ones(3, 8))
+
+
 def test_a_size_that_torch_splits_otherwise_is_an_error() -> None:
     def second_half(x: torch.Tensor) -> torch.Tensor:
         return torch.ceil(x).tensor_split(2)[1]

@@ -44,6 +44,29 @@ def record_specializations() -> Iterator[dict[sympy.Symbol, str]]:
 
 
 @contextmanager
+def record_integers() -> Iterator[list[tuple[sympy.Expr, str]]]:
+    """While active, record the sizes that code takes for a Python integer, as equations with the user's lines.
+
+    `torch.linspace(0, 1, x.shape[0] ** 2)` has as many steps as in the example. torch solves such an equation where it
+    can, which makes the size a constant; it guards the others at a line of its own.
+    """
+    from torch.fx.experimental.sym_node import SymNode
+
+    equations: list[tuple[sympy.Expr, str]] = []
+    own = SymNode.guard_int
+
+    def record(self: SymNode, file: str, line: int) -> int:
+        expr, value = self.expr, own(self, file, line)
+        if expr.free_symbols:
+            where = innermost_user_line(traceback.extract_stack()) or ""
+            equations.append((sympy.Eq(expr, value, evaluate=False), where))
+        return value
+
+    with mock.patch.object(SymNode, "guard_int", record):
+        yield equations
+
+
+@contextmanager
 def record_small_sizes() -> Iterator[list[tuple[sympy.Expr, str]]]:
     """While active, record decisions for which torch takes a dynamic size for two or more, with the user's lines.
 
@@ -125,19 +148,17 @@ class Condition:
         return f", which was decided at {self.where}" if self.where else ""
 
 
-def assumptions(graph: torch.fx.GraphModule) -> Iterator[tuple[sympy.Expr, str]]:
+def assumptions(
+    graph: torch.fx.GraphModule, equations: Sequence[tuple[sympy.Expr, str]] = ()
+) -> Iterator[tuple[sympy.Expr, str]]:
     """Yield the conditions that a traced graph relies on, each with the line that caused it.
 
-    They are torch's guards, the assertions among the nodes, and that no size is one which `squeeze` left in place:
-    torch traces dynamic sizes as two or more, and has no guard for it.
+    They are the equations that `record_integers` found, torch's guards, the assertions among the nodes, and that no
+    size is one which `squeeze` left in place: torch traces dynamic sizes as two or more, and has no guard for it.
     """
     environment = environment_of(node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder"))
-    for guard in environment.guards if environment is not None else ():
-        expr = allow_zeros(environment.replace(guard.expr), environment)
-        line = location_text(guard.sloc)
-        # torch's Python code guards how it computes a view, which need not hold for an empty tensor
-        if not line.startswith(_LIBRARY_FOLDERS) or (line.startswith(_NATIVE_CALL) and expr.has(Mod, PythonMod)):
-            yield expr, line
+    if environment is not None:
+        yield from _guards(environment, equations)
     asserts = graph.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default)
     for node in asserts:
         value = node.args[0].meta.get("val")
@@ -146,6 +167,18 @@ def assumptions(graph: torch.fx.GraphModule) -> Iterator[tuple[sympy.Expr, str]]
     for node in graph.graph.nodes:
         if node.target in _SQUEEZES:
             yield from ((sympy.Ne(dim, 1), source_of(node)) for dim in _unsqueezed_dims(node))
+
+
+def _guards(environment: Any, equations: Sequence[tuple[sympy.Expr, str]]) -> Iterator[tuple[sympy.Expr, str]]:
+    lines: dict[sympy.Expr, str] = {}
+    for expr, line in equations:
+        lines.setdefault(allow_zeros(environment.replace(expr), environment), line)
+    for guard in environment.guards:
+        expr, line = allow_zeros(environment.replace(guard.expr), environment), location_text(guard.sloc)
+        # torch's Python code guards how it computes a view, which need not hold for an empty tensor
+        if not line.startswith(_LIBRARY_FOLDERS) or (line.startswith(_NATIVE_CALL) and expr.has(Mod, PythonMod)):
+            lines.setdefault(expr, line)
+    yield from lines.items()
 
 
 _SQUEEZES = frozenset({torch.ops.aten.squeeze.default, torch.ops.aten.squeeze.dim, torch.ops.aten.squeeze.dims})

@@ -24,7 +24,12 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from sardonyx.capture.aot import decompositions
 from sardonyx.capture.composite_ops import preserve_composite_ops
-from sardonyx.capture.conditions import innermost_user_line, record_small_sizes, record_specializations
+from sardonyx.capture.conditions import (
+    innermost_user_line,
+    record_integers,
+    record_small_sizes,
+    record_specializations,
+)
 from sardonyx.capture.fake_graph import has_fake_arguments, trace_fake_graph
 from sardonyx.capture.surgery import (
     decompose_composite,
@@ -63,6 +68,8 @@ class Captured:
     out_spec: pytree.TreeSpec
     decisions: Sequence[tuple[sympy.Expr, str]] = ()
     """What the trace decided for dynamic sizes of two or more, without a guard, and the line that asked."""
+    equations: Sequence[tuple[sympy.Expr, str]] = ()
+    """What the trace took for an integer, as equations, and the line that did."""
 
 
 def capture(
@@ -81,7 +88,7 @@ def capture(
     """
     if has_fake_arguments(args, kwargs):
         return _capture_fake_graph(model, args, kwargs, frozenset(preserved))
-    with record_specializations() as lines, record_small_sizes() as decisions:
+    with record_specializations() as lines, record_small_sizes() as decisions, record_integers() as equations:
         program = _run_torch_export(model, tuple(args), dict(kwargs), dynamic_shapes, lines)
     if any(map(mutates, program.graph.nodes)):  # an edit of a copy is not seen in its source
         decisions += [(decision, source_of(node)) for decision, node in copies_of_more_than_one(program.graph)]
@@ -96,7 +103,8 @@ def capture(
     rebase_as_strided(graph.graph)
     if empty:
         _allow_empty_sizes(program)
-    return replace(_describe(program, graph, constants), decisions=tuple(dict.fromkeys(decisions)))
+    captured = _describe(program, graph, constants)
+    return replace(captured, decisions=tuple(dict.fromkeys(decisions)), equations=tuple(dict.fromkeys(equations)))
 
 
 def _capture_fake_graph(model: torch.nn.Module, args: Any, kwargs: Any, preserved: frozenset[str]) -> Captured:

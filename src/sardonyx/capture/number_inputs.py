@@ -120,9 +120,11 @@ class TracedCall:
         names = {symbol: sympy.Symbol(self._size_names()[at]) for symbol, at in read.items()} | {
             symbol: sympy.Symbol(name) for symbol, name in self.names_of_sizes().items()
         }
+        captured = self.captured
+        expressions = (*assumptions(captured.graph, captured.equations), *small_size_conditions(self.call, captured))
         assumed = [
             Condition(str(expr.xreplace(names)), holds, where)
-            for expr, where in (*assumptions(self.captured.graph), *small_size_conditions(self.call, self.captured))
+            for expr, where in expressions
             if (holds := condition_function(expr, read)) is not None
         ]
         return assumed + self._equalities(read, names)
