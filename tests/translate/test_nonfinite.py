@@ -225,3 +225,21 @@ def test_distances_of_points_without_them() -> None:
         return [torch.cdist(x, y, p) for p in norms] + [F.pdist(x, p) for p in norms]
 
     spreads_as_in_eager(distances, spoiled(torch.randn(5, 3), 1, 7, 9), torch.randn(4, 3))
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "loss", [F.smooth_l1_loss, partial(F.smooth_l1_loss, beta=0.5), F.huber_loss, F.l1_loss, F.mse_loss]
+)
+def test_gradients_of_losses_with_them(loss: Callable[..., Tensor], dtype: torch.dtype, reduction: str) -> None:
+    edges = torch.tensor([*BROKEN, 0.0, -0.5, 0.5, 1.0, -1.0, 3.0], dtype=dtype)
+    x, target = edges.repeat(len(edges)), edges.repeat_interleave(len(edges))
+    loss = partial(loss, reduction=reduction)
+
+    def slopes(function: Callable[..., Tensor]) -> Sequence[Tensor]:
+        with torch.enable_grad():
+            leaves = [value.clone().requires_grad_() for value in (x, target)]
+            return torch.autograd.grad(function(*leaves).sum(), leaves)
+
+    _compare(slopes(onnx(loss)), slopes(loss))

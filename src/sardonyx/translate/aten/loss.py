@@ -1,12 +1,14 @@
-"""The multi-label margin loss; torch's own decomposition of it is wrong."""
+"""Losses that torch's own decompositions compute differently from its kernels."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import onnx_ir as ir
 import torch
 
+from sardonyx import dtypes
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.table import aten
 
@@ -67,3 +69,15 @@ def multilabel_margin_loss_backward(
     share = g.Div(grad, g.scalar(divisor, dtype))
     share = g.unsqueeze(share, [1]) if reduction == _EACH and len(shape) == 2 else g.reshape(share, [1, 1])
     return g.reshape(g.Mul(g.shaped(pulled, rows), share), shape)
+
+
+@aten("smooth_l1_loss_backward")
+def smooth_l1_loss_backward(g: Builder, grad: Value, x: Value, target: Value, reduction: int, beta: float) -> Value:
+    """NaN where the difference is NaN; torch's decomposition takes the sign of NaN, which is 0."""
+    dtype = dtypes.accumulation_dtype(g.out.dtype)
+    grad, x, target = (g.cast(value, dtype) for value in (grad, x, target))
+    difference = g.Sub(x, target)
+    is_linear = g.GreaterOrEqual(g.Abs(difference), g.scalar(beta, dtype))
+    slope = g.Where(is_linear, g.Sign(difference), g.Div(difference, g.scalar(beta, dtype)))
+    share = g.Div(grad, g.scalar(math.prod(g.dims(difference)), dtype)) if reduction == _MEAN else grad
+    return g.Mul(slope, share)
