@@ -126,3 +126,42 @@ def test_random_numbers_of_the_caller_are_as_before() -> None:
     before = torch.get_rng_state()
     sardonyx.export(lambda x: x * 2 if x.shape[0] == 1 else x + 1, (X,), dynamic_shapes=({0: "rows"},))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.sum() + 1 if x.shape[0] == 0 else x.sum(),
+        lambda x: x.sum() if x.shape[0] else x.sum() + 1,
+        lambda x: x.sum() + (3 if x.numel() > 0 else 5),
+        lambda x: x.sum() + (2 if x.size(0) >= 1 else 3),
+    ],
+)
+def test_zero_that_the_code_asks_for_is_an_error_with_its_line(function: Any) -> None:
+    program = sardonyx.export(function, (X,), dynamic_shapes=({0: "rows"},))
+    for rows in (1, 3):
+        torch.testing.assert_close(program(X[:rows]), function(X[:rows]))
+    with pytest.raises(ValueError, match=r"the model was exported for calls with .*rows.*decided at .*lambda"):
+        program(X[:0])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.sum() / max(1, x.shape[1]),
+        lambda x: x.new_ones(max(1, x.shape[1])).sum(),
+        lambda x: nn.functional.cross_entropy(x, torch.softmax(x, 1)),
+    ],
+)
+def test_zero_that_operators_ask_for_is_an_error(function: Any) -> None:
+    program = sardonyx.export(function, (X,), dynamic_shapes=({1: "classes"},))
+    torch.testing.assert_close(program(X[:, :1]), function(X[:, :1]))
+    with pytest.raises(ValueError, match=r"the model was exported for calls with .*classes"):
+        program(X[:, :0])
+
+
+def test_zero_that_makes_no_difference_is_taken() -> None:
+    layer = nn.Linear(6, 3)
+    program = sardonyx.export(layer.eval(), (X,), dynamic_shapes=({0: "rows"},))
+    with torch.no_grad():
+        torch.testing.assert_close(program(X[:0]), layer(X[:0]))

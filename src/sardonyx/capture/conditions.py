@@ -70,9 +70,11 @@ def record_integers() -> Iterator[list[tuple[sympy.Expr, str]]]:
 def record_small_sizes() -> Iterator[list[tuple[sympy.Expr, str]]]:
     """While active, record decisions for which torch takes a dynamic size for two or more, with the user's lines.
 
-    It does so without a guard, in branches of the model's code and in slices. What torch's own code decides otherwise,
-    such as how it broadcasts, makes no difference to the operators of the graph.
+    It does so without a guard, in branches of the model's code and in slices; sympy alone decides that a size is not
+    zero, as torch's symbols are positive. What torch's own code decides otherwise, such as how it broadcasts, makes no
+    difference to the operators of the graph.
     """
+    from torch.fx.experimental.sym_node import SymNode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     decided: list[tuple[sympy.Expr, str]] = []
@@ -86,8 +88,32 @@ def record_small_sizes() -> Iterator[list[tuple[sympy.Expr, str]]]:
             decided.append((expr if value else sympy.Not(expr), line))
         return value
 
-    with mock.patch.object(ShapeEnv, "_maybe_evaluate_static", record):
+    comparisons: dict[str, Any] = {
+        name: _recording(getattr(SymNode, name), relation, decided) for name, relation in _COMPARISONS.items()
+    }
+    with mock.patch.object(ShapeEnv, "_maybe_evaluate_static", record), mock.patch.multiple(SymNode, **comparisons):
         yield decided
+
+
+_COMPARISONS = {"eq": sympy.Eq, "ne": sympy.Ne, "lt": sympy.Lt, "le": sympy.Le, "gt": sympy.Gt, "ge": sympy.Ge}
+
+
+def _recording(own: Callable[..., Any], relation: Any, decided: list[tuple[sympy.Expr, str]]) -> Callable[..., Any]:
+    """Return a comparison that records what sympy decides of symbolic sizes in the model's code."""
+
+    def compare(left: Any, right: Any) -> Any:
+        result = own(left, right)
+        if result.expr in (sympy.true, sympy.false) and (left.expr.free_symbols or right.expr.free_symbols):
+            frame = sys._getframe(1)
+            while frame.f_back is not None and frame.f_code.co_filename in _SYMBOLIC_INTEGERS:
+                frame = frame.f_back
+            if not frame.f_code.co_filename.startswith(_LIBRARY_FOLDERS):
+                unevaluated = relation(left.expr, right.expr, evaluate=False)
+                line = innermost_user_line(traceback.extract_stack(frame)) or ""
+                decided.append((unevaluated if result.expr else unevaluated.negated, line))
+        return result
+
+    return compare
 
 
 def _is_models_decision(frame: FrameType | None) -> bool:
@@ -104,6 +130,8 @@ def _is_models_decision(frame: FrameType | None) -> bool:
 
 _FRAMES = 16
 """Frames of torch between a decision and its evaluation, at most."""
+_SYMBOLIC_INTEGERS = (torch.__file__, str(Path(torch.__file__).parent / "fx" / "experimental" / "sym_node.py"))
+"""Where the operators of SymInt are."""
 _LIBRARY_FOLDERS = tuple(str(Path(module).parent) for module in (torch.__file__, __file__))
 
 

@@ -1,8 +1,9 @@
 """Dynamic sizes of zero and one: torch.export traces them as two or more, and has no guard for what depends on it.
 
 `if x.shape[0] == 1` takes the other branch, `x[:2]` has two rows, and `x[1:]` of no rows has minus one. Where a trace
-made such a decision, the model and the graph run once with the small size. Calls with that size are refused if the
-results differ, or if an operator whose translation may rely on the traced sizes has others.
+made such a decision, the model and the graph run once with the small size; with zero they do in any case, as operators
+in C++ decide by it without a trace. Calls with that size are refused if the results differ, or if an operator whose
+translation may rely on the traced sizes has others.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import sympy
 import torch
+from sympy.core.relational import Relational
 from torch.utils import _pytree as pytree
 
 from sardonyx.capture.conditions import sizes_or_number
@@ -24,7 +26,7 @@ _SMALL = (1, 0)
 
 
 def small_size_conditions(call: ExampleCall, captured: Captured) -> Iterator[tuple[sympy.Expr, str]]:
-    """Yield that a size is not zero or one, if that gives other results, with the line of the decision."""
+    """Yield that a size is not zero or one, if that gives other results, with the line of the decision if known."""
     values = [node.meta.get("val") for node in captured.graph.graph.find_nodes(op="placeholder")]
     environment = environment_of(values)
     if environment is None:
@@ -32,14 +34,24 @@ def small_size_conditions(call: ExampleCall, captured: Captured) -> Iterator[tup
     sizes = _sizes_of_call(call, captured, values)
     lines: dict[tuple[sympy.Symbol, int], str] = {}
     for decision, line in captured.decisions:
-        expr = allow_zeros(environment.replace(decision), environment)
+        expr = _allow_zeros(decision, environment)
         others = [(symbol, size) for symbol in expr.free_symbols for size in _SMALL if _is_other(expr, symbol, size)]
         lines |= {other: line for other in others if other not in lines}
     for symbol, node in _negative_sizes(captured.graph, sizes):
         lines.setdefault((symbol, 0), source_of(node))
+    for symbol in sizes:
+        if not symbol.is_positive:
+            lines.setdefault((symbol, 0), "")
     for (symbol, size), line in lines.items():
         if not _agree(call, captured, values, symbol, {**sizes, symbol: size}):
             yield sympy.Ne(symbol, size), line
+
+
+def _allow_zeros(decision: sympy.Expr, environment: Any) -> sympy.Expr:
+    """Return a decision of symbols that may be zero; its sides one by one, as torch's symbols would decide it."""
+    if isinstance(decision, Relational):
+        return decision.func(*(allow_zeros(environment.replace(side), environment) for side in decision.args))
+    return allow_zeros(environment.replace(decision), environment)
 
 
 def _sizes_of_call(call: ExampleCall, captured: Captured, placeholders: Sequence[Any]) -> dict[Any, int]:
@@ -130,7 +142,7 @@ class _SizeCheckingInterpreter(torch.fx.Interpreter):
         self._others: set[torch.fx.Node] = set()
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        result = super().run_node(n)
+        result = self._view(n) if n.target in _VIEWS else super().run_node(n)
         pairs = zip(_sizes_in(n.meta.get("val")), _sizes_in(result), strict=False)
         if any(self._differ(traced, actual) for traced, actual in pairs):
             self._others.add(n)
@@ -138,9 +150,19 @@ class _SizeCheckingInterpreter(torch.fx.Interpreter):
             raise ValueError(f"{n} has sizes that the trace excludes")
         return result
 
+    def _view(self, n: torch.fx.Node) -> Any:
+        """Run a view with the sizes of the trace: torch does not infer one of a tensor without elements."""
+        (x, shape), _ = self.fetch_args_kwargs_from_env(n)
+        dims = dims_of(n.meta["val"])
+        if -1 in shape and all(map(self._is_known, dims)):
+            shape = [value_of(dim, self._sizes) for dim in dims]
+        return self.call_function(n.target, (x, shape), {})
+
+    def _is_known(self, dim: Dim) -> bool:
+        return isinstance(dim, int) or dim.free_symbols <= self._sizes.keys()
+
     def _differ(self, traced: Dim, actual: Dim) -> bool:
-        is_known = isinstance(traced, int) or traced.free_symbols <= self._sizes.keys()
-        return is_known and value_of(traced, self._sizes) != actual
+        return self._is_known(traced) and value_of(traced, self._sizes) != actual
 
 
 def _is_free_of_sizes(node: torch.fx.Node) -> bool:
@@ -151,6 +173,7 @@ def _is_free_of_sizes(node: torch.fx.Node) -> bool:
 
 
 _ATEN = torch.ops.aten
+_VIEWS = frozenset({_ATEN.view.default, _ATEN.reshape.default})
 _FREE_OF_SIZES = frozenset(
     {
         *(_ATEN.slice.Tensor, _ATEN.transpose.int, _ATEN.permute.default),
