@@ -26,6 +26,7 @@ from sardonyx.precision.lower import lower
 from sardonyx.precision.narrow import narrow
 from sardonyx.precision.norms import lower_norms
 from sardonyx.precision.plan import FLOAT32, Plan
+from sardonyx.precision.projections import fold_gates, join_projections
 from sardonyx.run.binding import Binding
 from sardonyx.run.builds import TRACE, TRAINING
 from sardonyx.run.file_precision import FileSubject
@@ -322,8 +323,10 @@ def lower_precision(model: ir.Model, context: Context) -> ir.Model:
         plan = plan_in_bfloat16(model.graph, context.factors, context.options)
     packings, libraries = lower(model, plan, binding.weights, context.options)
     fold_epilogues(model.graph)
+    fold_gates(model.graph)
     libraries = [*libraries, *lower_attention(model, plan, context.options), *lower_norms(model, context.options)]
     narrow(model.graph)
+    join_projections(model.graph)
     weights = {name: index for name, index in binding.weights.items() if name in model.graph.initializers}
     context.binding = replace(binding, weights=weights, packings=tuple(packings))
     for library in libraries:

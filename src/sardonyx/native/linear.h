@@ -3,7 +3,8 @@
 // A step is four bytes along the depth: two bfloat16 or four int8, which one instruction multiplies and adds in each lane.
 // Weights are in panels of 32 columns: for each step the 32 columns' four bytes, padded with zeros. The rows of x are
 // encoded at each call, in tiles of up to 12 rows: for each 16 steps a cache line of every row. So 12 × 32 sums stay in
-// registers, and operands are read in order.
+// registers, and operands are read in order. Projections of one x encode it once, and their panels are divided among
+// threads as those of one weight.
 //
 // A `Scheme` is a precision: how it encodes rows, adds products, and makes numbers of sums.
 #pragma once
@@ -132,19 +133,21 @@ class Product {
         panel_bytes_(Scheme::panel_bytes(call)),
         row_bytes_(Scheme::lines(call) * kLine),
         tiles_(parts(call.rows, kRows)),
-        panels_(parts(call.columns, kColumns)),
+        panels_(count_panels(call)),
         encoded_(memory<char>(call.rows * row_bytes_)),
         codes_(memory<typename Scheme::Code>(call.rows)) {
     constexpr int64_t kBlockBytes = 256 << 10, kLeastTiles = 4, kWorth = 3 << 20;  // of a block of rows; of a task
     const int64_t most = std::max(kLeastTiles, kBlockBytes / (kRows * row_bytes_));
     row_blocks_ = parts(tiles_, most);
-    const int64_t panel_work = parts(tiles_, row_blocks_) * kRows * kColumns * std::max<int64_t>(steps_, 1);
+    const int64_t products = kRows * kColumns * std::max<int64_t>(steps_, 1) * (call.is_gated ? 2 : 1);
+    const int64_t panel_work = parts(tiles_, row_blocks_) * products;
     const int64_t at_once = panels_at_once(height(0));
     const int64_t worth = parts(kWorth / 2 / std::max<int64_t>(1, panel_work), at_once) * at_once;
     task_panels_ = std::min(panels_, worth);
   }
 
   ort::Status* run(const ort::Context* context) {
+    if (!panels_) return nullptr;
     if (auto* status = encode_rows(context)) return status;
     const int64_t across = parts(panels_, task_panels_);
     return ort::parallel(context, row_blocks_ * across, [&](size_t task) {
@@ -155,6 +158,13 @@ class Product {
   }
 
  private:
+  static int64_t count_panels(const Projection& projection) { return (projection.columns + kColumns - 1) / kColumns; }
+  // Of a gated call those of the first projection, each with the one of the second.
+  static int64_t count_panels(const Call& call) {
+    int64_t panels = 0;
+    for (int i = 0; i < (call.is_gated ? 1 : call.count); ++i) panels += count_panels(call.projections[i]);
+    return panels;
+  }
   int64_t first_row(int64_t tile) const {  // tiles of equal heights, but for one
     return tile * (call_.rows / tiles_) + std::min(tile, call_.rows % tiles_);
   }
@@ -267,56 +277,130 @@ class Product {
   }
 
   void compute(int64_t first_tile, int64_t end_tile, int64_t panel, int64_t end_panel) const {
-    constexpr auto heights = std::make_index_sequence<kRows>{};
+    const int64_t tiles[] = {first_tile, end_tile};
+    for (int i = 0; panel < end_panel; ++i) {
+      const Projection& projection = call_.projections[i];
+      const int64_t panels = count_panels(projection);
+      if (panel < panels) {
+        const int64_t end = std::min(panels, end_panel);
+        if (call_.is_gated) compute_gated(tiles, panel, end);
+        else compute_plain(tiles, projection, panel, end);
+        panel = end;
+      }
+      panel -= panels, end_panel -= panels;
+    }
+  }
+
+  Panels panels_of(const Projection& projection, int64_t panel, int lines) const {
+    const char* const data = static_cast<const char*>(projection.weights) + panel * panel_bytes_;
+    return {data, panel_bytes_, data + panel_bytes_, lines, call_.block / Scheme::kGroup, call_.has_zero_points};
+  }
+
+  static constexpr auto kHeights = std::make_index_sequence<kRows>{};
+
+  void compute_plain(const int64_t (&tiles)[2], const Projection& projection, int64_t panel, int64_t end) const {
     alignas(64) typename Scheme::Sum sums[kRows * kColumns];
-    const int most = panels_at_once(height(first_tile));  // several only if there is one tile
-    while (panel < end_panel) {
-      const int count = end_panel - panel < most ? 1 : most;
-      const char* const data = static_cast<const char*>(call_.weights) + panel * panel_bytes_;
-      const int lines = count == 1 && panel + 1 < panels_ ? parts(chunk_lines(), end_tile - first_tile) : 0;
-      const int64_t block = call_.block / Scheme::kGroup;
-      Panels panels{data, panel_bytes_, data + panel_bytes_, lines, block, call_.has_zero_points};
-      for (int64_t tile = first_tile; tile < end_tile; ++tile) {
+    const int64_t last = count_panels(projection) - 1;
+    const int most = panels_at_once(height(tiles[0]));  // several only if there is one tile
+    while (panel < end) {
+      const int count = end - panel < most ? 1 : most;
+      const int lines = count == 1 && panel < last ? parts(chunk_lines(), tiles[1] - tiles[0]) : 0;
+      Panels panels = panels_of(projection, panel, lines);
+      for (int64_t tile = tiles[0]; tile < tiles[1]; ++tile) {
         const int rows = height(tile);
-        for (int i = 0; i < count; ++i) prefetch_result(first_row(tile), rows, panel + i);
-        multiply_of<Scheme>(rows, count == 1, heights)(tile_data(tile), panels, steps_, sums);
-        for (int i = 0; i < count; ++i) finish(sums + i * rows * kColumns, first_row(tile), rows, panel + i);
+        for (int i = 0; i < count; ++i) prefetch_result(projection, first_row(tile), rows, panel + i);
+        multiply_of<Scheme>(rows, count == 1, kHeights)(tile_data(tile), panels, steps_, sums);
+        for (int i = 0; i < count; ++i) finish(projection, sums + i * rows * kColumns, first_row(tile), rows, panel + i);
         panels.ahead += lines * row_bytes_;
       }
       panel += count;
     }
   }
 
+  void compute_gated(const int64_t (&tiles)[2], int64_t panel, int64_t end) const {
+    alignas(64) typename Scheme::Sum sums[2][kRows * kColumns];
+    const Projection &gate = call_.projections[0], &other = call_.projections[1];
+    const int64_t last = count_panels(gate) - 1;
+    const int most = panels_at_once(height(tiles[0]));
+    while (panel < end) {
+      const int count = end - panel < most ? 1 : most;
+      const int lines = count == 1 && panel < last ? parts(chunk_lines(), tiles[1] - tiles[0]) : 0;
+      Panels both[] = {panels_of(gate, panel, lines), panels_of(other, panel, lines)};
+      for (int64_t tile = tiles[0]; tile < tiles[1]; ++tile) {
+        const int rows = height(tile);
+        for (int i = 0; i < count; ++i) prefetch_result(gate, first_row(tile), rows, panel + i);
+        for (int i = 0; i < 2; ++i) {
+          multiply_of<Scheme>(rows, count == 1, kHeights)(tile_data(tile), both[i], steps_, sums[i]);
+          both[i].ahead += lines * row_bytes_;
+        }
+        for (int i = 0; i < count; ++i) {
+          const int64_t from = i * rows * kColumns;
+          finish_gated(sums[0] + from, sums[1] + from, first_row(tile), rows, panel + i);
+        }
+      }
+      panel += count;
+    }
+  }
+
   // Fetches the memory of a tile of y while it is computed.
-  void prefetch_result(int64_t row, int rows, int64_t panel) const {
-    const Out* to = static_cast<const Out*>(call_.y) + row * call_.columns + panel * kColumns;
-    for (int r = 0; r < rows; ++r, to += call_.columns) {
+  void prefetch_result(const Projection& projection, int64_t row, int rows, int64_t panel) const {
+    const Out* to = static_cast<const Out*>(projection.y) + row * projection.columns + panel * kColumns;
+    for (int r = 0; r < rows; ++r, to += projection.columns) {
       __builtin_prefetch(to, 1);
       __builtin_prefetch(reinterpret_cast<const char*>(to) + kLine, 1);
     }
   }
 
-  void finish(const typename Scheme::Sum* sums, int64_t row, int rows, int64_t panel) const {
+  using Sums = const typename Scheme::Sum*;
+
+  // Calls `body` with the activation as a constant.
+  template <class F>
+  void with_activation(const F& body) const {
     switch (call_.activation) {
-      case Activation::kNone: return finish_with<Activation::kNone>(sums, row, rows, panel);
-      case Activation::kRelu: return finish_with<Activation::kRelu>(sums, row, rows, panel);
-      case Activation::kGelu: return finish_with<Activation::kGelu>(sums, row, rows, panel);
-      case Activation::kTanhGelu: return finish_with<Activation::kTanhGelu>(sums, row, rows, panel);
-      case Activation::kSilu: return finish_with<Activation::kSilu>(sums, row, rows, panel);
+      case Activation::kNone: return body(std::integral_constant<Activation, Activation::kNone>{});
+      case Activation::kRelu: return body(std::integral_constant<Activation, Activation::kRelu>{});
+      case Activation::kGelu: return body(std::integral_constant<Activation, Activation::kGelu>{});
+      case Activation::kTanhGelu: return body(std::integral_constant<Activation, Activation::kTanhGelu>{});
+      case Activation::kSilu: return body(std::integral_constant<Activation, Activation::kSilu>{});
     }
   }
-  template <Activation kind>
-  void finish_with(const typename Scheme::Sum* sums, int64_t row, int rows, int64_t panel) const {
-    const Columns columns{panel * kColumns, std::min<int64_t>(kColumns, call_.columns - panel * kColumns)};
-    const Numbers bias = call_.bias ? columns.read(call_.bias) : Numbers{};
-    const typename Scheme::Weights weights(call_, columns);
-    for (int r = 0; r < rows; ++r, ++row, sums += kColumns) {
-      Numbers y = weights.numbers(sums, codes_[row]) + bias;
-      if (!call_.activates_sum) y = activated<kind>(y);
-      if (call_.residual) y = y + columns.read(static_cast<const Out*>(call_.residual) + row * call_.columns);
-      if (call_.activates_sum) y = activated<kind>(y);
-      columns.write(static_cast<Out*>(call_.y) + row * call_.columns, y);
-    }
+
+  static Columns columns_of(const Projection& projection, int64_t panel) {
+    return {panel * kColumns, std::min<int64_t>(kColumns, projection.columns - panel * kColumns)};
+  }
+  static Numbers bias_of(const Projection& projection, const Columns& columns) {
+    return projection.bias ? columns.read(projection.bias) : Numbers{};
+  }
+
+  void finish(const Projection& projection, Sums sums, int64_t row, int rows, int64_t panel) const {
+    with_activation([&](auto kind) {
+      const Columns columns = columns_of(projection, panel);
+      const Numbers bias = bias_of(projection, columns);
+      const typename Scheme::Weights weights(projection, columns);
+      for (int r = 0; r < rows; ++r) {
+        const int64_t at = (row + r) * projection.columns;
+        Numbers y = weights.numbers(sums + r * kColumns, codes_[row + r]) + bias;
+        if (!call_.activates_sum) y = activated<kind()>(y);
+        if (call_.residual) y = y + columns.read(static_cast<const Out*>(call_.residual) + at);
+        if (call_.activates_sum) y = activated<kind()>(y);
+        columns.write(static_cast<Out*>(projection.y) + at, y);
+      }
+    });
+  }
+
+  void finish_gated(Sums gate_sums, Sums other_sums, int64_t row, int rows, int64_t panel) const {
+    with_activation([&](auto kind) {
+      const Projection &gate = call_.projections[0], &other = call_.projections[1];
+      const Columns columns = columns_of(gate, panel);
+      const Numbers biases[] = {bias_of(gate, columns), bias_of(other, columns)};
+      const typename Scheme::Weights weights[] = {{gate, columns}, {other, columns}};
+      for (int r = 0; r < rows; ++r) {
+        const auto& code = codes_[row + r];
+        const Numbers y = activated<kind()>(weights[0].numbers(gate_sums + r * kColumns, code) + biases[0]);
+        const Numbers by = weights[1].numbers(other_sums + r * kColumns, code) + biases[1];
+        columns.write(static_cast<Out*>(gate.y) + (row + r) * gate.columns, y * by);
+      }
+    });
   }
 
   const Call& call_;
@@ -332,7 +416,7 @@ ort::Status* run_as(const ort::Context* context, const Call& call) {
 }
 template <class Scheme>
 ort::Status* run_as(const ort::Context* context, const Call& call) {
-  if (!call.rows || !call.columns) return nullptr;
+  if (!call.rows) return nullptr;
   if (call.x_type == Type::kFloat) return run_as<Scheme, float>(context, call);
   return run_as<Scheme, bfloat>(context, call);
 }

@@ -6,7 +6,7 @@ the node, and `build` the library of a precision, which is the same for all mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,12 @@ PANEL = 32
 """Columns of a panel, as in linear.h."""
 ACTIVATIONS = ("none", "relu", "gelu", "tanh_gelu", "silu")
 """In the order of linear_call.h."""
+RESIDUAL = 1
+"""The input of a layer's node that is added to its result."""
+MOST_PROJECTIONS = 3
+"""Weights that one node multiplies the same x by."""
+_COLUMNS = ("columns", "columns_2", "columns_3")
+"""Attributes: the columns of each projection, 0 if there is none."""
 _MAX_INT8_DEPTH = 2**16
 """The depth up to which sums of products of uint8 and int8 fit into int32."""
 _SUFFIXES = {
@@ -58,10 +64,18 @@ class Precision:
     instructions: Mapping[str, str]
     """The instruction sets, by their names in /proc/cpuinfo and of compilers."""
 
+    scales_columns: bool = False
+    """Whether each column has a scale."""
+
     @property
     def domain(self) -> str:
         """The domain of its operators."""
         return f"sardonyx.linear.{self.name}"
+
+    @property
+    def first_weight(self) -> int:
+        """The input of a node that is its first weight; those before it are of all projections."""
+        return 3 if self.scales_columns else 2
 
     def missing(self) -> Sequence[str]:
         """Return the instruction sets that this machine lacks."""
@@ -192,7 +206,7 @@ PRECISIONS: Mapping[str, Precision] = {
     precision.name: precision
     for precision in (
         Precision("bf16", pack_bfloat16, ["linear_bfloat16.h"], "Bfloat16", _AVX512_BF16),
-        Precision("int8", pack_int8, ["linear_int8.h"], "Int8", _AVX512_VNNI),
+        Precision("int8", pack_int8, ["linear_int8.h"], "Int8", _AVX512_VNNI, scales_columns=True),
         Precision(
             "int4",
             lambda weight: pack_int4(quantize_int4(weight)),
@@ -257,14 +271,18 @@ def linear_node(
     if x.dtype is None or (x.dtype, result) not in _SUFFIXES:
         raise OptionError(f"a linear layer cannot take {x.dtype} and return {result}")
     values = {key: _constant(f"{name}_{key}", tensor) for key, tensor in packed.constants.items()}
-    inputs = [x, values["weight"], bias, residual]
-    if "scales" in values:
-        inputs += [values["scales"], values["sums"], values.get("channels")]
+    inputs = [x, residual]
+    if precision.scales_columns:
+        inputs.append(values.get("channels"))
+    inputs += [values["weight"], bias]
+    if precision.scales_columns:
+        inputs += [values["scales"], values["sums"]]
     numbers = {
         "depth": packed.depth,
-        "columns": packed.columns,
+        **dict(zip(_COLUMNS, (packed.columns, 0, 0), strict=True)),
         "activation": ACTIVATIONS.index(activation),
         "activates_sum": int(activates_sum),
+        "is_gated": 0,
         "block": packed.block,
         "has_zero_points": int(packed.has_zero_points),
     }
@@ -281,6 +299,43 @@ def linear_node(
 def is_layer(node: ir.Node) -> bool:
     """Whether a node is one that `linear_node` made."""
     return any(node.domain == precision.domain for precision in PRECISIONS.values())
+
+
+def bias_index(node: ir.Node) -> int:
+    """Return the input of a layer's node that is its bias, the first projection's if there are several."""
+    return _precision_of(node).first_weight + 1
+
+
+def _precision_of(node: ir.Node) -> Precision:
+    return next(precision for precision in PRECISIONS.values() if precision.domain == node.domain)
+
+
+def joins(node: ir.Node) -> bool:
+    """Whether a layer's node has one projection, which could be computed with others of the same x."""
+    several = bool(node.attributes[_COLUMNS[1]].as_int())
+    shared = node.inputs[RESIDUAL : _precision_of(node).first_weight]
+    return not several and not is_convolution(node) and all(x is None for x in shared)
+
+
+def join_key(node: ir.Node) -> Hashable:
+    """Return what nodes have in common that can be joined, but for their activation."""
+    numbers = tuple(node.attributes[name].as_int() for name in ("block", "has_zero_points"))
+    return (node.inputs[0], node.domain, node.op_type, *numbers)
+
+
+def join(nodes: Sequence[ir.Node], *, gated: bool = False) -> ir.Node:
+    """Return one node for several of the same key: it has all their results, or the product of two that are gated.
+
+    The product's first factor is what the first node returns, activated.
+    """
+    first, start = nodes[0], _precision_of(nodes[0]).first_weight
+    inputs = [*first.inputs[:start], *(x for node in nodes for x in node.inputs[start:])]
+    columns = [node.attributes[_COLUMNS[0]].as_int() for node in nodes]
+    columns += [0] * (MOST_PROJECTIONS - len(columns))
+    changed = {**dict(zip(_COLUMNS, columns, strict=True)), "is_gated": int(gated)}
+    attributes = [ir.AttrInt64(name, changed.get(name, x.as_int())) for name, x in first.attributes.items()]
+    count = 1 if gated else len(nodes)
+    return ir.Node(first.domain, first.op_type, inputs, attributes, num_outputs=count, name=first.name)
 
 
 def is_convolution(node: ir.Node) -> bool:
@@ -300,7 +355,8 @@ def set_types(node: ir.Node, x: ir.DataType, result: ir.DataType) -> None:
         suffix for suffix in sorted(_SUFFIXES.values(), key=len, reverse=True) if node.op_type.endswith(suffix)
     )
     node.op_type = node.op_type.removesuffix(before) + _SUFFIXES[x, result]
-    node.outputs[0].dtype = result
+    for output in node.outputs:
+        output.dtype = result
 
 
 def _constant(name: str, tensor: torch.Tensor) -> ir.Value:

@@ -45,7 +45,7 @@ struct Bfloat16 {
   }
 
   struct Weights {
-    Weights(const Call&, const Columns&) {}
+    Weights(const Projection&, const Columns&) {}
     Numbers numbers(const float* sums, const Code&) const { return row<kColumns>(sums); }
   };
 };

@@ -111,8 +111,8 @@ struct Int8 {
   }
 
   struct Weights {
-    Weights(const Call& call, const Columns& columns)
-        : scales(columns.read(call.scales)), sums(columns.read(call.sums)) {}
+    Weights(const Projection& projection, const Columns& columns)
+        : scales(columns.read(projection.scales)), sums(columns.read(projection.sums)) {}
     Numbers numbers(const int32_t* products, const Code& code) const {
       const auto exact = row<kColumns>(products) - sums * code.zero;
       return convert<float>(exact) * (scales * code.scale);

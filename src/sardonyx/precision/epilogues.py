@@ -17,9 +17,6 @@ from sardonyx.sizes import Dims
 from sardonyx.translate.builder import MICROSOFT
 from sardonyx.translate.inference import set_dims
 
-_BIAS, _RESIDUAL = 2, 3
-"""Inputs of a layer's node, as `linear.linear_node` gives them."""
-
 
 def fold_epilogues(graph: ir.Graph) -> int:
     """Fold what follows the lowered layers of a graph into their nodes, in place; return how many nodes were folded."""
@@ -66,9 +63,9 @@ def _fold_addend(layer: ir.Node, reader: ir.Node) -> bool:
     if addend is None or addend is result or addend.dtype != result.dtype:
         return False
     if _is_bias(addend, layer):
-        layer.replace_input_with(_BIAS, addend)
-    elif layer.inputs[_RESIDUAL] is None and dims(addend) and dims(addend) == dims(result):
-        layer.replace_input_with(_RESIDUAL, addend)
+        layer.replace_input_with(linear.bias_index(layer), addend)
+    elif layer.inputs[linear.RESIDUAL] is None and dims(addend) and dims(addend) == dims(result):
+        layer.replace_input_with(linear.RESIDUAL, addend)
     else:
         return False
     return True
@@ -76,7 +73,8 @@ def _fold_addend(layer: ir.Node, reader: ir.Node) -> bool:
 
 def _is_bias(addend: ir.Value, layer: ir.Node) -> bool:
     """Whether a layer without an end so far can take this as its bias."""
-    ended = layer.inputs[_BIAS] is not None or layer.inputs[_RESIDUAL] is not None or linear.activation_of(layer)
+    taken = [layer.inputs[linear.bias_index(layer)], layer.inputs[linear.RESIDUAL]]
+    ended = any(x is not None for x in taken) or linear.activation_of(layer)
     columns = layer.attributes["columns"].as_int()
     return not ended and addend.is_initializer() and addend.dtype == ir.DataType.FLOAT and dims(addend) == (columns,)
 
@@ -90,7 +88,7 @@ def _fold_activation(layer: ir.Node, reader: ir.Node) -> bool:
     if activation is None or linear.activation_of(layer):
         return False
     layer.attributes["activation"] = ir.AttrInt64("activation", linear.ACTIVATIONS.index(activation))
-    layer.attributes["activates_sum"] = ir.AttrInt64("activates_sum", int(layer.inputs[_RESIDUAL] is not None))
+    layer.attributes["activates_sum"] = ir.AttrInt64("activates_sum", int(layer.inputs[linear.RESIDUAL] is not None))
     return True
 
 
@@ -120,7 +118,7 @@ def _activation(node: ir.Node) -> str | None:
 def _reshape_rows_first(graph: ir.Graph, layer: ir.Node) -> None:
     """Reshape(layer(x)) = layer(Reshape(x)) for as many columns, which leaves what follows next to the layer."""
     reader, x = _only_reader(layer.outputs[0]), layer.inputs[0]
-    plain = layer.op_type.startswith("Linear") and layer.inputs[_RESIDUAL] is None
+    plain = layer.op_type.startswith("Linear") and layer.inputs[linear.RESIDUAL] is None
     if not plain or x is None or reader is None or reader.op_type != "Reshape" or reader.domain:
         return
     following = _only_reader(reader.outputs[0])

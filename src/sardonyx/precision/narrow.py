@@ -15,8 +15,6 @@ import onnx_ir as ir
 from sardonyx.native import attention, images, linear, norm
 from sardonyx.precision.views import readers_of, source_of, views_of
 
-_RESIDUAL = 3
-
 
 def narrow(graph: ir.Graph) -> int:
     """Store values that only layers in lower precision read as bfloat16, in place; return how many."""
@@ -50,9 +48,9 @@ def _is_given(value: ir.Value, chosen: Set[ir.Value]) -> bool:
     assert node is not None
     if images.is_image_operator(node):
         return source_of(node.inputs[0]) in chosen
-    if not linear.is_layer(node) or node.inputs[_RESIDUAL] is None:
+    if not linear.is_layer(node) or node.inputs[linear.RESIDUAL] is None:
         return True
-    return linear.is_convolution(node) and source_of(node.inputs[_RESIDUAL]) in chosen
+    return linear.is_convolution(node) and source_of(node.inputs[linear.RESIDUAL]) in chosen
 
 
 def _is_taken(value: ir.Value, chosen: Set[ir.Value]) -> bool:
@@ -71,7 +69,7 @@ def _takes(node: ir.Node, index: int, chosen: Set[ir.Value]) -> bool:
         return index == 0 and node.outputs[0] in chosen
     if not linear.is_layer(node):
         return False
-    return index == 0 or (index == _RESIDUAL and node.outputs[0] in chosen)
+    return index == 0 or (index == linear.RESIDUAL and node.outputs[0] in chosen)
 
 
 def _is_rounding(node: ir.Node) -> bool:

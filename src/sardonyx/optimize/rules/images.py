@@ -50,10 +50,11 @@ def channels_last_pool_on_cpu(m: Match) -> ir.Value:
 @rule_at("Conv", needs=IMAGES, late=True)
 def channels_last_depthwise_convolution(m: Match) -> ir.Value:
     """Conv(x, w) = Transpose(Depthwise(Transpose(x), w)), if one of its neighbours has channels last."""
+    m.require(not m.node.domain, "in lower precision already")
     x, weight, *rest = m.node.inputs
     assert x is not None
     assert weight is not None
-    m.require(not m.node.domain and m.node.op_type == "Conv" and weight.is_initializer(), "its weight is no constant")
+    m.require(weight.is_initializer(), "its weight is no constant")
     dims = m.dims(weight)
     m.require(len(dims) == 4 and dims[1] == 1 and m.attribute(m.result, "group", 1) == dims[0], "not depthwise")
     m.require(m.dims(x)[1] == dims[0], "several results of each channel")
