@@ -76,6 +76,20 @@ def test_parts_without_gradients_and_detached_values_pass_none() -> None:
     both(Takes(function, torch.randn(4, 2)), seen(torch.randn(3, 4)))
 
 
+def test_an_input_that_only_the_forward_reads_may_be_edited() -> None:
+    def function(x: torch.Tensor, classes: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        classes.select(0, 0).fill_(0)
+        nn.functional.one_hot(classes.remainder(3).long(), 3)  # it checks the classes, so it is not dropped
+        return (x @ w).exp()
+
+    def use(model: Model) -> Any:
+        classes = torch.arange(20).view(4, 5)
+        squares(lambda x: model(x, classes), torch.randn(3, 4))
+        return classes
+
+    both(Takes(function, torch.randn(4, 2)), use)
+
+
 class Tripled(torch.autograd.Function):
     """Squares, with a gradient that is half as large again as it should be."""
 

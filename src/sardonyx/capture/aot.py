@@ -123,21 +123,49 @@ def _partition_joint_graph(
     """Partition the joint graph into forward and backward by min cut, recomputing only views and constants.
 
     The min cut assumes a compiler that fuses, for which recomputing pointwise operators is free; here each costs a
-    kernel. Nodes that a checkpoint marks are recomputed, except random numbers, which are saved.
+    kernel. Nodes that a checkpoint marks are recomputed, except random numbers, which are saved. What is recomputed has
+    its operands saved, so views that the backward does not read are left out.
     """
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
+    views = _views_in_backward(joint.graph, kwargs["num_fwd_outputs"])
     constant: set[torch.fx.Node] = set()
     for node in (node for node in joint.graph.nodes if node.op == "call_function"):
         if _is_random(node) or (node.target is operator.getitem and _is_random(node.args[0])):
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
         elif is_view(node):
-            node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+            if node in views:
+                node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
         elif not all(source in constant for source in node.all_input_nodes):
             node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
         if not _is_random(node) and all(source in constant for source in node.all_input_nodes):
             constant.add(node)
     return min_cut_rematerialization_partition(joint, inputs, **kwargs)
+
+
+def _views_in_backward(joint: torch.fx.Graph, forward_outputs: int) -> set[torch.fx.Node]:
+    """Return the views in the forward that nodes of the backward read, directly or as recomputed nodes do."""
+    outputs: Any = joint.output_node().args[0]
+    reading = set(filter(_is_tangent, joint.nodes))
+    for node in joint.nodes:
+        if not reading.isdisjoint(node.all_input_nodes):
+            reading.add(node)
+    reading.discard(joint.output_node())
+    computed, read = set(outputs[forward_outputs:]), set()
+    for node in reversed(joint.nodes):
+        if node in reading or _is_checkpointed(node) or (node in read and is_view(node)):
+            read.update(node.all_input_nodes)
+        if node in computed:
+            read.add(node)
+    return {node for node in read if is_view(node)}
+
+
+def _is_tangent(node: torch.fx.Node) -> bool:
+    return node.op == "placeholder" and "tangents" in str(node.target)
+
+
+def _is_checkpointed(node: torch.fx.Node) -> bool:
+    return node.meta.get("recompute") in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
 def _is_random(node: torch.fx.Node) -> bool:
