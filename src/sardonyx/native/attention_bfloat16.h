@@ -2,7 +2,8 @@
 //
 // Keys and values are packed at each call as the weights of linear layers are, so the loops of these multiply them: a
 // panel has 32 keys side by side, or 32 columns of the values. A tile of up to 12 queries goes over the keys in blocks,
-// whose scores stay in the cache. When a block has a larger score than those before, their sums are scaled down.
+// whose scores stay in the cache. When a block has a larger score than those before, their sums are scaled down. Few
+// queries, as those of a step that decodes a token, read keys and values where they are, and multiply them in float32.
 #pragma once
 
 namespace attention {
@@ -269,10 +270,92 @@ class Product {
   std::unique_ptr<char[], Free> keys_, values_;
 };
 
+// Attention of few queries: to pack the keys and values would take longer than to multiply them.
+template <class In, class Out>
+class Unpacked {
+ public:
+  explicit Unpacked(const Call& call) : call_(call) {}
+
+  static bool serves(const Call& call) { return call.queries == 1 || call.queries * call.heads <= 4 * call.key_heads; }
+
+  ort::Status* run(const ort::Context* context) const {
+    const int64_t units = call_.batches * call_.heads * call_.queries, cost = call_.keys * (call_.size + call_.value_size) / 8;
+    return spread(context, units, cost, [this](int64_t begin, int64_t end) {
+      const auto query = memory<float>(quotient(call_.size, kColumns) * kColumns);
+      const auto scores = memory<float>(quotient(call_.keys, kColumns) * kColumns);
+      for (int64_t unit = begin; unit < end; ++unit) {
+        const int64_t head_of_batch = unit / call_.queries;
+        attend(head_of_batch / call_.heads, head_of_batch % call_.heads, unit % call_.queries, query.get(), scores.get());
+      }
+    });
+  }
+
+ private:
+  template <class T>
+  static const T* at(const Rows& rows, int64_t batch, int64_t head, int64_t token) {
+    return static_cast<const T*>(rows.data) + batch * rows.batch + head * rows.head + token * rows.token;
+  }
+  static linear::Columns columns(int64_t first, int64_t end) { return {first, std::min<int64_t>(kColumns, end - first)}; }
+
+  void attend(int64_t batch, int64_t head, int64_t query, float* q, float* scores) const {
+    const int64_t key_head = head / (call_.heads / call_.key_heads);
+    const int64_t keys = call_.causal ? std::min(call_.keys, query + 1) : call_.keys;
+    const In* const from = at<In>(call_.q, batch, head, query);
+    for (int64_t i = 0; i < call_.size; i += kColumns) put(q + i, columns(i, call_.size).read(from) * call_.scale);
+    const float* const bias = call_.bias.data ? at<float>(call_.bias, batch, head, query) : nullptr;
+    const In* k = at<In>(call_.k, batch, key_head, 0);
+    for (int64_t key = 0; key < keys; ++key, k += call_.k.token) scores[key] = product(q, k) + (bias ? bias[key] : 0);
+    const float share = 1 / exponentials(scores, keys);
+    const In* const v = at<In>(call_.v, batch, key_head, 0);
+    Out* const to = const_cast<Out*>(at<Out>(call_.y, batch, head, query));
+    for (int64_t i = 0; i < call_.value_size; i += 2 * kColumns) sum_values(scores, keys, v, i, share, to);
+  }
+
+  float product(const float* q, const In* k) const {
+    Numbers sum{};
+    for (int64_t i = 0; i < call_.size; i += kColumns) sum = sum + row<kColumns>(q + i) * columns(i, call_.size).read(k);
+    return sum_of(sum);
+  }
+
+  // Replaces scores by exponentials, relative to the largest; returns the sum of these, infinite if all are masked.
+  static float exponentials(float* scores, int64_t keys) {
+    const int64_t end = quotient(keys, kColumns) * kColumns;
+    std::fill(scores + keys, scores + end, kMasked);
+    Numbers most = all<Numbers>(kMasked), total{};
+    for (int64_t i = 0; i < end; i += kColumns) most = greater(most, row<kColumns>(scores + i));
+    const float largest = largest_of(most), base = largest == kMasked ? 0.0f : largest;
+    for (int64_t i = 0; i < end; i += kColumns) {
+      const Numbers power = exponential(row<kColumns>(scores + i) - base);
+      put(scores + i, power);
+      total = total + power;
+    }
+    return largest == kMasked ? std::numeric_limits<float>::infinity() : sum_of(total);
+  }
+
+  // Computes up to 64 columns of a result.
+  void sum_values(const float* powers, int64_t keys, const In* v, int64_t first, float share, Out* to) const {
+    const linear::Columns left = columns(first, call_.value_size), right = columns(first + kColumns, call_.value_size);
+    Numbers sums[2] = {};
+    for (int64_t key = 0; key < keys; ++key, v += call_.v.token) {
+      sums[0] = sums[0] + left.read(v) * powers[key];
+      if (right.count > 0) sums[1] = sums[1] + right.read(v) * powers[key];
+    }
+    left.write(to, sums[0] * share);
+    if (right.count > 0) right.write(to, sums[1] * share);
+  }
+
+  const Call& call_;
+};
+
+template <class In, class Out>
+ort::Status* run_as(const ort::Context* context, const Call& call) {
+  if (Unpacked<In, Out>::serves(call)) return Unpacked<In, Out>(call).run(context);
+  return Product<In, Out>(call).run(context);
+}
 template <class In>
 ort::Status* run_as(const ort::Context* context, const Call& call) {
-  if (call.y_type == Type::kFloat) return Product<In, float>(call).run(context);
-  return Product<In, bfloat>(call).run(context);
+  if (call.y_type == Type::kFloat) return run_as<In, float>(context, call);
+  return run_as<In, bfloat>(context, call);
 }
 ort::Status* run(const ort::Context* context, const Call& call) {
   if (!call.batches || !call.heads || !call.queries || !call.value_size) return nullptr;

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _BFLOAT16 = attention.BFLOAT16
 _LEAST_QUERIES = 12
-"""A tile of queries: with fewer, packing the keys and values costs more than their products save."""
+"""A tile of queries: with fewer, packing the keys and values costs more than their products save; one needs no packing."""
 
 
 def plan_in_bfloat16(graph: ir.Graph, factors: Set[str], options: Options) -> Plan:
@@ -37,7 +37,7 @@ def plan_in_bfloat16(graph: ir.Graph, factors: Set[str], options: Options) -> Pl
 
 def _is_worthwhile(layer: AttentionLayer) -> bool:
     queries = dims(layer.operands[0])[-2]
-    return not isinstance(queries, int) or queries >= _LEAST_QUERIES
+    return not isinstance(queries, int) or queries == 1 or queries >= _LEAST_QUERIES
 
 
 def _has_kernels(options: Options) -> bool:
