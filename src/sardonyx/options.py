@@ -144,6 +144,11 @@ class Options:
     max_drop: float = _option(
         0.01, "how far results in lower precision may be from those in float32: their relative error", artifact=True
     )
+    int4_block: int = _option(
+        64,
+        "weights of a column that share a scale in int4: 32, 64 or 128; fewer are more exact and larger",
+        artifact=True,
+    )
     metric: Metric | None = _option(
         None, "a function of results and those in float32 that returns the drop, instead of the relative error"
     )
@@ -175,6 +180,8 @@ class Options:
             raise OptionError(f"cache_bytes is {self.cache_bytes!r}", hint="use a number of bytes")
         if not 0 <= self.max_drop < math.inf:
             raise OptionError(f"max_drop is {self.max_drop!r}", hint="use a share, as 0.01 for one percent")
+        if self.int4_block not in (32, 64, 128):
+            raise OptionError(f"int4_block is {self.int4_block!r}", hint="use 32, 64 or 128")
         if self.precision != "float32" and not self.freeze:
             raise OptionError(
                 f"precision={self.precision!r} and freeze=False",

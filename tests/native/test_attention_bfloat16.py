@@ -90,7 +90,9 @@ def assert_near(found: np.ndarray, wanted: np.ndarray, dtype: ir.DataType = FLOA
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("size", [1, 5, 32, 33, 64, 70])
-@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 40), (1, 600), (3, 33), (11, 7), (12, 32), (13, 33), (37, 600), (25, 1030)])
+@pytest.mark.parametrize(
+    ("queries", "keys"), [(1, 1), (1, 40), (1, 600), (3, 33), (11, 7), (12, 32), (13, 33), (37, 600), (25, 1030)]
+)
 def test_it_is_softmax_of_scores_by_values(queries: int, keys: int, size: int, causal: bool) -> None:
     feeds = operands(1, 2, queries, keys, size)
     (found,) = run(session(causal=causal), feeds)

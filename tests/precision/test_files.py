@@ -161,6 +161,31 @@ def test_weights_of_any_size_become_int4(depth: int, columns: int, domains: tupl
     assert relative_error(in_stock_onnxruntime(program.proto(), x), module(x)) < 0.2
 
 
+@pytest.mark.parametrize("domains", [None, ()])
+def test_smaller_blocks_of_int4_are_more_exact(domains: tuple[()] | None) -> None:
+    torch.manual_seed(0)
+    module, x = nn.Linear(256, 48).eval(), torch.randn(9, 256)
+    module.weight.normal_()
+    errors = []
+    for block in (32, 64, 128):
+        program = exported(module, x, precision="int4", max_drop=1.0, domains=domains, int4_block=block)
+        onnx.checker.check_model(program.proto(), full_check=True)
+        errors.append(relative_error(in_stock_onnxruntime(program.proto(), x), module(x)))
+    assert 0 < errors[0] < errors[1] < errors[2] < 0.2
+
+
+@pytest.mark.parametrize("depth", [64, 96, 256])  # of MatMulNBits with one block, an odd number, and an even one
+@pytest.mark.parametrize("domains", [None, ()])
+def test_weights_far_from_zero_have_zero_points(depth: int, domains: tuple[()] | None) -> None:
+    torch.manual_seed(0)
+    module, x = nn.Linear(depth, 48).eval(), torch.randn(9, depth)
+    module.weight.add_(2.0)
+    program = exported(module, x, precision="int4", max_drop=1.0, domains=domains, int4_block=32)
+    nodes = [node for node in program.proto().graph.node if node.op_type in ("MatMulNBits", "DequantizeLinear")]
+    assert [bool(node.input[3 if node.op_type == "MatMulNBits" else 2]) for node in nodes] == [True]
+    assert relative_error(in_stock_onnxruntime(program.proto(), x), module(x)) < 0.05
+
+
 # The bound
 
 

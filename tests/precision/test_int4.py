@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+from sardonyx.errors import OptionError
 from sardonyx.native.linear import PRECISIONS
+from sardonyx.options import Options
 from sardonyx.precision.metric import relative_error
 from sardonyx.run import layer_trials, precision_choice
 from tests.precision.test_compile import compiled, inputs, model, precisions, run
@@ -47,6 +49,22 @@ def test_auto_has_four_bits_only_where_they_are_the_fastest(monkeypatch: pytest.
     for precision, expected in (("auto", "int8"), ("int4", "int4")):
         _, choice = run(model(), inputs(), precision=precision, max_drop=0.5)
         assert precisions(choice) == [expected] * 3
+
+
+def test_smaller_blocks_are_more_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(precision_choice.WANTED, "int4", ("int4",))  # fewer libraries to compile
+    module, x = nn.Linear(256, 48).eval(), torch.randn(3, 256)
+    module.weight.normal_()
+    errors = [
+        relative_error(run(module, x, precision="int4", max_drop=1.0, int4_block=block)[0], module(x))
+        for block in (32, 64, 128)
+    ]
+    assert 0 < errors[0] < errors[1] < errors[2] < 0.2
+
+
+def test_blocks_of_other_sizes_are_an_error() -> None:
+    with pytest.raises(OptionError, match="use 32, 64 or 128"):
+        Options.of(precision="int4", int4_block=48)
 
 
 def test_error_feedback_is_measured_for_each_layer_and_reported() -> None:

@@ -304,14 +304,23 @@ class Unpacked {
     for (int64_t i = 0; i < call_.size; i += kColumns) put(q + i, columns(i, call_.size).read(from) * call_.scale);
     const float* const bias = call_.bias.data ? at<float>(call_.bias, batch, head, query) : nullptr;
     const In* k = at<In>(call_.k, batch, key_head, 0);
-    for (int64_t key = 0; key < keys; ++key, k += call_.k.token) scores[key] = product(q, k) + (bias ? bias[key] : 0);
+    const bool is_whole = call_.size % kColumns == 0;
+    for (int64_t key = 0; key < keys; ++key, k += call_.k.token) {
+      const float score = is_whole ? product(q, k) : product_of_parts(q, k);
+      scores[key] = score + (bias ? bias[key] : 0);
+    }
     const float share = 1 / exponentials(scores, keys);
     const In* const v = at<In>(call_.v, batch, key_head, 0);
     Out* const to = const_cast<Out*>(at<Out>(call_.y, batch, head, query));
     for (int64_t i = 0; i < call_.value_size; i += 2 * kColumns) sum_values(scores, keys, v, i, share, to);
   }
 
-  float product(const float* q, const In* k) const {
+  LANES_INLINE float product(const float* q, const In* k) const {
+    Numbers sum{};
+    for (int64_t i = 0; i < call_.size; i += kColumns) sum = sum + row<kColumns>(q + i) * row<kColumns>(k + i);
+    return sum_of(sum);
+  }
+  float product_of_parts(const float* q, const In* k) const {
     Numbers sum{};
     for (int64_t i = 0; i < call_.size; i += kColumns) sum = sum + row<kColumns>(q + i) * columns(i, call_.size).read(k);
     return sum_of(sum);
@@ -336,9 +345,16 @@ class Unpacked {
   void sum_values(const float* powers, int64_t keys, const In* v, int64_t first, float share, Out* to) const {
     const linear::Columns left = columns(first, call_.value_size), right = columns(first + kColumns, call_.value_size);
     Numbers sums[2] = {};
-    for (int64_t key = 0; key < keys; ++key, v += call_.v.token) {
-      sums[0] = sums[0] + left.read(v) * powers[key];
-      if (right.count > 0) sums[1] = sums[1] + right.read(v) * powers[key];
+    if (right.count == kColumns) {
+      for (int64_t key = 0; key < keys; ++key, v += call_.v.token) {
+        sums[0] = sums[0] + row<kColumns>(v + first) * powers[key];
+        sums[1] = sums[1] + row<kColumns>(v + first + kColumns) * powers[key];
+      }
+    } else {
+      for (int64_t key = 0; key < keys; ++key, v += call_.v.token) {
+        sums[0] = sums[0] + left.read(v) * powers[key];
+        if (right.count > 0) sums[1] = sums[1] + right.read(v) * powers[key];
+      }
     }
     left.write(to, sums[0] * share);
     if (right.count > 0) right.write(to, sums[1] * share);

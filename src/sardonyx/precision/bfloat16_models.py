@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _BFLOAT16 = attention.BFLOAT16
 _LEAST_QUERIES = 12
-"""A tile of queries: with fewer, packing the keys and values costs more than their products save; one needs no packing."""
+"""A tile of queries: with fewer, packing the keys and values costs more than their products save. One packs nothing."""
 
 
 def plan_in_bfloat16(graph: ir.Graph, factors: Set[str], options: Options) -> Plan:

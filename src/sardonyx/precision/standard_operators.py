@@ -32,8 +32,6 @@ from sardonyx.translate.builder import MICROSOFT
 
 _COMPUTES_IN_INT8 = 4
 """The accuracy level of MatMulNBits with which activations become int8: the fast kernels."""
-_BLOCK = 64
-"""Weights of a column that have one scale in int4."""
 
 
 def layers_of_file(graph: ir.Graph) -> Sequence[Layer]:
@@ -57,13 +55,16 @@ def lower_file(
     domains: frozenset[str],
     ranges: Mapping[str, Range] = MappingProxyType({}),
     packed: Packed | None = None,
+    *,
+    int4_block: int = 64,
 ) -> None:
     """Replace the layers that a plan has in lower precision, in place; weights that nothing reads are removed.
 
-    `ranges` are those of the values around convolutions, by name; `packed` is shared by models of the same weights.
+    `ranges` are those of the values around convolutions, by name; `packed` is shared by models of the same weights. Of
+    weights in int4 so many of a column have one scale.
     """
     chosen = [(layer, plan.type_of(layer.name)) for layer in layers_of_file(model.graph)]
-    lowering = _Lowering(FileGraph(model.graph, {} if packed is None else packed), domains, ranges)
+    lowering = _Lowering(FileGraph(model.graph, {} if packed is None else packed), domains, ranges, int4_block)
     for layer, precision in chosen:
         if precision != FLOAT32:
             lowering.replace(layer, precision)
@@ -72,8 +73,8 @@ def lower_file(
 class _Lowering:
     """Replaces layers of a graph; layers with one input share its codes."""
 
-    def __init__(self, file: FileGraph, domains: frozenset[str], ranges: Mapping[str, Range]) -> None:
-        self.file, self.domains = file, domains
+    def __init__(self, file: FileGraph, domains: frozenset[str], ranges: Mapping[str, Range], int4_block: int) -> None:
+        self.file, self.domains, self.int4_block = file, domains, int4_block
         self._static = StaticQuantizer(file, ranges)
         self._codes: dict[tuple[ir.Value, ir.Value | None], Sequence[ir.Value]] = {}
 
@@ -135,64 +136,77 @@ def int8_constants(weight: torch.Tensor, channels: torch.Tensor | None = None) -
 
 
 def _int4(lowering: _Lowering, layer: Layer) -> ir.Value:
-    block = int4_block(layer, lowering.domains)
-    codes, scales = lowering.file.constants(
+    block = int4_block(layer, lowering.domains, lowering.int4_block)
+    constants = lowering.file.constants(
         layer, "int4", lambda: int4_constants(quantize_int4(matrix_of(layer), block), lowering.domains)
     )
-    return (_int4_product if MICROSOFT in lowering.domains else _int4_blocks)(lowering, layer, codes, scales)
+    return (_int4_product if MICROSOFT in lowering.domains else _int4_blocks)(lowering, layer, block, *constants)
 
 
-def int4_block(layer: Layer, domains: frozenset[str]) -> int:
+def int4_block(layer: Layer, domains: frozenset[str], wanted: int) -> int:
     """Return how many weights of a column have one scale.
 
     Without MatMulNBits blocks divide the depth: ONNX Runtime 1.31 reads a last block that is shorter wrongly.
     """
     if MICROSOFT in domains:
-        return _BLOCK
+        return wanted
     depth = layer.matrix_sizes[0]
-    return next((size for size in (_BLOCK, 32, 16) if depth % size == 0), depth)
+    return next((size for size in (128, 64, 32, 16) if size <= wanted and depth % size == 0), depth)
 
 
 def int4_constants(weight: Int4Weight, domains: frozenset[str]) -> Constants:
-    """Return what a weight of symmetric blocks is stored as."""
+    """Return what a weight is stored as: codes, scales and, of asymmetric blocks, zero points."""
     return _packed_int4(weight) if MICROSOFT in domains else _blocks_of_int4(weight)
 
 
-def _int4_product(lowering: _Lowering, layer: Layer, codes: ir.Value, scales: ir.Value) -> ir.Value:
+def _int4_product(lowering: _Lowering, layer: Layer, block: int, *constants: ir.Value) -> ir.Value:
     file = lowering.file
     file.graph.opset_imports.setdefault(MICROSOFT, 1)
     depth, columns = layer.matrix_sizes
+    codes, scales, *zero_points = constants
     return file.g.node(
         "MatMulNBits",
-        [layer.x, codes, scales, None, None, layer.bias],
+        [layer.x, codes, scales, zero_points[0] if zero_points else None, None, layer.bias],
         domain=MICROSOFT,
         K=depth,
         N=columns,
         bits=4,
-        block_size=_BLOCK,
+        block_size=block,
         accuracy_level=_COMPUTES_IN_INT8,
     )
 
 
 def _packed_int4(weight: Int4Weight) -> Constants:
-    """Return codes of columns × blocks × bytes, the first of each two in the low bits, and a scale for each block."""
+    """Return codes of columns × blocks × bytes, a scale for each block, and zero points of columns × bytes."""
     depth, columns = weight.codes.shape
     blocks = weight.scales.shape[0]
     padded = F.pad(weight.codes, (0, 0, 0, blocks * weight.block - depth), value=8)
-    pairs = padded.t().reshape(columns, blocks, weight.block // 2, 2)
-    codes = pairs[..., 0] | pairs[..., 1] << 4
-    return {"int4": TorchTensor(codes.contiguous()), "scales": TorchTensor(weight.scales.t().flatten().contiguous())}
+    codes = _pairs(padded.t().reshape(columns, blocks, weight.block))
+    constants = {"int4": codes, "scales": weight.scales.t().flatten().contiguous()}
+    if weight.zero_points is not None:
+        constants["zero_points"] = _pairs(F.pad(weight.zero_points.t(), (0, blocks % 2), value=8))
+    return {name: TorchTensor(data) for name, data in constants.items()}
 
 
-def _int4_blocks(lowering: _Lowering, layer: Layer, codes: ir.Value, scales: ir.Value) -> ir.Value:
-    g, block = lowering.file.g, int4_block(layer, lowering.domains)
-    weight = lowering.file.declared(g.DequantizeLinear(codes, scales, axis=0, block_size=block), dims(codes))
+def _pairs(codes: torch.Tensor) -> torch.Tensor:
+    """Return two codes of the last axis in a byte, the first of them in the low bits."""
+    return (codes[..., ::2] | codes[..., 1::2] << 4).contiguous()
+
+
+def _int4_blocks(lowering: _Lowering, layer: Layer, block: int, *constants: ir.Value) -> ir.Value:
+    g = lowering.file.g
+    dequantized = g.DequantizeLinear(*constants, axis=0, block_size=block)
+    weight = lowering.file.declared(dequantized, dims(constants[0]))
     return lowering.with_bias(layer, g.MatMul(layer.x, weight))
 
 
 def _blocks_of_int4(weight: Int4Weight) -> Constants:
-    codes = (weight.codes.to(torch.int8) - 8).numpy().astype(ir.DataType.INT4.numpy())
-    return {"int4": ir.Tensor(codes, dtype=ir.DataType.INT4), "scales": TorchTensor(weight.scales.contiguous())}
+    constants: Constants = {"int4": _as_int4(weight.codes), "scales": TorchTensor(weight.scales.contiguous())}
+    return constants if weight.zero_points is None else {**constants, "zero_points": _as_int4(weight.zero_points)}
+
+
+def _as_int4(codes: torch.Tensor) -> ir.TensorProtocol:
+    return ir.Tensor((codes.to(torch.int8) - 8).numpy().astype(ir.DataType.INT4.numpy()), dtype=ir.DataType.INT4)
 
 
 _FORMS: Mapping[Type, Callable[[_Lowering, Layer], ir.Value]] = {"int8": _int8, "int4": _int4}

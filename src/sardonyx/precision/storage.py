@@ -1,10 +1,11 @@
-"""How the weight of a layer is stored where its activations decided: smoothed in int8, or rounded to four bits."""
+"""How the weight of a layer is stored if not as usual: smoothed in int8, or in four bits rounded by activations."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -61,6 +62,25 @@ class Smoothed:
         return pack_int8(weight, self.channels)
 
 
+@dataclass(frozen=True)
+class Nearest:
+    """In four bits, in blocks of a given size, rounded to the nearest."""
+
+    block: int
+    method: ClassVar[str] = ""
+    constants: ClassVar[Mapping[str, torch.Tensor]] = MappingProxyType({})
+    kind: ClassVar[str] = "nearest"
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The size of blocks."""
+        return {"block": self.block}
+
+    def pack(self, weight: torch.Tensor, contents: str = "") -> PackedWeight:
+        """Return a weight of depth × columns in four bits."""
+        return pack_int4(quantize_int4(weight, self.block))
+
+
 @dataclass(frozen=True, eq=False)
 class Rounded:
     """In four bits, rounded by activations; a weight that was edited since is rounded to the nearest."""
@@ -107,5 +127,7 @@ def stored(kind: str, settings: Mapping[str, Any], constants: Mapping[str, torch
     """Return a storage from what the disk cache has of it."""
     if kind == Smoothed.kind:
         return Smoothed(constants["channels"])
+    if kind == Nearest.kind:
+        return Nearest(settings["block"])
     sizes = {name: settings[name] for name in ("depth", "columns", "block", "has_zero_points")}
     return Rounded(settings["method"], settings["contents"], PackedWeight(constants=constants, **sizes))

@@ -15,6 +15,7 @@ import torch
 from sardonyx.engines import Engine, Job, Runner
 from sardonyx.errors import OptionError
 from sardonyx.options import Options
+from sardonyx.precision.calibration import is_symmetric
 from sardonyx.precision.file_graph import Packed, key_of_weight, matrix_of
 from sardonyx.precision.layers import Layer, alone
 from sardonyx.precision.metric import relative_error
@@ -101,7 +102,8 @@ class FileSubject(Subject):
         for layer in layers:
             self.store(layer, plan.type_of(layer.name))
         quantizes = any(layer.convolves and plan.type_of(layer.name) == "int8" for layer in layers)
-        lower_file(model, plan, self.domains, self._ranges if quantizes else {}, self.packed)
+        ranges = self._ranges if quantizes else {}
+        lower_file(model, plan, self.domains, ranges, self.packed, int4_block=self.options.int4_block)
 
     def store(self, layer: Layer, precision: Type) -> None:
         """Store a weight of integers as the activations of its layer in the calibration calls ask for."""
@@ -110,7 +112,8 @@ class FileSubject(Subject):
             return
         weight, x = matrix_of(layer).float(), self._activations[str(layer.x.name)]
         if precision == "int4":
-            rounded, _ = round_int4(weight, x, int4_block(layer, self.domains), symmetric=True)
+            block = int4_block(layer, self.domains, self.options.int4_block)
+            rounded, _ = round_int4(weight, x, block, symmetric=is_symmetric(weight, block))
             self.packed[key] = int4_constants(rounded, self.domains)
         else:
             self.packed[key] = int8_constants(weight, smoothing_channels(weight, x))
@@ -232,6 +235,7 @@ class _FileBench(LayerBench):
             around, packed = dict(zip(names, ranges, strict=bool(ranges))), self._subject.packed
             if key_of_weight(layer, "int4") not in packed:
                 packed = packed if precision != "int4" else {}  # a first trial is rounded to the nearest
-            lower_file(model, Plan({only.name: precision}), self._subject.domains, around, packed)
+            plan, block = Plan({only.name: precision}), self._options.int4_block
+            lower_file(model, plan, self._subject.domains, around, packed, int4_block=block)
         runner = self._subject.load(model)
         return lambda: runner([x])[0]

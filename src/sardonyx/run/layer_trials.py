@@ -21,7 +21,7 @@ from sardonyx.precision.metric import relative_error
 from sardonyx.precision.plan import FLOAT32, INTEGERS, Plan, Type
 from sardonyx.precision.search import LayerTrials, Trial, path
 from sardonyx.precision.sizes import dims
-from sardonyx.precision.storage import Storage, contents_of
+from sardonyx.precision.storage import Nearest, Storage, contents_of
 from sardonyx.run.builds import Built
 from sardonyx.timing import in_turns
 
@@ -94,7 +94,10 @@ class LayerBench:
         reference, *results = [call() for call in calls.values()]
         float32, *seconds = self._seconds(layer, x, list(calls.values()))
         measured = zip(list(calls)[1:], results, seconds, strict=True)
-        trials = {precision: Trial(relative_error(result, reference), s) for precision, result, s in measured}
+        trials = {
+            precision: Trial(relative_error(result, reference), s, self._usual(precision))
+            for precision, result, s in measured
+        }
         finite = {precision: trial for precision, trial in trials.items() if trial.error < math.inf}
         return LayerTrials(layer.name, float32, finite, chained=layer.convolves)
 
@@ -109,7 +112,7 @@ class LayerBench:
 
     def _stored(self, layer: Layer, x: torch.Tensor, precision: Type, plain: Trial, reference: torch.Tensor) -> Trial:
         weight = self._weights[str(layer.weight.name)]
-        storage = calibrated(precision, layer.form.matrix(weight), x, contents_of(weight))
+        storage = calibrated(precision, layer.form.matrix(weight), x, contents_of(weight), self._options.int4_block)
         if storage is None:
             return plain
         error = relative_error(self._call_with(layer, x, precision, storage)(), reference)
@@ -132,7 +135,10 @@ class LayerBench:
 
     def _call(self, layer: Layer, x: torch.Tensor, precision: Type) -> Callable[[], torch.Tensor]:
         """Return a call of a layer in a precision, with its weight stored as usual."""
-        return self._call_with(layer, x, precision, None)
+        return self._call_with(layer, x, precision, self._usual(precision))
+
+    def _usual(self, precision: Type) -> Storage | None:
+        return Nearest(self._options.int4_block) if precision == "int4" else None
 
     def _call_with(
         self, layer: Layer, x: torch.Tensor, precision: Type, storage: Storage | None
