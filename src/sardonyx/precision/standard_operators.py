@@ -181,14 +181,14 @@ def _packed_int4(weight: Int4Weight) -> Constants:
     depth, columns = weight.codes.shape
     blocks = weight.scales.shape[0]
     padded = F.pad(weight.codes, (0, 0, 0, blocks * weight.block - depth), value=8)
-    codes = _pairs(padded.t().reshape(columns, blocks, weight.block))
+    codes = _two_per_byte(padded.t().reshape(columns, blocks, weight.block))
     constants = {"int4": codes, "scales": weight.scales.t().flatten().contiguous()}
     if weight.zero_points is not None:
-        constants["zero_points"] = _pairs(F.pad(weight.zero_points.t(), (0, blocks % 2), value=8))
+        constants["zero_points"] = _two_per_byte(F.pad(weight.zero_points.t(), (0, blocks % 2), value=8))
     return {name: TorchTensor(data) for name, data in constants.items()}
 
 
-def _pairs(codes: torch.Tensor) -> torch.Tensor:
+def _two_per_byte(codes: torch.Tensor) -> torch.Tensor:
     """Return two codes of the last axis in a byte, the first of them in the low bits."""
     return (codes[..., ::2] | codes[..., 1::2] << 4).contiguous()
 
