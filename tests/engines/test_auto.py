@@ -48,7 +48,7 @@ def failing() -> Any:
 
 
 def decided(expected: Any = None, **contenders: Any) -> tuple[Choice, str]:
-    choice, winner = _Contest(contenders, expected, 1.0).decide()
+    choice, winner = _Contest(contenders, expected, 1.0, auto._agree).decide()
     assert winner == choice.engine
     return choice, winner
 
@@ -62,7 +62,7 @@ def test_the_fastest_wins(contender: Contender) -> None:
 
 def test_a_tie_goes_to_the_first() -> None:
     times = {"first": 1.005, "second": 1.0}
-    contest = _Contest({}, None, 1.0)
+    contest = _Contest({}, None, 1.0, auto._agree)
     contest._ready, contest._times = dict.fromkeys(times, ("", None)), times  # type: ignore[assignment]
     assert contest._winner() == "first"
     times["first"] = 1.02
@@ -108,7 +108,7 @@ def test_time_is_bounded(contender: Contender, clock: Clock) -> None:
         clock.sleep(5.0)
         return contender("first")()
 
-    contest = _Contest({"first": slow_to_prepare, "second": failing}, None, 1.0)
+    contest = _Contest({"first": slow_to_prepare, "second": failing}, None, 1.0, auto._agree)
     choice, _ = contest.decide()
     assert choice.discarded == {"second": "time limit reached before it was tried"}
     assert not contest.complete

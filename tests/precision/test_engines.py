@@ -18,7 +18,7 @@ from sardonyx.engines.reference import Reference
 from sardonyx.options import Options
 from sardonyx.precision.metric import relative_error
 from sardonyx.run import precision_choice
-from sardonyx.telemetry.report import PrecisionChoice
+from sardonyx.telemetry.report import PrecisionChoice, collecting
 
 pytestmark = pytest.mark.usefixtures("ranked")
 
@@ -77,6 +77,21 @@ def test_the_model_is_one_layer_within_the_bound(precision: str) -> None:
     (layer,) = choice.layers
     assert (layer.layer, layer.precision) == ("the whole model", "bf16")
     assert "the whole model: bf16, error" in str(choice)
+
+
+@pytest.mark.parametrize("metric", [None, lambda results, expected: 0.0])
+def test_auto_compares_engines_within_the_bound(metric: Any, caplog: pytest.LogCaptureFixture) -> None:
+    torch._dynamo.reset()
+    options = {"engine": "auto", "engine_options": {"engines": ["rounding", "reference"]}, "cache_dir": ""}
+    lowered = {"precision": "bf16", "max_drop": 0.01, "metric": metric}
+    with collecting() as report, torch.no_grad():
+        result = torch.compile(model(), backend="sardonyx", options={**options, **lowered})(X)
+    assert 1e-4 < relative_error(result, model()(X)) <= 0.01
+    (region,) = (region for graph in report.graphs for region in graph.regions)
+    assert region.choice.engine == "rounding"
+    assert list(region.choice.discarded) == ["reference"], "it has no lower precision"
+    assert [layer.precision for layer in region.precision.layers] == ["bf16"]
+    assert "differ" not in caplog.text
 
 
 def test_past_the_bound_it_is_float32_and_says_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 BoundCall: TypeAlias = Callable[[], Sequence[Any]]
+Agree: TypeAlias = Callable[[Sequence[Any], Sequence[Any]], bool]
+"""Whether results are near enough to the expected ones."""
 Prepare: TypeAlias = Callable[[], tuple[T, BoundCall]]
 """Loads an engine; returns what to use if it wins, and a call of it with the real inputs."""
 
@@ -115,7 +117,12 @@ class Auto(EngineChoice):
         )
 
     def choose(
-        self, key: str, contenders: Mapping[str, Prepare[T]], expected: BoundCall | None, options: Options
+        self,
+        key: str,
+        contenders: Mapping[str, Prepare[T]],
+        expected: BoundCall | None,
+        options: Options,
+        agree: Agree | None = None,
     ) -> tuple[Choice, T]:
         """Return the engine cached for this key, or measure which is fastest; and what its `Prepare` returned."""
         cached = _cached_choice(key, options)
@@ -127,7 +134,7 @@ class Auto(EngineChoice):
         if len(contenders) == 1:
             name, prepare = next(iter(contenders.items()))
             return Choice(name, {}, {}), prepare()[0]
-        contest = _Contest(contenders, expected, _auto_options(options).seconds)
+        contest = _Contest(contenders, expected, _auto_options(options).seconds, agree or _agree)
         choice, winner = contest.decide()
         log.info("%s", choice)
         if contest.complete:
@@ -163,8 +170,10 @@ def _check_auto_options(options: Mapping[str, Any]) -> None:
 class _Contest:
     """Loads candidates, drops those whose results differ, and measures the rest by turns."""
 
-    def __init__(self, contenders: Mapping[str, Prepare[Any]], expected: BoundCall | None, seconds: float) -> None:
-        self._contenders, self._expected = contenders, expected
+    def __init__(
+        self, contenders: Mapping[str, Prepare[Any]], expected: BoundCall | None, seconds: float, agree: Agree
+    ) -> None:
+        self._contenders, self._expected, self._agree = contenders, expected, agree
         self._seconds, self._deadline = seconds, time.monotonic() + seconds
         self._ready: dict[str, tuple[Any, BoundCall]] = {}
         self._differing: dict[str, tuple[Any, BoundCall]] = {}
@@ -207,7 +216,7 @@ class _Contest:
             self._discarded[name] = str(error).partition("\n")[0]
             log.info("discarding %s: %s", name, error)
             return None
-        if expected is None or _agree(results, expected):
+        if expected is None or self._agree(results, expected):
             self._ready[name] = (prepared, call)
         else:
             log.warning("%s is not chosen: its results differ from %s", name, self._reference_name())

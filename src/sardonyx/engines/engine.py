@@ -227,5 +227,9 @@ class EngineChoice(Engine):
         contenders: Mapping[str, Callable[[], tuple[T, Callable[[], Sequence[Any]]]]],
         expected: Callable[[], Sequence[Any]] | None,
         options: Options,
+        agree: Callable[[Sequence[Any], Sequence[Any]], bool] | None = None,
     ) -> tuple[Choice, T]:
-        """Return the choice, and what the chosen engine's contender returned."""
+        """Return the choice, and what the chosen engine's contender returned.
+
+        `agree` tells whether results are near enough to the expected ones; by default they are of the same precision.
+        """

@@ -78,6 +78,20 @@ def differ(results: Sequence[Any], references: Sequence[Any], logits: frozenset[
     return Difference(max(error, diverged), error, diverged, agreed)
 
 
+_ROUNDING = 1e-4
+"""What engines may differ by in float32."""
+
+
+def within(bound: float, metric: Metric | None) -> Callable[[Sequence[Any], Sequence[Any]], bool]:
+    """Return whether results are within a bound of those of torch in float32."""
+
+    def agree(results: Sequence[Any], references: Sequence[Any]) -> bool:
+        drop = differ(results, references).drop if metric is None else checked(metric)(results, references)
+        return drop <= bound + _ROUNDING
+
+    return agree
+
+
 def _is_compared(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and x.dtype.is_floating_point and x.numel() > 0
 

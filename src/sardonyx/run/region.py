@@ -19,6 +19,7 @@ from sardonyx.capture.regions import Region, Result
 from sardonyx.engines.engine import Engine, EngineChoice, Job, Runner
 from sardonyx.errors import MissingKernel
 from sardonyx.options import Options
+from sardonyx.precision.metric import within
 from sardonyx.precision.plan import FLOAT32, MODEL, Plan
 from sardonyx.run.binding import Binding
 from sardonyx.run.builds import TRACE, TRAINING, Assumptions, BuildFunction, Built, Recipe
@@ -175,9 +176,11 @@ class CompiledRegion(torch.nn.Module):
         engines = choice.candidates(self._options, self._region.device)
         candidates = {engine.name: partial(self._candidate, choice, engine, args) for engine in engines}
         expected = None if translation.random_inputs else lambda: pytree.tree_leaves(self._region.graph(*args))
-        measurement, chosen = choice.choose(key, candidates, expected, self._options)
-        chosen._report.choice = measurement
-        self._graph_report.replace(self._report, chosen._report)
+        lowers = self._lowers_precision()
+        agree = within(self._options.max_drop, self._options.metric) if lowers else None
+        measurement, chosen = choice.choose(key, candidates, expected, self._options, agree)
+        chosen.report.choice = measurement
+        self._graph_report.replace(self._report, chosen.report)
         return chosen
 
     def _lowers_precision(self) -> bool:
@@ -213,6 +216,11 @@ class CompiledRegion(torch.nn.Module):
         region._report.precision = choice
         self._graph_report.replace(self._report, region._report)
         return region
+
+    @property
+    def report(self) -> RegionReport:
+        """The report of what runs, of the chosen engine or precision if there was a choice."""
+        return self._report if self._chosen is None else self._chosen.report
 
     @property
     def built(self) -> Built | None:
