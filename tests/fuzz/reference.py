@@ -8,7 +8,7 @@ with the noise is compared as loosely as it moves, or not at all.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,8 +58,26 @@ _LOGARITHMS = frozenset({"_log_softmax", "log_sigmoid_forward"})
 _LIMITED = frozenset({"prod", "cumprod", "gelu", "histc"})
 """Operators of which torch's results are wrong at limits: products and counts in half precision, gelu of infinity and
 where tanh is −1."""
-_SCALAR_KERNELS = {"hardtanh_backward": lambda grad, x, low, high: torch.where((x <= low) | (x >= high), 0, grad)}
-"""Operators whose vectorized kernels in torch give other results for NaN: what their scalar kernels compute."""
+
+
+def _elu_backward(grad: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, x: Tensor) -> Tensor:
+    slope = x + alpha * scale if is_result else alpha * scale * torch.exp(x * input_scale)
+    return torch.where(x <= 0, grad * input_scale * slope, grad * scale)
+
+
+def _shrink_backward(grad: Tensor, x: Tensor, bound: float) -> Tensor:
+    return torch.where((x >= -bound) & (x <= bound), 0, grad)
+
+
+_SCALAR_KERNELS: Mapping[str, Callable[..., Tensor]] = {
+    "elu_backward": _elu_backward,
+    "hardshrink_backward": _shrink_backward,
+    "hardswish_backward": lambda grad, x: torch.where(x < 3, torch.where(x <= -3, 0, grad * (x / 3 + 0.5)), grad),
+    "hardtanh_backward": lambda grad, x, low, high: torch.where((x <= low) | (x >= high), 0, grad),
+    "softshrink_backward": _shrink_backward,
+}
+"""Operators whose vectorized kernels in torch give other results for NaN: what their scalar kernels compute, which have
+the last elements of a tensor, small tensors, and all on a GPU."""
 _SINGLE_OR_LESS = frozenset({torch.float16, torch.bfloat16, torch.float32})
 
 
