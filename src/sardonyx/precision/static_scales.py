@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -78,8 +79,10 @@ def range_of(x: torch.Tensor) -> Range:
     >>> range_of(torch.tensor([1.0, -2.0, float("inf")]))
     (-2.0, 1.0)
     """
-    finite = x[x.isfinite()]
-    return (float(finite.min()), float(finite.max())) if finite.numel() else (0.0, 0.0)
+    low, high = (float(extreme) for extreme in x.aminmax()) if x.numel() else (0.0, 0.0)
+    if math.isfinite(low) and math.isfinite(high):
+        return low, high
+    return range_of(x[x.isfinite()])
 
 
 def joined(ranges: Sequence[Range]) -> Range:

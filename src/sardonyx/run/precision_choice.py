@@ -162,7 +162,7 @@ class QuantizedSubject(EngineSubject):
 
     @property
     def in_order(self) -> bool:  # type: ignore[override]  # whatever the options say
-        """Layers start in int8, since a convolution by itself would need its neighbours to round as well."""
+        """Layers start in int8: by themselves they take longer, as what is before them does not round for them."""
         return True
 
     def trials(self, float32: Candidate, progress: Callable[[str], None]) -> Sequence[LayerTrials]:
@@ -179,9 +179,9 @@ class QuantizedSubject(EngineSubject):
         return plan if plan.is_float32 else self._with_types(plan, [])
 
     def alternatives(self, plan: Plan, trials: Sequence[LayerTrials]) -> Sequence[Plan]:
-        """Return plans with the convolutions, and with all layers, in bf16."""
-        chained, layers = ([layer.layer for layer in trials if layer.chained or every] for every in (False, True))
-        return [self._with_types(plan, chained), self._with_types(plan, layers)]
+        """Return plans with the layers in bf16 that are faster so by themselves, and with all of them."""
+        slower = [layer.layer for layer in trials if layer.possible(["int8"]) and layer.fastest(self.wanted) != "int8"]
+        return [self._with_types(plan, slower), self._with_types(plan, list(plan.layers))]
 
     def _with_types(self, plan: Plan, back: Sequence[str]) -> Plan:
         """Return a plan with these layers, and those in float32, in what the engine computes the rest in."""

@@ -33,13 +33,10 @@ class QuantizedBench(LayerBench):
         self._ranges: dict[str, Static] = {}
 
     def calibrated(self, layer: Layer, x: torch.Tensor, trials: LayerTrials, used: Sequence[Type]) -> LayerTrials:
-        """Return the trials of a layer with its ranges, without int8 for a linear layer that is slower in it."""
-        if "int8" not in trials.trials:
-            return trials
-        quantized, others = trials.trials["int8"], {t: x for t, x in trials.trials.items() if t != "int8"}
-        if not layer.convolves and any(other.seconds < quantized.seconds for other in others.values()):
-            return replace(trials, trials=others)
-        return replace(trials, trials={"int8": replace(quantized, storage=self._ranges[layer.name]), **others})
+        """Return the trials of a layer with its ranges; all layers are a chain, as each rounds what others compute."""
+        ranges = self._ranges[layer.name]
+        stored = {t: replace(x, storage=ranges) if t == "int8" else x for t, x in trials.trials.items()}
+        return replace(trials, trials=stored, chained=True)
 
     def _calls(self, layer: Layer, x: torch.Tensor) -> Mapping[Type, Callable[[], torch.Tensor]]:
         calls = {FLOAT32: self._call(layer, x, FLOAT32)}
