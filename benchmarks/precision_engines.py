@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 from torch import nn
 
@@ -59,9 +60,17 @@ def onnxruntime_int8(model: nn.Module, args: Args) -> Call:
     """`torch.onnx.export` and ONNX Runtime's `quantize_dynamic` with its defaults."""
     quantization = import_module("onnxruntime.quantization")
     with tempfile.TemporaryDirectory() as folder:
-        quantized = Path(folder) / "quantized.onnx"
-        quantization.quantize_dynamic(exported(model, args, folder), quantized)
+        file, quantized = exported(model, args, folder), Path(folder) / "quantized.onnx"
+        _remove_inferred_shapes(file)
+        quantization.quantize_dynamic(file, quantized)
         return in_session(str(quantized), args)
+
+
+def _remove_inferred_shapes(file: str) -> None:
+    """Remove the shapes of values: weights have some, which quantize_dynamic transposes and infers shapes of again."""
+    model = onnx.load(file, load_external_data=False)
+    del model.graph.value_info[:]
+    onnx.save(model, file)
 
 
 def openvino_int8(model: nn.Module, args: Args) -> Call:
@@ -106,6 +115,7 @@ ENGINES: Mapping[str, Callable[[nn.Module, Args], Call]] = {
     "torchao-int8-frozen": partial(torchao_int8, options={"freezing": True}),
     "openvino-int8": openvino_int8,
     "sardonyx-int8": sardonyx_in("int8", max_drop=UNGUARDED),
+    "sardonyx-openvino-int8": sardonyx_in("int8", max_drop=UNGUARDED, engine="openvino"),
     "openvino-int4": openvino_int4,
     "sardonyx-int4": sardonyx_in("int4", max_drop=UNGUARDED_INT4),
     "sardonyx-auto": sardonyx_in("auto"),
@@ -120,6 +130,7 @@ _OPENVINO, _NNCF, _TORCHAO = ("openvino",), ("openvino", "nncf"), ("torchao",)
 PEERS: Mapping[str, tuple[str, ...]] = {
     "openvino-bf16": _OPENVINO,
     "sardonyx-openvino-bf16": _OPENVINO,
+    "sardonyx-openvino-int8": _OPENVINO,
     "torchao-int8": _TORCHAO,
     "torchao-int8-frozen": _TORCHAO,
     "openvino-int8": _NNCF,

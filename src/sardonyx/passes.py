@@ -27,6 +27,7 @@ from sardonyx.precision.narrow import narrow
 from sardonyx.precision.norms import lower_norms
 from sardonyx.precision.plan import FLOAT32, Plan
 from sardonyx.precision.projections import fold_gates, join_projections
+from sardonyx.precision.quantize import quantize_layers
 from sardonyx.run.binding import Binding
 from sardonyx.run.builds import TRACE, TRAINING
 from sardonyx.run.file_precision import FileSubject
@@ -338,7 +339,23 @@ def has_lower_precision(context: Context) -> bool:
     """Whether the plan has layers in lower precision, or there is none and the model is in bfloat16."""
     if context.plan is None:
         return bool(context.factors) and context.options.precision == FLOAT32 and bool(context.options.native)
-    return not context.plan.is_float32
+    return context.engine.takes_kernels(context.device) and not context.plan.is_float32
+
+
+def quantize(model: ir.Model, context: Context) -> ir.Model:
+    """Put layers in int8 between DequantizeLinear and QuantizeLinear, as planned."""
+    binding, plan = context.binding, context.plan
+    assert binding is not None
+    assert plan is not None
+    packings = quantize_layers(model, plan, binding.weights)
+    weights = {name: index for name, index in binding.weights.items() if name in model.graph.initializers}
+    context.binding = replace(binding, weights=weights, packings=tuple(packings))
+    return model
+
+
+def has_quantized_layers(context: Context) -> bool:
+    """Whether the plan has layers in int8, for an engine that takes them quantized."""
+    return context.engine.takes_quantized_layers and context.plan is not None and context.plan.lowest == "int8"
 
 
 def replace_cuda_products(model: ir.Model, context: Context) -> ir.Model:

@@ -92,6 +92,7 @@ SESSION_PASSES = (
     Pass("drop_unused", passes.drop_unused_inputs),
     Pass("reshapes", passes.leave_reshapes_to_torch),
     Pass("precision", passes.lower_precision, passes.has_lower_precision),
+    Pass("quantize", passes.quantize, passes.has_quantized_layers),
     Pass("products", passes.replace_cuda_products, passes.wants_cuda_products),
     Pass("native", passes.compile_natively, passes.wants_kernels),
 )

@@ -47,6 +47,27 @@ class Rounded(Runner):
 @pytest.fixture(autouse=True)
 def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry._registered, "rounding", Rounding())
+    monkeypatch.setitem(registry._registered, "coarse", Coarse())
+
+
+class Coarse(Rounding):
+    """Computes in int8 by itself, with an error of a tenth."""
+
+    name = "coarse"
+
+    def in_precision(self, precision: str, options: Options) -> Options | None:
+        if precision == "int8":
+            return replace(options, engine_options={"scales": 1.1})
+        return super().in_precision(precision, options)
+
+    def load(self, job: Job, artifact: Path | None) -> Runner:
+        runner = super().load(job, artifact)
+        return Scaled(runner) if "scales" in (job.options.engine_options or {}) else runner
+
+
+class Scaled(Rounded):
+    def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:
+        return [1.1 * result for result in super().__call__(inputs)]
 
 
 X = torch.linspace(-2, 2, 60).reshape(5, 12)
@@ -58,7 +79,7 @@ def model() -> nn.Module:
 
 
 def compiled(**options: Any) -> Any:
-    return sardonyx.compile(model(), engine="rounding", **{"cache_dir": "", **options})
+    return sardonyx.compile(model(), **{"engine": "rounding", "cache_dir": "", **options})
 
 
 def run(**options: Any) -> tuple[float, PrecisionChoice]:
@@ -92,6 +113,13 @@ def test_auto_compares_engines_within_the_bound(metric: Any, caplog: pytest.LogC
     assert list(region.choice.discarded) == ["reference"], "it has no lower precision"
     assert [layer.precision for layer in region.precision.layers] == ["bf16"]
     assert "differ" not in caplog.text
+
+
+@pytest.mark.parametrize(("bound", "precision"), [(0.2, "int8"), (0.01, "bf16"), (1e-5, "float32")])
+def test_int8_goes_back_to_bf16_and_float32(bound: float, precision: str) -> None:
+    error, choice = run(engine="coarse", precision="int8", max_drop=bound)
+    assert error <= bound
+    assert [layer.precision for layer in choice.layers] == [precision]
 
 
 def test_past_the_bound_it_is_float32_and_says_so(caplog: pytest.LogCaptureFixture) -> None:

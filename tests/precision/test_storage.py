@@ -6,7 +6,7 @@ import torch
 
 from sardonyx.native.linear import pack_int4
 from sardonyx.precision.calibration import calibrated
-from sardonyx.precision.packing import Packing
+from sardonyx.precision.packing import MatrixPacker, Packing
 from sardonyx.precision.rounding import nearest_int4
 from sardonyx.precision.storage import Nearest, Rounded, Smoothed, contents_of, stored
 from sardonyx.precision.weights import WeightForm
@@ -22,7 +22,7 @@ def rounded() -> tuple[torch.Tensor, Rounded]:
 
 
 def packed(weight: torch.Tensor, storage: Rounded) -> torch.Tensor:
-    return Packing([0], "int4", WeightForm(), {"weight": "w"}, storage).pack([weight])["w"]
+    return Packing([0], MatrixPacker("int4", WeightForm(), storage), {"weight": "w"}).pack([weight])["w"]
 
 
 def test_a_weight_keeps_its_rounding_until_it_is_edited() -> None:

@@ -153,6 +153,8 @@ class Engine(ABC):
     """Whether it loads the libraries of operators declared by `sardonyx.custom_op`."""
     takes_session_options = False
     """Whether it runs models in ONNX Runtime sessions, which have optimization levels and can write profiles."""
+    takes_quantized_layers = False
+    """Whether models `in_precision` "int8" are given to it with QuantizeLinear and DequantizeLinear around layers."""
 
     @abstractmethod
     def probe(self) -> Availability:
@@ -184,7 +186,10 @@ class Engine(ABC):
         return False
 
     def in_precision(self, precision: str, options: Options) -> Options | None:
-        """Return options with which it computes a whole float32 model in a lower precision; None if it does not."""
+        """Return options with which it computes a whole float32 model in a lower precision; None if it does not.
+
+        One that `takes_quantized_layers` computes these in "int8", and with the same options what is between them.
+        """
         return None
 
     def identity(self, options: Options) -> str | None:

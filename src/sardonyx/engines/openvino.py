@@ -34,6 +34,7 @@ class OpenVino(Engine):
     """Runs models in OpenVINO, with the precision of torch."""
 
     name = "openvino"
+    takes_quantized_layers = True
 
     def probe(self) -> Availability:
         """Whether it is installed; the version is read without importing it."""
@@ -51,13 +52,13 @@ class OpenVino(Engine):
         return opsets.ATTENTION - 1
 
     def in_precision(self, precision: str, options: Options) -> Options | None:
-        """Return options with the property for it, which OpenVINO has for bfloat16."""
+        """Return options with the property for bfloat16, in which it also computes what is between layers in int8."""
         properties = options.engine_options or {}
-        if precision != "bf16":
+        if precision not in ("bf16", "int8"):
             return None
         if _PRECISION in properties:
             raise OptionError(f"precision={options.precision!r} and {_PRECISION!r}", hint="leave out one of them")
-        return replace(options, engine_options={**properties, _PRECISION: precision})
+        return replace(options, engine_options={**properties, _PRECISION: "bf16"})
 
     def identity(self, options: Options) -> str:
         """Return its version and the properties that affect compilation."""

@@ -1,4 +1,4 @@
-"""The graph of a file whose layers are replaced: new nodes and constants, and the data of weights."""
+"""A graph whose layers are replaced: new nodes and constants, and in a file the data of weights."""
 
 from __future__ import annotations
 

@@ -14,12 +14,11 @@ from sardonyx.options import Options
 from sardonyx.precision.convolutions import to_first, to_last, window_of
 from sardonyx.precision.layers import Layer, layers_of
 from sardonyx.precision.layout import join_layouts
-from sardonyx.precision.packing import BIAS, Packing
+from sardonyx.precision.packing import BIAS, MatrixPacker, Packing
 from sardonyx.precision.plan import FLOAT32, Plan, Type
-from sardonyx.precision.sizes import dims
-from sardonyx.precision.storage import Storage
+from sardonyx.precision.sizes import dims, weight_value
+from sardonyx.precision.storage import Static, Storage
 from sardonyx.translate.inference import set_dims
-from sardonyx.translate.translator import external_weight
 
 
 def unsupported_reason(layer: Layer, precision: Type) -> str | None:
@@ -60,11 +59,14 @@ def _replace(
     graph: ir.Graph, layer: Layer, precision: Type, storage: Storage | None, weights: Mapping[str, int]
 ) -> Packing:
     """Replace a layer by a node whose packed weight is declared, without its data."""
+    assert not isinstance(storage, Static)
     old, kind = layer.result, linear.PRECISIONS[precision]
     pack = kind.pack if storage is None else storage.pack
     packed = pack(torch.empty(layer.matrix_sizes, device="meta"))
     name, nodes, x, window = f"{precision}_{old.name}", [], layer.x, None
-    bias = _scaled_bias(f"{name}_{BIAS}", layer) if layer.form.leaves_bias else layer.bias
+    bias = layer.bias
+    if layer.form.leaves_bias:
+        bias = weight_value(f"{name}_{BIAS}", ir.DataType.FLOAT, (layer.matrix_sizes[1],))
     if layer.convolves:
         nodes.append(_transpose(x, to_last(len(dims(x)))))
         x, window = nodes[0].outputs[0], window_of(layer.node)
@@ -89,7 +91,7 @@ def _replace(
     for weight in folded:
         if not weight.uses():
             del graph.initializers[str(weight.name)]
-    return Packing([weights[str(weight.name)] for weight in folded], precision, form, names, storage)
+    return Packing([weights[str(weight.name)] for weight in folded], MatrixPacker(precision, form, storage), names)
 
 
 def _transpose(x: ir.Value, order: Sequence[int]) -> ir.Node:
@@ -98,15 +100,6 @@ def _transpose(x: ir.Value, order: Sequence[int]) -> ir.Node:
     y.name, y.type = f"{x.name}_transposed", x.type
     set_dims(y, tuple(dims(x)[axis] for axis in order))
     return node
-
-
-def _scaled_bias(name: str, layer: Layer) -> ir.Value:
-    """Return the bias of a layer with a folded scale, declared without its data."""
-    sizes = (layer.matrix_sizes[1],)
-    value = ir.Value(name=name, const_value=external_weight(name, ir.DataType.FLOAT, sizes))
-    value.type = ir.TensorType(ir.DataType.FLOAT)
-    set_dims(value, sizes)
-    return value
 
 
 def _take_place(new: ir.Value, old: ir.Value) -> None:

@@ -4,17 +4,64 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 import torch
 
 from sardonyx.native import linear
 from sardonyx.precision.plan import Type
-from sardonyx.precision.storage import Storage, contents_of
+from sardonyx.precision.storage import WeightStorage, contents_of
 from sardonyx.precision.weights import WeightForm
 
 BIAS = "bias"
 """The constant that a folded batch norm adds to those of a packed weight."""
+
+
+class Packer(Protocol):
+    """How weights become constants; hashable."""
+
+    def constants(self, weights: Sequence[torch.Tensor], contents: str) -> Mapping[str, torch.Tensor]:
+        """Return the constants of a layer's weights, the first of which has contents of this digest."""
+
+
+@dataclass(frozen=True)
+class MatrixPacker:
+    """Packs a matrix as our operators read it."""
+
+    precision: Type
+    form: WeightForm
+    storage: WeightStorage | None = None
+    """How the weight is packed, if not as usual."""
+
+    def constants(self, weights: Sequence[torch.Tensor], contents: str) -> Mapping[str, torch.Tensor]:
+        """Return the packed weight, and the bias if it is folded as well."""
+        matrix, bias = self.form.fold(weights)
+        packed = self._packed(matrix, contents).constants
+        return packed if bias is None else {**packed, BIAS: bias}
+
+    def _packed(self, matrix: torch.Tensor, contents: str) -> linear.PackedWeight:
+        if self.storage is not None:
+            return self.storage.pack(matrix, contents)
+        return linear.PRECISIONS[self.precision].pack(matrix)
+
+
+CODES, SCALES = "int8", "scales"
+"""The constants of a quantized weight."""
+
+
+@dataclass(frozen=True)
+class Quantizer:
+    """Rounds a weight to int8, with a scale for each index of the axis of results."""
+
+    axis: int
+
+    def constants(self, weights: Sequence[torch.Tensor], contents: str) -> Mapping[str, torch.Tensor]:
+        """Return the codes, in the shape of the weight, and the scales."""
+        (weight,) = weights
+        codes, scales = linear.quantize_int8(weight.movedim(self.axis, 0).flatten(1).t())
+        moved = codes.t().reshape(weight.movedim(self.axis, 0).shape)
+        return {CODES: moved.movedim(0, self.axis).contiguous(), SCALES: scales}
 
 
 @dataclass(frozen=True)
@@ -23,12 +70,9 @@ class Packing:
 
     arguments: Sequence[int]
     """The weights, as arguments of the region."""
-    precision: Type
-    form: WeightForm
+    packer: Packer
     names: Mapping[str, str]
     """The name of each constant in the model."""
-    storage: Storage | None = None
-    """How the weight is packed, if not as usual."""
 
     def pack(self, args: Sequence[torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Return the constants by their names in the model, from all arguments of the region."""
@@ -38,22 +82,14 @@ class Packing:
         packed = {name: _packed.get((key, name)) for name in self.names}
         constants = {name: tensor for name, tensor in packed.items() if tensor is not None}
         if len(constants) < len(packed):
-            matrix, bias = self.form.fold(weights)
-            constants = dict(self._packed(matrix, digests[0]).constants)
-            if bias is not None:
-                constants[BIAS] = bias
+            constants = dict(self.packer.constants(weights, digests[0]))
             _packed.update({(key, name): tensor for name, tensor in constants.items()})
         return {self.names[name]: tensor for name, tensor in constants.items()}
-
-    def _packed(self, matrix: torch.Tensor, contents: str) -> linear.PackedWeight:
-        if self.storage is not None:
-            return self.storage.pack(matrix, contents)
-        return linear.PRECISIONS[self.precision].pack(matrix)
 
     def _key(self, weights: Sequence[torch.Tensor], digests: Sequence[str]) -> Hashable:
         """Return a key of the weights' contents."""
         contents = tuple((tuple(x.shape), x.dtype, digest) for x, digest in zip(weights, digests, strict=True))
-        return (self.precision, self.storage, self.form, contents)
+        return (self.packer, contents)
 
 
 _packed: WeakValueDictionary[tuple[Hashable, str], torch.Tensor] = WeakValueDictionary()

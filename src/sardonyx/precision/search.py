@@ -44,9 +44,14 @@ class LayerTrials:
         """Return those of these precisions that are fast enough."""
         return [t for t in self.possible(wanted) if self.trials[t].seconds < self.float32_seconds * self.share]
 
+    def fastest(self, wanted: Sequence[Type]) -> Type:
+        """Return the fastest of these precisions that it can run in, else float32."""
+        return min(self.possible(wanted), key=lambda t: self.trials[t].seconds, default=FLOAT32)
+
     def fastest_seconds(self, wanted: Sequence[Type]) -> float:
         """Return the time in the fastest of these precisions that it can run in, else in float32."""
-        return min((self.trials[t].seconds for t in self.possible(wanted)), default=self.float32_seconds)
+        fastest = self.fastest(wanted)
+        return self.float32_seconds if fastest == FLOAT32 else self.trials[fastest].seconds
 
     def error(self, precision: Type) -> float:
         """Return the error in a precision."""

@@ -6,12 +6,14 @@ reads or returns is rounded to codes once, and all that read it read the codes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import onnx_ir as ir
 import torch
 from onnx_ir.tensor_adapters import TorchTensor
 
+from sardonyx import dtypes
 from sardonyx.native.linear import quantize_int8
 from sardonyx.precision.file_graph import Constants, FileGraph, data_of
 from sardonyx.precision.layers import Layer
@@ -21,13 +23,41 @@ from sardonyx.precision.static_scales import Range, Scale, activated
 _INT32 = torch.iinfo(torch.int32)
 
 
+class RoundedValues:
+    """Values of a graph that are rounded to codes, with their scales."""
+
+    def __init__(self, file: FileGraph) -> None:
+        self._file = file
+        self._scales: dict[ir.Value, Scale] = {}
+
+    def scale_of(self, rounded: ir.Value) -> float:
+        """Return the scale of a rounded value."""
+        return self._scales[rounded].scale
+
+    def round(
+        self, value: ir.Value, scale: Callable[[], Scale], layer: Layer, *, reads: Callable[[ir.Node], bool]
+    ) -> ir.Value:
+        """Return a value rounded to codes, which the nodes that `reads` accepts now read."""
+        if value in self._scales:
+            return value
+        g, found = self._file.g, scale()
+        readers = [use for use in value.uses() if reads(use.node)]
+        step, zero = g.scalar(found.scale, torch.float32), g.scalar(found.zero_point, found.dtype)
+        codes = self._file.declared(g.QuantizeLinear(value, step, zero), dims(value), dtypes.to_onnx(found.dtype))
+        rounded = self._file.declared(g.DequantizeLinear(codes, step, zero), dims(value))
+        self._file.insert_after(value.producer(), layer)
+        for reader in readers:
+            reader.node.replace_input_with(reader.idx, rounded)
+        self._scales[rounded] = found
+        return rounded
+
+
 class StaticQuantizer:
     """Quantizes convolutions of a graph, with the ranges of the values around them, by name."""
 
     def __init__(self, file: FileGraph, ranges: Mapping[str, Range]) -> None:
         self._file, self._ranges = file, ranges
-        self._scales: dict[ir.Value, float] = {}
-        """Values that are rounded to codes, with their scale."""
+        self._values = RoundedValues(file)
 
     def quantize(self, layer: Layer) -> None:
         """Let a convolution read and return codes; its bias has the scale of its sums."""
@@ -38,7 +68,7 @@ class StaticQuantizer:
         sizes, bias = dims(layer.weight), layer.bias
         self._file.replace_input(layer, 1, self._file.declared(weight, sizes))
         if bias is not None:
-            self._file.replace_input(layer, 2, self._bias(bias, data_of(scales) * self._scales[x]))
+            self._file.replace_input(layer, 2, self._bias(bias, data_of(scales) * self._values.scale_of(x)))
         self._rounded(y, layer)
 
     def _bias(self, bias: ir.Value, scales: torch.Tensor) -> ir.Value:
@@ -54,19 +84,14 @@ class StaticQuantizer:
 
     def _rounded(self, value: ir.Value, layer: Layer) -> ir.Value:
         """Return a value rounded to its codes, which all that read it now read."""
-        if value in self._scales:
-            return value
-        g, found, readers = self._file.g, Scale.of(self._ranges[str(value.name)]), list(value.uses())
-        scale, zero = g.scalar(found.scale, torch.float32), g.scalar(found.zero_point, torch.uint8)
-        codes = self._file.declared(g.QuantizeLinear(value, scale, zero), dims(value), ir.DataType.UINT8)
-        rounded = self._file.declared(g.DequantizeLinear(codes, scale, zero), dims(value))
-        self._file.insert_after(value.producer(), layer)
-        for reader in readers:
-            reader.node.replace_input_with(reader.idx, rounded)
-        if value.is_graph_output():
+        scale = partial(self._scale_of, value)
+        rounded = self._values.round(value, scale, layer, reads=lambda node: True)
+        if rounded is not value and value.is_graph_output():
             self._return_instead(rounded, value)
-        self._scales[rounded] = found.scale
         return rounded
+
+    def _scale_of(self, value: ir.Value) -> Scale:
+        return Scale.of(self._ranges[str(value.name)])
 
     def _return_instead(self, rounded: ir.Value, value: ir.Value) -> None:
         """Let the graph return the rounded value, under the name of the other one."""

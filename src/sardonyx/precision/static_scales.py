@@ -1,11 +1,8 @@
-"""Convolutions of a file in int8: QuantizeLinear and DequantizeLinear around them, with scales from calibration calls.
-
-ONNX Runtime fuses them to integer kernels, and what lies between, as additions and poolings. A value that a convolution
-reads or returns is quantized once, and all that read it read its codes.
-"""
+"""Scales of values that are rounded to codes, and which values around layers are."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -18,26 +15,40 @@ from sardonyx.precision.layers import Layer
 
 Range: TypeAlias = tuple[float, float]
 """The least and the largest number that a value has in calibration calls."""
-_KEEP_RANGE = ("MaxPool", "Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity")
+KEEP_RANGE = ("MaxPool", "Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity")
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How numbers become codes of 0 … 255."""
+    """How numbers become codes of a byte."""
 
     scale: float
     zero_point: int
+    dtype: torch.dtype = torch.uint8
 
     @classmethod
     def of(cls, numbers: Range) -> Scale:
         """Return the scale of a range, which zero is added to.
 
         >>> Scale.of((-0.5, 2.05))
-        Scale(scale=0.01, zero_point=50)
+        Scale(scale=0.01, zero_point=50, dtype=torch.uint8)
         """
         low, high = min(numbers[0], 0.0), max(numbers[1], 0.0)
         scale = round((high - low) / 255, 12) or 1.0
         return cls(scale, round(-low / scale))
+
+    @classmethod
+    def symmetric(cls, numbers: Range) -> Scale:
+        """Return the scale of a range with zero as its zero point, so that codes can be added; signed if it has to be.
+
+        >>> Scale.symmetric((-1.27, 0.5))
+        Scale(scale=0.01, zero_point=0, dtype=torch.int8)
+        >>> Scale.symmetric((0.0, 2.55))
+        Scale(scale=0.01, zero_point=0, dtype=torch.uint8)
+        """
+        low, high = numbers
+        most, dtype = (127, torch.int8) if low < 0 else (255, torch.uint8)
+        return cls(round(max(-low, high, 0.0) / most, 12) or 1.0, 0, dtype)
 
 
 def activated(layer: Layer) -> ir.Value:
@@ -56,7 +67,7 @@ def quantized_values(layers: Sequence[Layer]) -> Mapping[str, str]:
 def _with_range_of(value: ir.Value) -> ir.Value:
     """Return the value whose range bounds this one's, so that both have the same codes."""
     node = value.producer()
-    while node is not None and node.op_type in _KEEP_RANGE and node.inputs[0] is not None:
+    while node is not None and node.op_type in KEEP_RANGE and node.inputs[0] is not None:
         value = node.inputs[0]
         node = value.producer()
     return value
@@ -68,8 +79,10 @@ def range_of(x: torch.Tensor) -> Range:
     >>> range_of(torch.tensor([1.0, -2.0, float("inf")]))
     (-2.0, 1.0)
     """
-    finite = x[x.isfinite()]
-    return (float(finite.min()), float(finite.max())) if finite.numel() else (0.0, 0.0)
+    low, high = (float(extreme) for extreme in x.aminmax()) if x.numel() else (0.0, 0.0)
+    if math.isfinite(low) and math.isfinite(high):
+        return low, high
+    return range_of(x[x.isfinite()])
 
 
 def joined(ranges: Sequence[Range]) -> Range:

@@ -1,4 +1,4 @@
-"""How the weight of a layer is stored if not as usual: smoothed in int8, or in four bits rounded by activations."""
+"""How a layer is stored if not as usual: smoothed in int8, in four bits rounded by activations, with static scales."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import torch
 
 from sardonyx.native.linear import PackedWeight, pack_int4, pack_int8, quantize_int4
 from sardonyx.precision.rounding import nearest_int4
+from sardonyx.precision.static_scales import Range
 
 
-class Storage(Protocol):
+class WeightStorage(Protocol):
     """How a weight is packed."""
 
     kind: ClassVar[str]
@@ -117,6 +118,33 @@ class Rounded:
         return pack_int4(round_weight(weight.to(torch.float32), self.packed.block, symmetric=symmetric))
 
 
+@dataclass(frozen=True)
+class Static:
+    """In int8 between QuantizeLinear and DequantizeLinear, with the ranges that values had."""
+
+    x: Range
+    result: Range
+    kind: ClassVar[str] = "static"
+
+    @property
+    def method(self) -> str:
+        """None: the weight is rounded to the nearest."""
+        return ""
+
+    @property
+    def constants(self) -> Mapping[str, torch.Tensor]:
+        """None."""
+        return {}
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The ranges."""
+        return {"x": self.x, "result": self.result}
+
+
+Storage: TypeAlias = WeightStorage | Static
+
+
 def contents_of(weight: torch.Tensor) -> str:
     """Return the digest of a weight: its version counter does not show edits through `.data`."""
     data = weight.detach().contiguous().view(-1).view(torch.uint8).numpy().data if weight.numel() else b""
@@ -129,5 +157,7 @@ def stored(kind: str, settings: Mapping[str, Any], constants: Mapping[str, torch
         return Smoothed(constants["channels"])
     if kind == Nearest.kind:
         return Nearest(settings["block"])
+    if kind == Static.kind:
+        return Static(tuple(settings["x"]), tuple(settings["result"]))
     sizes = {name: settings[name] for name in ("depth", "columns", "block", "has_zero_points")}
     return Rounded(settings["method"], settings["contents"], PackedWeight(constants=constants, **sizes))

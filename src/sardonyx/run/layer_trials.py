@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -18,6 +19,7 @@ from sardonyx.precision.convolutions import to_first, to_last, window_of
 from sardonyx.precision.layers import Layer, alone, layers_of
 from sardonyx.precision.lower import lower, unsupported_reason
 from sardonyx.precision.metric import relative_error
+from sardonyx.precision.packing import Packing
 from sardonyx.precision.plan import FLOAT32, INTEGERS, Plan, Type
 from sardonyx.precision.search import LayerTrials, Trial, path
 from sardonyx.precision.sizes import dims
@@ -39,20 +41,21 @@ def measure_layers(
     *,
     in_order: bool = False,
     progress: Callable[[str], None] = lambda remark: None,
+    bench: type[LayerBench] | None = None,
 ) -> list[LayerTrials]:
     """Return the error and time of each layer in these precisions, as far as this machine has them."""
     layers = layers_of(built.graph)
     if not layers:
         return []
-    bench = LayerBench(engine, built.binding.constants(args), wanted, options)
+    runs = (bench or LayerBench)(engine, built.binding.constants(args), wanted, options)
     values = values_in_call(engine, built, args, sorted({str(layer.x.name) for layer in layers}), options)
     found = []
     for number, layer in enumerate(layers, 1):
         progress(f"layer {number} of {len(layers)}, {layer.name}")
         x = values[str(layer.x.name)]
-        trials = bench.trials(layer, x)
+        trials = runs.trials(layer, x)
         used = path(trials, trials.worthwhile(wanted), in_order=in_order)
-        found.append(bench.calibrated(layer, x, trials, used))
+        found.append(runs.calibrated(layer, x, trials, used))
     return found
 
 
@@ -146,19 +149,33 @@ class LayerBench:
         """Return a call of a layer in a precision; a lowered convolution has channels last, as in a chain."""
         channels_last = layer.convolves and precision != FLOAT32
         model = alone(layer, tuple(x.shape), channels_last=channels_last)
-        names = [name for name in model.graph.initializers if name in self._weights]
-        data = [self._weights[name] for name in names]
-        (only,) = layers_of(model.graph)
-        plan = Plan({only.name: precision}, {} if storage is None else {(only.name, precision): storage})
-        packings, libraries = lower(model, plan, {name: i for i, name in enumerate(names)}, self._options)
-        weights = {name: x for name, x in zip(names, data, strict=True) if name in model.graph.initializers}
-        for packing in packings:
-            weights |= packing.pack(data)
-        runner = load_alone(self._engine, model, weights, [str(library) for library in libraries], self._options)
+        runner = self._loaded(model, precision, storage)
         if not channels_last:
             return lambda: runner([x])[0]
         image, first = x.permute(*to_last(x.dim())).contiguous(), to_first(x.dim())
         return lambda: runner([image])[0].permute(*first)
+
+    def _loaded(self, model: ir.Model, precision: Type, storage: Storage | None) -> Runner:
+        """Return a model of a layer, ready to run in a precision."""
+        names = [name for name in model.graph.initializers if name in self._weights]
+        data = [self._weights[name] for name in names]
+        (only,) = layers_of(model.graph)
+        plan = Plan({only.name: precision}, {} if storage is None else {(only.name, precision): storage})
+        packings, libraries = self._lower(model, plan, {name: i for i, name in enumerate(names)})
+        weights = {name: x for name, x in zip(names, data, strict=True) if name in model.graph.initializers}
+        for packing in packings:
+            weights |= packing.pack(data)
+        return load_alone(self._engine, model, weights, [str(library) for library in libraries], self._in(plan))
+
+    def _lower(
+        self, model: ir.Model, plan: Plan, weights: Mapping[str, int]
+    ) -> tuple[Sequence[Packing], Sequence[Path]]:
+        """Replace the layer of a model as planned, in place; return its packings and libraries."""
+        return lower(model, plan, weights, self._options)
+
+    def _in(self, plan: Plan) -> Options:
+        """Return the options of a session with a plan."""
+        return self._options
 
 
 def _shape_key(layer: Layer, x: torch.Tensor) -> Hashable:

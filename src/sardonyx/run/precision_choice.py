@@ -19,12 +19,13 @@ from sardonyx.errors import OptionError
 from sardonyx.options import Options
 from sardonyx.precision.layers import Layer, layers_of
 from sardonyx.precision.metric import Difference, checked, differ
-from sardonyx.precision.plan import FLOAT32, MODEL, Plan, Type
+from sardonyx.precision.plan import FLOAT32, INTEGERS, MODEL, Plan, Type
 from sardonyx.precision.search import LayerTrials, Trial, search, worthwhile
 from sardonyx.run.attention_trials import measure_attention
 from sardonyx.run.builds import Built
 from sardonyx.run.layer_trials import ROUND_SECONDS, ROUNDS, measure_layers
 from sardonyx.run.precision_cache import Chosen, cache_choice, cached_choice
+from sardonyx.run.quantized_trials import QuantizedBench
 from sardonyx.telemetry.progress import show_progress
 from sardonyx.telemetry.report import LayerPrecision, PrecisionChoice
 from sardonyx.timing import in_turns
@@ -70,6 +71,16 @@ class Subject(ABC):
     @abstractmethod
     def trials(self, float32: Candidate, progress: Callable[[str], None]) -> Sequence[LayerTrials]:
         """Return what is measured of each layer by itself; `progress` takes how far it is."""
+
+    def computed(self, plan: Plan) -> Plan:
+        """Return the plan with the precisions that layers are computed in, which may depend on those of others."""
+        return plan
+
+    def alternatives(self, plan: Plan, trials: Sequence[LayerTrials]) -> Sequence[Plan]:
+        """Return other plans that may be faster: without the chain."""
+        chained = {layer.layer for layer in trials if layer.chained}
+        layers = {name: FLOAT32 if name in chained else precision for name, precision in plan.layers.items()}
+        return [replace(plan, layers=layers)]
 
     @abstractmethod
     def logits(self, float32: Candidate) -> frozenset[int]:
@@ -145,13 +156,60 @@ class EngineSubject(RegionSubject):
         return [LayerTrials(MODEL, before, dict(zip(self.wanted, trials, strict=True)))]
 
 
+@dataclass(frozen=True)
+class QuantizedSubject(EngineSubject):
+    """A region for an engine that takes quantized layers, and computes what is between them in bf16."""
+
+    @property
+    def in_order(self) -> bool:  # type: ignore[override]  # whatever the options say
+        """Layers start in int8: by themselves they take longer, as what is before them does not round for them."""
+        return True
+
+    def trials(self, float32: Candidate, progress: Callable[[str], None]) -> Sequence[LayerTrials]:
+        """Return what is measured of each layer by itself; of a model without layers, of it as a whole."""
+        arguments = (self.engine, float32.model.built, self.args, self.wanted, self.options)
+        layers = measure_layers(*arguments, in_order=True, progress=progress, bench=QuantizedBench)
+        if layers:
+            return layers
+        floats = [precision for precision in self.wanted if precision not in INTEGERS]
+        return EngineSubject(self.build, self.engine, self.args, self.options, floats).trials(float32, progress)
+
+    def computed(self, plan: Plan) -> Plan:
+        """Return the plan with layers in bf16 that are not in int8: the engine computes all of the model in it."""
+        return plan if plan.is_float32 else self._with_types(plan, [])
+
+    def alternatives(self, plan: Plan, trials: Sequence[LayerTrials]) -> Sequence[Plan]:
+        """Return plans with the layers in bf16 that are faster so by themselves, and with all of them."""
+        slower = [layer.layer for layer in trials if layer.possible(["int8"]) and layer.fastest(self.wanted) != "int8"]
+        return [self._with_types(plan, slower), self._with_types(plan, list(plan.layers))]
+
+    def _with_types(self, plan: Plan, back: Sequence[str]) -> Plan:
+        """Return a plan with these layers, and those in float32, in what the engine computes the rest in."""
+        rest = next((precision for precision in self.wanted if precision not in INTEGERS), FLOAT32)
+        layers = {name: rest if t == FLOAT32 or name in back else t for name, t in plan.layers.items()}
+        return replace(plan, layers=layers)
+
+
+def options_with(plan: Plan, engine: Engine, options: Options) -> Options:
+    """Return the options with which an engine computes a model with a plan."""
+    own = engine.in_precision(plan.lowest, options) if _own_types(engine, options) else None
+    return own or options
+
+
+def _subject_for(engine: Engine, options: Options) -> type[RegionSubject]:
+    own = _own_types(engine, options)
+    if "int8" in own and engine.takes_quantized_layers:
+        return QuantizedSubject
+    return EngineSubject if own else RegionSubject
+
+
 def choose_precision(
     build: Build, engine: Engine, args: Sequence[Any], options: Options, device: torch.device
 ) -> tuple[PrecisionChoice, Candidate]:
     """Return the choice for a region, and the candidate to use."""
-    own = _own_types(engine, options)
-    subject = EngineSubject if own else RegionSubject
-    return choose_for(subject(build, engine, args, options, own or WANTED[options.precision]), engine, options, device)
+    wanted = _own_types(engine, options) or WANTED[options.precision]
+    subject = _subject_for(engine, options)(build, engine, args, options, wanted)
+    return choose_for(subject, engine, options, device)
 
 
 def choose_for(
@@ -168,15 +226,15 @@ def _check_engine(engine: Engine, options: Options, device: torch.device) -> Non
     if device.type != "cpu" or not supported:
         raise OptionError(
             f"precision={options.precision!r} with the engine {engine.name!r} on the device {device.type!r}",
-            hint="on the CPU 'onnxruntime' has all, 'openvino' has 'bf16'; on a GPU, convert the model with .half()",
+            hint="on the CPU 'onnxruntime' has all, 'openvino' bf16 and int8; on a GPU, convert the model with .half()",
         )
 
 
 def _own_types(engine: Engine, options: Options) -> Sequence[Type]:
-    """Return the precisions in which an engine computes whole models: what is asked for, not what it falls back to."""
+    """Return the precisions in which an engine computes whole models; none if it lacks the one that is asked for."""
     wanted = WANTED[options.precision]
-    asked = wanted if options.precision == "auto" else wanted[:1]
-    return [precision for precision in asked if engine.in_precision(precision, options) is not None]
+    own = [precision for precision in wanted if engine.in_precision(precision, options) is not None]
+    return own if options.precision in (*own[:1], "auto") else []
 
 
 @dataclass
@@ -240,7 +298,7 @@ class _Chooser:
             plan = self._found(trials, wanted)
             if plan.is_float32:
                 break
-            plan, after, before = self._fastest([plan, *self._without_chain(plan, trials)])
+            plan, after, before = self._fastest([plan, *self._alternatives(plan, trials)])
             if after <= before * self.subject.share:
                 return self._choice(plan, trials, after, before), plan
             reason = f"it takes {after * 1e3:.3g} ms with {_counted(plan)}, and {before * 1e3:.3g} ms in float32"
@@ -250,8 +308,12 @@ class _Chooser:
 
     def _found(self, trials: Sequence[LayerTrials], wanted: Sequence[Type]) -> Plan:
         """Return the plan within the bound of these precisions."""
-        in_order = self.subject.in_order
-        return search(trials, wanted, lambda plan: self._difference(plan).drop, self._bound, in_order=in_order).plan
+        in_order, computed = self.subject.in_order, self.subject.computed
+
+        def drop(plan: Plan) -> float:
+            return self._difference(computed(plan)).drop
+
+        return computed(search(trials, wanted, drop, self._bound, in_order=in_order).plan)
 
     def _fastest(self, plans: Sequence[Plan]) -> tuple[Plan, float, float]:
         """Return the plan with which a call is the fastest, and its seconds with it and in float32."""
@@ -268,14 +330,11 @@ class _Chooser:
         details = "" if self.options.metric is not None else _details(difference, self._logits)
         return PrecisionChoice(self.options.precision, self._bound, difference.drop, rows, after, before, details)
 
-    def _without_chain(self, plan: Plan, trials: Sequence[LayerTrials]) -> Sequence[Plan]:
-        """Return the plan with its chain in float32, if that leaves layers and keeps the bound."""
-        chained = {layer.layer for layer in trials if layer.chained}
-        layers = {name: FLOAT32 if name in chained else precision for name, precision in plan.layers.items()}
-        others = replace(plan, layers=layers)
-        if others.is_float32 or others == plan or self._difference(others).drop > self._bound:
-            return []
-        return [others]
+    def _alternatives(self, plan: Plan, trials: Sequence[LayerTrials]) -> Sequence[Plan]:
+        """Return other plans that may be faster, and keep the bound."""
+        found = {other.to_json(): other for other in self.subject.alternatives(plan, trials) if other != plan}
+        others = [other for other in found.values() if not other.is_float32]
+        return [other for other in others if self._difference(other).drop <= self._bound]
 
     def _in_float32(self, reason: str, trials: Sequence[LayerTrials], seconds: float | None) -> PrecisionChoice:
         log.warning("precision %s: the model runs in float32: %s", self.options.precision, reason)

@@ -20,10 +20,10 @@ from sardonyx.engines.engine import Engine, EngineChoice, Job, Runner
 from sardonyx.errors import MissingKernel
 from sardonyx.options import Options
 from sardonyx.precision.metric import within
-from sardonyx.precision.plan import FLOAT32, MODEL, Plan
+from sardonyx.precision.plan import FLOAT32, Plan
 from sardonyx.run.binding import Binding
 from sardonyx.run.builds import TRACE, TRAINING, Assumptions, BuildFunction, Built, Recipe
-from sardonyx.run.precision_choice import Candidate, choose_precision
+from sardonyx.run.precision_choice import Candidate, choose_precision, options_with
 from sardonyx.run.sessions import OpenSession, open_session
 from sardonyx.run.snapshot import EDITS_BEFORE_THAW, NumberSnapshot
 from sardonyx.telemetry import dump, repro
@@ -197,8 +197,8 @@ class CompiledRegion(torch.nn.Module):
     def _with_plan(self, plan: Plan, *, native: bool = True) -> CompiledRegion:
         """Return this region with the precision of each layer, and without native kernels if they are left out."""
         verify = self._options.verify and plan.is_float32  # lower precision has a bound of its own
-        own = self._engine.in_precision(plan.type_of(MODEL), self._options)
-        options = Options.of(own or self._options, verify=verify, native=self._options.native if native else False)
+        own = options_with(plan, self._engine, self._options)
+        options = Options.of(own, verify=verify, native=self._options.native if native else False)
         recipe = replace(self._recipe, plan=plan, options=options, report=RegionReport(), translation=None)
         return CompiledRegion(recipe, self._build, self._frozen)
 
