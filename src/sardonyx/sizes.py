@@ -117,7 +117,7 @@ def sizes_of_call(dims: Dims, graph: torch.fx.GraphModule) -> SizesOfCall:
     if all(isinstance(dim, int) for dim in dims):
         known = tuple(int(dim) for dim in dims)
         return lambda args: known
-    places = _places(graph)
+    dims, places = _with_known_parts(dims, _places(graph))
     symbols = {symbol for dim in dims if not isinstance(dim, int) for symbol in dim.free_symbols}
     needed = {symbol: _reader(symbol, places) for symbol in symbols}
 
@@ -128,7 +128,18 @@ def sizes_of_call(dims: Dims, graph: torch.fx.GraphModule) -> SizesOfCall:
     return read
 
 
-def _reader(symbol: sympy.Symbol, places: Mapping[Dim, tuple[int, int | None]]) -> Callable[[Sequence[Any]], int]:
+_Places: TypeAlias = Mapping[Dim, tuple[int, int | None]]
+
+
+def _with_known_parts(dims: Dims, places: _Places) -> tuple[Dims, _Places]:
+    """Name the sizes of arguments that are parts of these: one of (n + 1) // 2 is known where n is not."""
+    parts = [dim for dim in places if not isinstance(dim, int) and not dim.is_Symbol]
+    names = {dim: sympy.Symbol(f"part_{number}", integer=True) for number, dim in enumerate(parts)}
+    named = tuple(dim if isinstance(dim, int) else dim.xreplace(names) for dim in dims)
+    return named, {**places, **{name: places[dim] for dim, name in names.items()}}
+
+
+def _reader(symbol: sympy.Symbol, places: _Places) -> Callable[[Sequence[Any]], int]:
     """Return a function that reads a symbol from arguments: a size, or what a size such as its square determines."""
     if symbol in places:
         return lambda args: _read(args, *places[symbol])

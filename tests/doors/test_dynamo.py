@@ -204,6 +204,26 @@ class TestResults:
         close(result, turned(x))
         assert result.stride() == turned(x).stride()
 
+    def test_strides_may_depend_on_parts_of_sizes(self) -> None:
+        def last(x: torch.Tensor) -> torch.Tensor:
+            half = torch.logical_and(x, x).chunk(2, -1)[0]  # (n + 1) // 2 of the last axis
+            return half.to(torch.int8).swapaxes(0, -1).to(torch.int16).split(1, 0)[-1]
+
+        call = compiled(last, dynamic=True)
+        for size in (3, 9):
+            x = torch.ones(size, size, size, dtype=torch.int16)
+            assert call(x).stride() == last(x).stride()
+
+    def test_a_power_of_a_number_is_contiguous_for_what_reads_it(self) -> None:
+        def logarithm(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            power = 1.5**x
+            return power, torch.xlogy(x, power)
+
+        x = torch.rand(4, 3).t()
+        for result, expected in zip(compiled(logarithm)(x), logarithm(x), strict=True):
+            close(result, expected)
+            assert result.stride() == expected.stride()
+
     def test_an_output_can_come_twice_or_be_none(self) -> None:
         def twice(x: torch.Tensor) -> tuple[torch.Tensor, None, torch.Tensor]:
             y = x * 2

@@ -60,6 +60,11 @@ _LIMITED = frozenset({"prod", "cumprod", "gelu", "histc"})
 where tanh is −1."""
 
 
+def _squares_overflow(x: Tensor) -> bool:
+    """Whether a norm's sums depend on their order: torch gives zeros or NaN, by kernel."""
+    return x.dtype in _SINGLE_OR_LESS and float(x.double().square().sum()) > torch.finfo(torch.float32).max
+
+
 def _elu_backward(grad: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, x: Tensor) -> Tensor:
     slope = x + alpha * scale if is_result else alpha * scale * torch.exp(x * input_scale)
     return torch.where(x <= 0, grad * input_scale * slope, grad * scale)
@@ -126,6 +131,8 @@ class RoundingNoise(TorchDispatchMode):
         if self._keeps_equal and name in _SCALAR_KERNELS:
             return _SCALAR_KERNELS[name](*args)
         result = func(*args, **kwargs)
+        if self._keeps_equal and name in _NORMS and _squares_overflow(args[0]):
+            return tree_map(lambda x: torch.full_like(x, math.nan), result)
         if not self._keeps_equal or name not in _LIMITED or result.dtype not in _SINGLE_OR_LESS:
             return result
         kwargs = {**kwargs, "dtype": torch.float64} if "dtype" in kwargs else kwargs

@@ -64,7 +64,7 @@ _RULES: Mapping[Any, Rule] = {
     **dict.fromkeys(_UNARY, _unary),
     **dict.fromkeys(_BATCH_NORMS, _contiguous_or_channels_last_on_cpu),
     _aten.log_sigmoid_forward.default: _contiguous_on_cpu,
-    **dict.fromkeys((_aten.pow.Scalar, _aten.isin.Tensor_Tensor, _aten.isin.Tensor_Scalar), _contiguous),
+    **dict.fromkeys((_aten.isin.Tensor_Tensor, _aten.isin.Tensor_Scalar), _contiguous),
 }
 """Functions of the traced result and the operands that return a result with eager's strides."""
 
@@ -147,5 +147,13 @@ def _index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> A
     return filled.permute([axes.index(axis) for axis in range(x.dim())])
 
 
-DECOMPOSITIONS = dict.fromkeys((_aten.index_fill.int_Scalar, _aten.index_fill.int_Tensor), _index_fill)
+def _pow_of_number(base: Any, exponent: torch.Tensor) -> Any:
+    """Raise to contiguous exponents: eager's result is contiguous, and decompositions that read it depend on that."""
+    return NotImplemented if layout_of(exponent) is None else _aten.pow.Scalar(base, exponent.contiguous())
+
+
+DECOMPOSITIONS: Mapping[Any, Rule] = {
+    **dict.fromkeys((_aten.index_fill.int_Scalar, _aten.index_fill.int_Tensor), _index_fill),
+    _aten.pow.Scalar: _pow_of_number,
+}
 """Operators that torch traces with other strides than eager's, in terms of themselves."""
