@@ -27,6 +27,10 @@ class OptionError(SardonyxError, ValueError):
     """An option has an unknown name or an unusable value."""
 
 
+class UnquantizableWeight(OptionError):
+    """A weight has NaN or infinity, which integers do not have."""
+
+
 class UnsupportedOperator(SardonyxError, NotImplementedError):
     """ONNX cannot express an operator, and `fallback="error"` forbids leaving it to torch."""
 

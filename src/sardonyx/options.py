@@ -180,6 +180,10 @@ class Options:
             raise OptionError(f"cache_bytes is {self.cache_bytes!r}", hint="use a number of bytes")
         if not 0 <= self.max_drop < math.inf:
             raise OptionError(f"max_drop is {self.max_drop!r}", hint="use a share, as 0.01 for one percent")
+        if self.metric is not None and self.precision == "float32":
+            raise OptionError(
+                "metric= without a precision", hint="use it with precision='auto', 'bf16', 'int8' or 'int4'"
+            )
         if self.int4_block not in (32, 64, 128):
             raise OptionError(f"int4_block is {self.int4_block!r}", hint="use 32, 64 or 128")
         if self.precision != "float32" and not self.freeze:
@@ -427,6 +431,7 @@ _FOREIGN_NAMES = {
     "fullgraph": _IN_TORCH_COMPILE.format("fullgraph"),
     "mode": _IN_TORCH_COMPILE.format("mode"),
     "backend": 'use torch.compile(model, backend="sardonyx"), and "engine" for what runs the model',
+    "calibration": "it is an argument of sardonyx.export and optimize: sessions choose a precision by their first call",
     "dispatcher": "use 'translations': functions by operator",
     "custom_translation_table": "use 'translations': functions by operator",
     "onnx_registry": "use 'translations' for operators of your own, and 'opset'",

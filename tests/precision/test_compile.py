@@ -18,7 +18,7 @@ from sardonyx import OptionError
 from sardonyx.native.linear import PRECISIONS
 from sardonyx.precision import packing
 from sardonyx.precision.metric import relative_error
-from sardonyx.run import layer_trials
+from sardonyx.run import layer_trials, region
 from sardonyx.telemetry.report import PrecisionChoice, Report, collecting
 
 pytestmark = [
@@ -194,6 +194,18 @@ def test_other_weights_are_another_choice(tmp_path: Path) -> None:
     assert not second.remembered
 
 
+def test_a_cached_choice_that_exceeds_the_bound_for_these_inputs_is_made_again(tmp_path: Path) -> None:
+    module, x = model(), inputs()
+    outliers = x.clone()
+    outliers[:, 3] *= 1e3
+    module[0].weight[:, 3] *= 1e-3
+    _, first = run(module, x, precision="int8", max_drop=0.05, cache_dir=str(tmp_path))
+    result, again = run(module, outliers, precision="int8", max_drop=0.05, cache_dir=str(tmp_path))
+    assert precisions(first) == ["int8"] * 3
+    assert precisions(again) != precisions(first)
+    assert relative_error(result, module(outliers)) <= 0.05
+
+
 def test_a_damaged_choice_is_measured_again(tmp_path: Path) -> None:
     module, x = model(), inputs()
     run(module, x, precision="bf16", max_drop=0.1, cache_dir=str(tmp_path))
@@ -247,6 +259,86 @@ def test_a_call_without_elements_runs_in_float32_and_the_next_one_chooses() -> N
 class Argmax(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.argmax(-1)
+
+
+def test_an_argument_that_is_always_empty_does_not_put_off_the_choice() -> None:
+    class Cached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = model()
+            self.register_buffer("cache", torch.empty(0, 64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(torch.cat([self.cache, x]))
+
+    _, choice = run(Cached(), inputs(), precision="int8", max_drop=0.05)
+    assert precisions(choice) == ["int8"] * 3
+
+
+def test_a_piece_without_layers_may_return_integers() -> None:
+    class Chosen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = model()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.layer(x)
+            torch._dynamo.graph_break()
+            return y.argmax(-1)
+
+    module = Chosen()
+    assert torch.equal(compiled(module, precision="bf16", max_drop=0.05)(inputs()), module(inputs()))
+
+
+def test_a_metric_may_compare_integers() -> None:
+    class Chosen(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return layers(x).argmax(-1)
+
+    layers = model()
+    _, choice = run(
+        Chosen(),
+        inputs(),
+        precision="bf16",
+        metric=lambda got, expected: 1 - got[0].eq(expected[0]).mean(dtype=torch.float32),
+    )
+    assert precisions(choice) == ["bf16"] * 3
+
+
+def test_weights_that_are_edited_often_keep_their_precision() -> None:
+    module, x = model(), inputs()
+    call = compiled(module, precision="int8", max_drop=0.05)
+    for _ in range(5):
+        assert 1e-3 < relative_error(call(x), module(x)) < 0.05
+        module[0].weight.mul_(-1.1)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_that_become_nan_are_used_in_float32(value: float) -> None:
+    module, x = model(), inputs()
+    call = compiled(module, precision="int8", max_drop=0.05)
+    call(x)
+    before = module[4].weight[2].clone()
+    module[4].weight[2] = value
+    torch.testing.assert_close(call(x), module(x), equal_nan=True)
+    module[4].weight[2] = before
+    assert 1e-3 < relative_error(call(x), module(x)) < 0.05
+
+
+def test_choosing_leaves_random_numbers_as_they_are() -> None:
+    module = nn.Sequential(nn.Linear(64, 96), nn.Dropout(0.5), nn.Linear(96, 64)).train()
+    call, drawn = compiled(module, precision="int8", max_drop=1.0), []
+    for _ in range(2):
+        torch.manual_seed(5)
+        drawn.append((call(inputs()), torch.rand(1)))
+    torch.testing.assert_close(*drawn)
+
+
+def test_a_training_step_says_that_it_is_float32(caplog: pytest.LogCaptureFixture) -> None:
+    region._warn_of_training.cache_clear()
+    with torch.enable_grad():
+        compiled(model(), precision="int8")(inputs())
+    assert "training steps run in float32: precision='int8'" in caplog.text
 
 
 def test_a_model_without_layers_is_float32() -> None:

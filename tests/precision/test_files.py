@@ -339,7 +339,7 @@ def raises(what: str, **options: Any) -> None:
 
 def test_results_that_cannot_be_compared_are_an_error() -> None:
     raises("integers or empty", module=nn.Sequential(nn.Linear(64, 8), Argmax()).eval())
-    raises("integers or empty", x=inputs(0))
+    raises("integers or empty", calibration=[(inputs(0),)], dynamic_shapes=({0: "rows"},))
     raises("the calibration input 'input' has NaN", x=torch.full((3, 64), math.nan))
     raises("NaN or infinite throughout", x=torch.full((3, 64), math.inf))
 
@@ -361,6 +361,42 @@ def test_a_metric_that_raises_is_an_error() -> None:
 )
 def test_options_that_conflict_are_an_error(options: dict[str, Any], message: str) -> None:
     raises(message, **options)
+
+
+def test_calibration_is_given_by_name() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = model()
+
+        def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+            return self.layers(x) * scale
+
+    module, scale = Scaled(), torch.full((1,), 2.0)
+    for call in ({"x": inputs(), "scale": scale}, {"x": inputs()}):
+        program = exported(module, inputs(), scale, precision="int8", max_drop=0.1, calibration=[call])
+        assert precisions(program) == ["int8"] * 3
+    with pytest.raises(OptionError, match=r"has \['y'\], and the model takes \['x', 'scale'\]"):
+        exported(module, inputs(), scale, precision="int8", calibration=[{"y": inputs()}])
+
+
+@pytest.mark.parametrize(
+    ("calibration", "message"),
+    [
+        (None, "is a NoneType"),
+        (torch.ones(2, 64), "is a Tensor"),
+        ({"input": torch.ones(2, 64)}, "is a dict"),
+        ([1], "a call of calibration= is a int"),
+        ([(torch.ones(2, 64, device="meta"),)], "on the device 'meta'"),
+        ([(inputs().double(),)], "float64|DOUBLE|double"),
+    ],
+)
+def test_calibration_of_another_kind_is_an_error(calibration: Any, message: str) -> None:
+    proto = exported(model(), inputs()).proto()
+    with pytest.raises(OptionError, match=message):
+        exported(model(), inputs(), precision="int8", calibration=calibration)
+    with pytest.raises(OptionError, match=message):
+        sardonyx.optimize(proto, precision="int8", calibration=calibration, cache_dir="")
 
 
 def test_calibration_that_does_not_match_the_model_is_an_error(tmp_path: Path) -> None:

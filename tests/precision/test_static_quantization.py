@@ -15,6 +15,7 @@ from torch import nn
 import sardonyx
 from sardonyx import Program
 from sardonyx.precision.metric import relative_error
+from sardonyx.precision.static_scales import Scale
 
 pytestmark = pytest.mark.usefixtures("ranked")
 
@@ -34,6 +35,13 @@ def model() -> nn.Module:
     torch.manual_seed(0)
     stem = [nn.Conv2d(3, 16, 7, stride=2, padding=3), nn.ReLU(), nn.MaxPool2d(2)]
     return nn.Sequential(*stem, Block(16), Block(16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)).eval()
+
+
+@pytest.mark.parametrize("size", [1e-11, 1e-30, 1e30])
+def test_scales_keep_their_digits_however_small(size: float) -> None:
+    scale = Scale.of((-size, 1.55 * size))
+    assert scale.scale * 255 == pytest.approx(2.55 * size, rel=1e-7)
+    assert scale.zero_point == 100
 
 
 def images(count: int = 2) -> torch.Tensor:

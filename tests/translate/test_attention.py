@@ -42,6 +42,14 @@ def test_a_row_that_may_see_nothing_gives_zeros() -> None:
     agrees(lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m), Q, K, V, mask)
 
 
+def test_a_row_with_the_lowest_number_throughout_is_the_mean_of_the_values() -> None:
+    mask, lowest = torch.zeros(5, 7), torch.finfo(torch.float32).min
+    mask[2], mask[3, 1:] = lowest, lowest
+    agrees(lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m), Q, K, V, mask)
+    agrees(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, mask), Q, K, V)
+    agrees(lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, torch.where(m < 0, lowest, 0.0)), Q, K, V, mask)
+
+
 @pytest.mark.parametrize("heads", [1, 2, 4])
 def test_query_heads_share_keys_and_values(heads: int) -> None:
     k, v = torch.randn(2, heads, 7, 8), torch.randn(2, heads, 7, 6)

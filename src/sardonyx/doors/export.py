@@ -20,7 +20,7 @@ from sardonyx.capture.number_inputs import TracedCall, refuse_constant_floats
 from sardonyx.capture.partitioner import unsupported
 from sardonyx.capture.regions import Result, device_of
 from sardonyx.doors.call_arguments import Argument, ArgumentKind
-from sardonyx.doors.program import CallSpec, Program, calibration_inputs
+from sardonyx.doors.program import CallSpec, Program, calibration_calls, calibration_inputs
 from sardonyx.engines.registry import opset_of_files
 from sardonyx.errors import OptionError, VerificationError
 from sardonyx.optimize.legalize import unsupported_reason
@@ -130,8 +130,21 @@ def _calibration(
     call_spec: CallSpec, calls: Iterable[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[list[torch.Tensor]]:
     """Return the model's inputs in the calibration calls; by default in the call exported."""
-    parsed = [parse_example(call, args, kwargs) for call in calls] or [(tuple(args), dict(kwargs))]
-    return [calibration_inputs(call_spec, *call) for call in parsed]
+    parsed = [_calibration_call(call_spec, call, args, kwargs) for call in calibration_calls(calls)]
+    return [calibration_inputs(call_spec, *call) for call in parsed or [(tuple(args), dict(kwargs))]]
+
+
+def _calibration_call(
+    call_spec: CallSpec, call: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Return the arguments of a call; those that a dict does not name are the example's."""
+    if not isinstance(call, Mapping):
+        return parse_example(call, args, kwargs)
+    names = list(call_spec.names)
+    if not set(call) <= set(names):
+        raise OptionError(f"a call of calibration= has {sorted(set(call) - set(names))}, and the model takes {names}")
+    values = {**dict(zip(names, args, strict=False)), **kwargs, **call}
+    return [values[name] for name in names[: len(args)]], {name: values[name] for name in names[len(args) :]}
 
 
 def _as_module(model: Any) -> torch.nn.Module:

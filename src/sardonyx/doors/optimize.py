@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from sardonyx import opsets
 from sardonyx.capture.regions import Result
 from sardonyx.doors.call_arguments import Argument
-from sardonyx.doors.program import CallSpec, Program, calibration_inputs, map_external_weights
+from sardonyx.doors.program import CallSpec, Program, calibration_calls, calibration_inputs, map_external_weights
 from sardonyx.errors import OptionError, SardonyxError
 from sardonyx.model_files import UserModel, blame_invalid_model, load_model, quiet_onnx_ir
 from sardonyx.native.lower_precision import lower_precision_by
@@ -53,7 +53,7 @@ def optimize(
         graph_report.operators = sum(1 for _ in loaded.graph.all_nodes())
         device = torch.device("cpu")
         call_spec = _call_spec(loaded)
-        feeds = [_calibration_inputs(call_spec, call) for call in calibration]
+        feeds = [_calibration_inputs(call_spec, call) for call in calibration_calls(calibration)]
         library = build_file(loaded, device, chosen, graph_report, domains=domains, calibration=feeds)
     return Program(loaded, call_spec, device, chosen, report, library)
 

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -80,6 +80,20 @@ class CallSpec:
         for condition in self.conditions:
             condition.check(numbers)
         return self.binding.feeds(fed)
+
+
+def calibration_calls(calibration: Any) -> list[Any]:
+    """Return the calls of `calibration`, checked to be a list of tuples, dicts or tensors that have data."""
+    hint = "give a list of calls, each a tuple of arguments or a dict of them by name"
+    if isinstance(calibration, (torch.Tensor, str, Mapping)) or not isinstance(calibration, Iterable):
+        raise OptionError(f"calibration= is a {type(calibration).__name__}", hint=hint)
+    calls = list(calibration)
+    for call in calls:
+        if isinstance(call, str) or not isinstance(call, (torch.Tensor, Mapping, Sequence)):
+            raise OptionError(f"a call of calibration= is a {type(call).__name__}", hint=hint)
+        if any(isinstance(x, torch.Tensor) and x.is_meta for x in pytree.tree_leaves(call)):
+            raise OptionError("a call of calibration= has a tensor without data, on the device 'meta'", hint=hint)
+    return calls
 
 
 def calibration_inputs(call_spec: CallSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:

@@ -124,6 +124,7 @@ def _kernels(provider: str) -> Kernels:
         pool_skips_nan=True,
         sigmoid_loses_small=True,
         sine_loses_small=True,
+        attention_drops_lowest=True,
         joins_casts=True,
         converts_weights=True,
         inexact_int64=_COMPARE_32_BITS | _REDUCE_IN_DOUBLE,

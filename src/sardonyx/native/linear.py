@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from onnx_ir.tensor_adapters import TorchTensor
 
 from sardonyx.dtypes import to_onnx
-from sardonyx.errors import EngineError, OptionError
+from sardonyx.errors import EngineError, OptionError, UnquantizableWeight
 from sardonyx.native.partition import registration
 from sardonyx.native.processor import processor
 from sardonyx.native.session import onnxruntime, register
@@ -187,7 +187,7 @@ def _bytes_of_panels(x: torch.Tensor, panels: int) -> torch.Tensor:
 def _finite(weight: torch.Tensor) -> torch.Tensor:
     weight = weight.detach().to(torch.float32)
     if not weight.is_meta and not bool(torch.isfinite(weight).all()):
-        raise OptionError("a weight with infinity or NaN cannot be quantized", hint="leave its layer in float32")
+        raise UnquantizableWeight("a weight with infinity or NaN cannot be quantized", hint="use precision='float32'")
     return weight
 
 

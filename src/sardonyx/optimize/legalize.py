@@ -15,6 +15,7 @@ from sardonyx.optimize.cast_chains import cast_through_int64, separate_casts
 from sardonyx.optimize.exact_int64 import compose_exact
 from sardonyx.optimize.function_body import function_body
 from sardonyx.optimize.infinities import keep_infinities
+from sardonyx.optimize.lowest_masks import raise_lowest_masks
 from sardonyx.optimize.signed_zeros import keep_zero_signs
 from sardonyx.optimize.small_sigmoids import compose_sigmoids
 from sardonyx.optimize.small_sines import compose_sines
@@ -55,6 +56,8 @@ class Kernels:
     """Whether its Sigmoid of float32 has no relative error bound: it returns 0 for large negative numbers."""
     sine_loses_small: bool = False
     """Whether its Sin and Cos of doubles have no relative error bound near their zeros."""
+    attention_drops_lowest: bool = False
+    """Whether its Attention takes the lowest number in a mask for −∞."""
     joins_casts: bool = False
     """Whether it fuses two casts although the first is lossy."""
     uint8_casts_saturate: bool = False
@@ -101,6 +104,8 @@ def legalize(model: ir.Model, kernels: Kernels) -> Counter[str]:
         compose_sigmoids(model)
     if kernels.sine_loses_small:
         compose_sines(model)
+    if kernels.attention_drops_lowest:
+        raise_lowest_masks(model)
     if kernels.uint8_casts_saturate:
         for graph in graphs_of(model.graph):
             cast_through_int64(graph)

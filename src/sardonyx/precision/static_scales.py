@@ -34,7 +34,7 @@ class Scale:
         Scale(scale=0.01, zero_point=50, dtype=torch.uint8)
         """
         low, high = min(numbers[0], 0.0), max(numbers[1], 0.0)
-        scale = round((high - low) / 255, 12) or 1.0
+        scale = _rounded((high - low) / 255)
         return cls(scale, round(-low / scale))
 
     @classmethod
@@ -48,7 +48,16 @@ class Scale:
         """
         low, high = numbers
         most, dtype = (127, torch.int8) if low < 0 else (255, torch.uint8)
-        return cls(round(max(-low, high, 0.0) / most, 12) or 1.0, 0, dtype)
+        return cls(_rounded(max(-low, high, 0.0) / most), 0, dtype)
+
+
+_LEAST_SCALE = 1e-35
+"""Its inverse is a number in float32."""
+
+
+def _rounded(scale: float) -> float:
+    """Return a scale with as many digits as float32 has."""
+    return float(f"{scale:.9g}") if scale >= _LEAST_SCALE else 1.0
 
 
 def activated(layer: Layer) -> ir.Value:

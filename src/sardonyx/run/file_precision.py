@@ -12,6 +12,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from sardonyx.dtypes import to_onnx
 from sardonyx.engines import Engine, Job, Runner
 from sardonyx.errors import OptionError
 from sardonyx.options import Options
@@ -188,7 +189,12 @@ def _check_calibration(model: ir.Model, calibration: Sequence[Sequence[torch.Ten
         )
     for inputs in calibration:
         for value, x in zip(model.graph.inputs, inputs, strict=True):
-            if isinstance(x, torch.Tensor) and x.dtype.is_floating_point and bool(x.isnan().any()):
+            if value.dtype is not None and to_onnx(x.dtype) != value.dtype:
+                raise OptionError(
+                    f"the calibration input {value.name!r} is in {x.dtype}, and the model takes {value.dtype}",
+                    hint="use inputs as in use",
+                )
+            if x.dtype.is_floating_point and bool(x.isnan().any()):
                 raise OptionError(f"the calibration input {value.name!r} has NaN", hint="use inputs as in use")
 
 

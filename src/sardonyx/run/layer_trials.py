@@ -25,6 +25,7 @@ from sardonyx.precision.search import LayerTrials, Trial, path
 from sardonyx.precision.sizes import dims
 from sardonyx.precision.storage import Nearest, Storage, contents_of
 from sardonyx.run.builds import Built
+from sardonyx.run.random_inputs import fixed_seed
 from sardonyx.timing import in_turns
 
 ROUNDS, ROUND_SECONDS = 7, 0.004
@@ -65,7 +66,8 @@ def values_in_call(
     """Return values of a model in a call, by name."""
     model = ir.from_proto(onnx.load_from_string(built.model))
     computed = {str(x.name): x for node in model.graph for x in node.outputs if x.name in names}
-    feeds = built.binding.feeds(args)
+    with fixed_seed():
+        feeds = built.binding.feeds(args)
     values = {str(x.name): feed for x, feed in zip(model.graph.inputs, feeds, strict=True) if x.name in names}
     if computed:
         model.graph.outputs[:] = list(computed.values())

@@ -248,16 +248,21 @@ class _Chooser:
     def choose(self) -> tuple[PrecisionChoice, Candidate]:
         key = self._key() if self.options.metric is None else None
         cached = None if key is None else cached_choice(key, self.options)
-        if cached is not None:
+        if cached is not None and self._keeps_bound(cached.plan):
             return cached.choice, self._candidate(cached.plan)
-        for references in self._references:
-            _check_results(references)
         trials = self.subject.trials(self._float32, self.progress)
+        if trials and self.options.metric is None:
+            for references in self._references:
+                _check_results(references)
         self.progress("the whole model")
         choice, plan = self._choose(trials)
         if key is not None:
             cache_choice(key, Chosen(choice, plan), self.options)
         return choice, self._candidate(plan)
+
+    def _keeps_bound(self, plan: Plan) -> bool:
+        """Whether a plan that was chosen by other inputs keeps the bound for these."""
+        return plan.is_float32 or self._difference(plan).drop <= self._bound
 
     @property
     def _bound(self) -> float:
@@ -347,7 +352,7 @@ class _Chooser:
 
     def _why_float32(self, trials: Sequence[LayerTrials]) -> str:
         if not trials:
-            return "it has no linear layers or convolutions with constant weights"
+            return "it has no linear layers or convolutions that have kernels in it, see docs/precision.md"
         if not any(trial.trials for trial in trials):
             return self.subject.why_no_trials
         if not any(worthwhile(trials, self.subject.wanted).values()):
@@ -373,9 +378,9 @@ def _check_results(references: Sequence[Any]) -> None:
             "the precision cannot be chosen by a call whose results are integers or empty",
             hint="let the first call be one with results of floating point, or use precision='float32'",
         )
-    if not all(bool(x.isfinite().any()) for x in floats):
+    if not any(bool(x.isfinite().any()) for x in floats):
         raise OptionError(
-            "the precision cannot be chosen by a call with a result that is NaN or infinite throughout, in float32 too",
+            "the precision cannot be chosen by a call whose results are NaN or infinite throughout, in float32 too",
             hint="let the first call be one with inputs as in use",
         )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -27,3 +28,11 @@ def random_sampler(draw: RandomInput, graph: torch.fx.GraphModule, device: torch
         return generate(sizes(args), dtype=draw.dtype, device=device)
 
     return sample
+
+
+@contextmanager
+def fixed_seed() -> Iterator[None]:
+    """While active, sample the same numbers each time; the caller's random generator is unchanged."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield

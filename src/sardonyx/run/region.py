@@ -6,7 +6,7 @@ import logging
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import onnx_ir as ir
@@ -17,15 +17,17 @@ from sardonyx import fork
 from sardonyx.cache.lru import LRU
 from sardonyx.capture.regions import Region, Result
 from sardonyx.engines.engine import Engine, EngineChoice, Job, Runner
-from sardonyx.errors import MissingKernel
+from sardonyx.errors import MissingKernel, UnquantizableWeight
 from sardonyx.options import Options
 from sardonyx.precision.metric import within
 from sardonyx.precision.plan import FLOAT32, Plan
 from sardonyx.run.binding import Binding
 from sardonyx.run.builds import TRACE, TRAINING, Assumptions, BuildFunction, Built, Recipe
 from sardonyx.run.precision_choice import Candidate, choose_precision, options_with
+from sardonyx.run.random_inputs import fixed_seed
 from sardonyx.run.sessions import OpenSession, open_session
 from sardonyx.run.snapshot import EDITS_BEFORE_THAW, NumberSnapshot
+from sardonyx.sizes import dims_of
 from sardonyx.telemetry import dump, repro
 from sardonyx.telemetry.report import Fallback, GraphReport, RegionReport, observed
 from sardonyx.telemetry.report_page import ReportPage, page_of
@@ -50,8 +52,7 @@ class _Session:
         """Run with the same random numbers each time, leaving the caller's random generator unchanged."""
         if not self.binding.draws:
             return self.run(args)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+        with fixed_seed():
             return self.run(args)
 
     def fits(self, args: Sequence[Any]) -> bool:
@@ -89,7 +90,7 @@ class CompiledRegion(torch.nn.Module):
         self._constant_numbers = frozenset(_number_inputs(recipe.region)) if recipe.options.freeze else frozenset()
         self._edits = 0
         self._chosen: CompiledRegion | None = None
-        self._for_empty: CompiledRegion | None = None
+        self._in_float32: CompiledRegion | None = None
         self._missing: MissingKernel | None = None
 
     def run_boxed(self, args: list[Any]) -> Sequence[Any]:
@@ -154,11 +155,14 @@ class CompiledRegion(torch.nn.Module):
                 self._current = self._chosen._select_session(args)
                 return self._current
             if self._chosen is None and self._lowers_precision():
-                if _is_empty(args):
-                    return self._session_for_empty(args)
+                if self._is_empty(args):  # the precision is chosen by a call that has elements
+                    return self._session_in_float32(args)
                 self._chosen = self._choose_precision(args)
             if self._chosen is not None:
-                self._current = self._chosen._select_session(args)
+                try:
+                    self._current = self._chosen._select_session(args)
+                except UnquantizableWeight:
+                    return self._session_in_float32(args)
                 return self._current
             for key, session in self._sessions.items():
                 if session.fits(args):
@@ -185,14 +189,29 @@ class CompiledRegion(torch.nn.Module):
 
     def _lowers_precision(self) -> bool:
         """Whether the precision of layers is to be chosen: not in training, where weights change."""
-        wanted = self._options.precision != FLOAT32 and self._recipe.plan is None
-        return wanted and self._kind not in TRAINING and self._kind != TRACE
+        wanted = self._options.precision != FLOAT32 and self._recipe.plan is None and self._kind != TRACE
+        if wanted and self._kind in TRAINING:
+            _warn_of_training(self._options.precision)
+        return wanted and self._kind not in TRAINING
 
-    def _session_for_empty(self, args: Sequence[Any]) -> _Session:
-        """Return a session in float32: the precision is chosen by a call that has elements."""
-        if self._for_empty is None:
-            self._for_empty = self._with_plan(Plan())
-        return self._for_empty._select_session(args)
+    def _is_lowered(self) -> bool:
+        """Whether layers have a precision that was chosen: their weights are packed again after every edit."""
+        return self._recipe.plan is not None and not self._recipe.plan.is_float32
+
+    def _session_in_float32(self, args: Sequence[Any]) -> _Session:
+        if self._in_float32 is None:
+            self._in_float32 = self._with_plan(Plan())
+        return self._in_float32._select_session(args)
+
+    def _is_empty(self, args: Sequence[Any]) -> bool:
+        """Whether an argument has no elements in this call, but may have some in others."""
+        return any(isinstance(args[i], torch.Tensor) and not args[i].numel() for i in self._may_be_empty)
+
+    @cached_property
+    def _may_be_empty(self) -> Sequence[int]:
+        """The arguments with symbolic sizes: others are empty in every call or in none."""
+        vals = [node.meta.get("val") for node in self._region.graph.graph.find_nodes(op="placeholder")]
+        return [i for i, val in enumerate(vals) if isinstance(val, torch.Tensor) and _is_symbolic(val)]
 
     def _with_plan(self, plan: Plan, *, native: bool = True) -> CompiledRegion:
         """Return this region with the precision of each layer, and without native kernels if they are left out."""
@@ -289,7 +308,7 @@ class CompiledRegion(torch.nn.Module):
             if changed:
                 log.info("a number that was a constant changed; it is an input from now on")
                 self._constant_numbers -= frozenset(changed)
-            elif built.binding.constant_arguments and self._edits_exceeded():
+            elif built.binding.constant_arguments and not self._is_lowered() and self._edits_exceeded():
                 log.info("weights keep changing; they are inputs from now on")
                 self._frozen = frozenset()
             else:
@@ -326,8 +345,13 @@ class CompiledRegion(torch.nn.Module):
         return dict(zip((n.name for n in nodes), probe.run_boxed(list(args)), strict=True))
 
 
-def _is_empty(args: Sequence[Any]) -> bool:
-    return any(isinstance(x, torch.Tensor) and not x.numel() for x in args)
+@cache
+def _warn_of_training(precision: str) -> None:
+    log.warning("training steps run in float32: precision=%r is for calls under torch.no_grad()", precision)
+
+
+def _is_symbolic(val: torch.Tensor) -> bool:
+    return not all(isinstance(dim, int) for dim in dims_of(val))
 
 
 def _is_traceable(node: torch.fx.Node) -> bool:
