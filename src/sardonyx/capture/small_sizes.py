@@ -2,8 +2,8 @@
 
 `if x.shape[0] == 1` takes the other branch, `x[:2]` has two rows, and `x[1:]` of no rows has minus one. Where a trace
 made such a decision, the model and the graph run once with the small size; with zero they do in any case, as operators
-in C++ decide by it without a trace. Calls with that size are refused if the results differ, or if an operator whose
-translation may rely on the traced sizes has others.
+in C++ decide by it without a trace, unless some are not torch's own: those may crash without elements. Calls with that
+size are refused if the results differ, or if an operator whose translation may rely on the traced sizes has others.
 """
 
 from __future__ import annotations
@@ -39,12 +39,20 @@ def small_size_conditions(call: ExampleCall, captured: Captured) -> Iterator[tup
         lines |= {other: line for other in others if other not in lines}
     for symbol, node in _negative_sizes(captured.graph, sizes):
         lines.setdefault((symbol, 0), source_of(node))
-    for symbol in sizes:
-        if not symbol.is_positive:
-            lines.setdefault((symbol, 0), "")
+    if _is_torchs_own(captured.graph):
+        for symbol in sizes:
+            if not symbol.is_positive:
+                lines.setdefault((symbol, 0), "")
     for (symbol, size), line in lines.items():
         if not _agree(call, captured, values, symbol, {**sizes, symbol: size}):
             yield sympy.Ne(symbol, size), line
+
+
+def _is_torchs_own(graph: torch.fx.GraphModule) -> bool:
+    """Whether every operator of a graph is one of ATen."""
+    nodes = (node for module in graph.modules() for node in getattr(getattr(module, "graph", None), "nodes", ()))
+    operators = (node.target for node in nodes if isinstance(node.target, torch._ops.OpOverload))
+    return all(operator.namespace in ("aten", "prim", "prims") for operator in operators)
 
 
 def _allow_zeros(decision: sympy.Expr, environment: Any) -> sympy.Expr:
