@@ -278,3 +278,10 @@ def test_nan_of_a_maximum_after_relu_is_that_of_an_average_of_the_same_windows(
     pooling = ("Relu", "MaxPool", "AveragePool")
     kept = [made.op_type for made in graph if made.op_type in pooling or "AveragePool" in operators]
     assert kept == operators
+
+
+@pytest.mark.parametrize("zeros", [torch.zeros(1), torch.zeros(1, 1), -torch.zeros(1)])
+def test_a_zero_that_is_added_keeps_its_dimensions(zeros: torch.Tensor) -> None:
+    for function in (lambda x: (x @ x) + zeros, lambda x: (x @ x) - zeros, lambda x: (x @ x).double() + zeros):
+        program = sardonyx.export(function, (torch.ones(4),))
+        torch.testing.assert_close(program(torch.ones(4)), function(torch.ones(4)))

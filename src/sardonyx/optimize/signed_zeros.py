@@ -35,14 +35,17 @@ def keep_zero_signs(graph: ir.Graph) -> None:
 
 
 def _rewrite_addition(graph: ir.Graph, node: ir.Node) -> None:
-    """Rewrite x + 0 and x − (−0), which turn −0 into 0, with an operator that is not removed."""
+    """Rewrite x + 0 and x − (−0), which turn −0 into 0, with an operator that is not removed.
+
+    The zero keeps its dimensions, which may be more than those of x.
+    """
     dtype, negative = node.outputs[0].dtype, node.op_type == "Sub"
     zeros = [x for x in node.inputs[negative:] if x is not None and _is_zero(x, negative)]
     if dtype in _FLOATS and zeros:
         assert dtype is not None
         others = [x for x in node.inputs if x is not None and x is not zeros[0]]
         node.op_type = "Sum"
-        _set_inputs(node, [*others, _constant(graph, node, 0, dtype)])
+        _set_inputs(node, [*others, _constant(graph, node, 0, dtype, _rank(zeros[0]))])
 
 
 def _is_zero(x: ir.Value, negative: bool) -> bool:
@@ -53,6 +56,15 @@ def _is_zero(x: ir.Value, negative: bool) -> bool:
         return False
     number = x.const_value.numpy()
     return bool((number == 0).all() and (np.signbit(number) == negative).all())
+
+
+def _rank(x: ir.Value) -> int:
+    """Return the dimensions of a constant, or of one that is cast."""
+    producer = x.producer()
+    if x.const_value is None and producer is not None and producer.inputs[0] is not None:
+        return _rank(producer.inputs[0])
+    assert x.const_value is not None
+    return len(x.const_value.shape)
 
 
 def _loses_signs(node: ir.Node) -> bool:
@@ -115,11 +127,11 @@ def _insert(graph: ir.Graph, before: ir.Node, op_type: str, inputs: Sequence[ir.
     return output
 
 
-def _constant(graph: ir.Graph, node: ir.Node, number: float, dtype: ir.DataType) -> ir.Value:
+def _constant(graph: ir.Graph, node: ir.Node, number: float, dtype: ir.DataType, rank: int = 0) -> ir.Value:
     """Add a constant for one node, named by its output: names must be unique across subgraphs."""
     name = f"{node.outputs[0].name}_{dtype.name.lower()}_{int(number)}"
-    tensor = ir.tensor(np.array(number, dtype.numpy()), name=name)
+    tensor = ir.tensor(np.full((1,) * rank, number, dtype.numpy()), name=name)
     value = ir.Value(name=name, type=ir.TensorType(dtype), const_value=tensor)
-    set_dims(value, ())
+    set_dims(value, (1,) * rank)
     graph.register_initializer(value)
     return value

@@ -10,9 +10,12 @@ from sardonyx.translate.translator import external_weight
 
 
 def extract_weights(model: ir.Model) -> dict[str, torch.Tensor]:
-    """Remove the data of weights from the model; return their tensors by name."""
+    """Remove the data of weights from the model, and weights that nothing reads; return their tensors by name."""
     weights = {}
-    for name, value in model.graph.initializers.items():
+    for name, value in list(model.graph.initializers.items()):
+        if not (value.uses() or value.is_graph_output() or value.is_graph_input()):
+            del model.graph.initializers[name]  # ONNX Runtime refuses data for a weight that it drops
+            continue
         stored = value.const_value
         if not isinstance(stored, (TorchTensor, ir.LazyTensor)) or not stored.size:
             continue
