@@ -129,6 +129,28 @@ def test_weights_outside_the_folder_are_found_in_attributes_branches_and_functio
             load_model(tmp_path / "model.onnx")
 
 
+def test_constants_of_functions_are_read_in_the_folder_of_the_model_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    monkeypatch.chdir(tmp_path)
+    Path("weights.bin").write_bytes((WEIGHT + 100).tobytes())
+    constant = helper.make_node("Constant", [], ["c"], value=external("weights.bin"))
+    body = [constant, helper.make_node("Add", ["x", "c"], ["y"])]
+    model = model_of(helper.make_node("F", ["x"], ["y"], domain="f"))
+    model.functions.append(helper.make_function("f", "F", ["x"], ["y"], body, [helper.make_opsetid("", 21)]))
+    model.opset_import.append(helper.make_opsetid("f", 1))
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(SardonyxError, match="does not exist"):
+        load_model(folder / "model.onnx")
+    (folder / "weights.bin").write_bytes(WEIGHT.tobytes())
+    optimized = sardonyx.optimize(folder / "model.onnx")
+    torch.testing.assert_close(optimized(torch.ones(4)), torch.from_numpy(WEIGHT) + 1)
+    saved = onnx.load(optimized.save(tmp_path / "saved.onnx"), load_external_data=False)
+    assert not any(x.external_data for f in saved.functions for node in f.node for a in node.attribute for x in [a.t])
+
+
 def test_weights_beside_a_model_are_read_also_through_a_link_within_its_folder(tmp_path: Path) -> None:
     (tmp_path / "blobs").mkdir()
     (tmp_path / "blobs" / "1").write_bytes(WEIGHT.tobytes())

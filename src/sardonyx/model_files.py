@@ -77,7 +77,24 @@ def _load_file(path: Path) -> ir.Model:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     with _wrap_reader_errors(str(path)):
-        return _check_and_sort(ir.load(path), str(path))
+        model = ir.load(path)
+        for function in model.functions.values():
+            ir.external_data.set_base_dir(function.graph, path.parent)  # the reader does so for graphs alone
+        loaded = _check_and_sort(model, str(path))
+        for function in loaded.functions.values():
+            _read_constants(function.graph)
+        return loaded
+
+
+def _read_constants(graph: ir.Graph) -> None:
+    """Read the constants of a function from their files: a saved model would not have them."""
+    for node in RecursiveGraphIterator(graph):
+        for name, attribute in list(node.attributes.items()):
+            if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
+                stored = attribute.value
+                node.attributes[name] = ir.AttrTensor(
+                    name, ir.Tensor(stored.numpy(), dtype=stored.dtype, name=stored.name)
+                )
 
 
 def _load_bytes(content: bytes) -> ir.Model:

@@ -127,6 +127,12 @@ def test_a_declaration_that_the_device_never_runs_says_so(
             "no attribute 'axes'; did you mean 'axis'",
         ),
         (lambda: nodes.Add("self"), DeclarationError, "Add takes A, B, got 1"),
+        (lambda: nodes.Cast("self"), DeclarationError, "needs the attribute 'to'"),
+        (lambda: nodes.Elu("self", alpha="big"), DeclarationError, "'alpha' of ONNX's Elu is 'big'"),
+        (lambda: nodes.Elu("self", alpha=[1.0]), DeclarationError, "'alpha' of ONNX's Elu is"),
+        (lambda: nodes.TopK("self", 1), DeclarationError, "returns 2 tensors"),
+        (lambda: nodes.Abs(object()), DeclarationError, "operands are names of arguments"),
+        (lambda: nodes.SignatureOnly("x"), DeclarationError, "takes a function, not 'x'"),  # type: ignore[arg-type]
         (lambda: eager.declare({"aten::igamma": nodes.Abs("slef")}), DeclarationError, "did you mean 'self'"),
         (lambda: eager.declare({"aten::igamma": "Abs"}), DeclarationError, "use sardonyx.eager.nodes"),  # type: ignore[dict-item]
     ],
@@ -136,7 +142,9 @@ def test_names_are_checked_when_they_are_written(make: Callable[[], object], err
         make()
 
 
-def test_only_the_signature_is_declared_where_the_body_is_a_function(table_as_it_was: None) -> None:
+def test_only_the_signature_is_declared_where_the_body_is_a_function(
+    table_as_it_was: None, caplog: pytest.LogCaptureFixture
+) -> None:
     x = torch.tensor([3.0, 4.0], device="ort")
 
     def ones(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -144,6 +152,7 @@ def test_only_the_signature_is_declared_where_the_body_is_a_function(table_as_it
 
     eager.declare({"aten::igamma": nodes.SignatureOnly(ones)})
     assert torch.special.gammainc(x, x).tolist() == [1.0, 1.0]
+    assert "aten::igamma: aten::igamma.out and aten::igamma_ keep their translation" in caplog.text
     with pytest.raises(DeclarationError, match="has an implementation of"):
         eager.declare({"aten::igamma": nodes.SignatureOnly(ones)})
     with pytest.raises(DeclarationError, match="would never be called: views"):

@@ -318,3 +318,41 @@ def test_a_branch_may_return_its_operand_or_a_view_of_it(then: Function, otherwi
         for got, wanted in zip(tree_leaves(run(given)), tree_leaves(model(given)), strict=True):
             torch.testing.assert_close(got, wanted)
             assert door == "export" or got.stride() == wanted.stride()
+
+
+def add_to_operand(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x.add_(1)
+
+
+def add_to_result(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return y.add_(1)
+
+
+def assign_to_result(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    y[0] = 5
+    return y
+
+
+@pytest.mark.parametrize("edit", [add_to_operand, add_to_result, assign_to_result])
+def test_an_edit_of_what_a_branch_returns_is_refused_rather_than_lost(edit: Any) -> None:
+    def function(p: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        y = torch.cond(p, lambda x: x, lambda x: x + 1, (x,))
+        edit(x, y)
+        return y
+
+    torch._dynamo.reset()
+    with torch.no_grad(), pytest.raises(Exception, match="might be aliasing"):
+        torch.compile(function, backend="sardonyx")(torch.tensor(True), torch.zeros(3))
+
+
+def test_an_edit_of_a_copy_of_what_a_branch_returns_is_seen() -> None:
+    def function(p: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.cond(p, lambda x: x, lambda x: x + 1, (x,))
+        copy = y * 2
+        copy.add_(1)
+        return y, copy
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        y, copy = torch.compile(function, backend="sardonyx")(torch.tensor(True), torch.ones(3))
+    torch.testing.assert_close((y, copy), (torch.ones(3), torch.full((3,), 3.0)))

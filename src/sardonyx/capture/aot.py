@@ -12,6 +12,7 @@ import torch
 from torch._decomp import core_aten_decompositions
 from torch._guards import TracingContext
 from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 from sardonyx.capture import attention, strides
@@ -79,13 +80,43 @@ def lower(
 def clone_aliases_in_branches(graph: torch.fx.GraphModule) -> None:
     """Clone results of torch.cond branches that alias an operand or another result.
 
-    AOTAutograd refuses branches with aliasing results, since the alias depends on the predicate; eager runs them.
+    AOTAutograd refuses branches with aliasing results, since the alias depends on the predicate; eager runs them. If an
+    operand or a result is edited in place afterwards, the edit of a clone would not be seen: these stay refused.
     """
     for module in graph.modules():
-        for node in getattr(getattr(module, "graph", None), "nodes", ()):
-            if node.target is torch.ops.higher_order.cond:
+        nodes = list(getattr(getattr(module, "graph", None), "nodes", ()))
+        for number, node in enumerate(nodes):
+            if node.target is torch.ops.higher_order.cond and not _is_edited(node, nodes[number:]):
                 for branch in (getattr(module, str(arg.target)) for arg in node.args[1:3]):
                     _clone_aliases(branch)
+
+
+def _is_edited(cond: torch.fx.Node, following: Sequence[torch.fx.Node]) -> bool:
+    """Whether an operand or a result of a torch.cond is edited in place by one of the nodes."""
+    operands = [_storage(node) for node in cond.all_input_nodes]
+    results = [
+        x.untyped_storage()._cdata for x in tree_leaves(cond.meta["example_value"]) if isinstance(x, torch.Tensor)
+    ]
+    edited = [_storage(node.all_input_nodes[0]) for node in following if _edits_in_place(node)]
+    return not {None, *operands, *results}.isdisjoint(edited)
+
+
+def _edits_in_place(node: torch.fx.Node) -> bool:
+    """Whether a node that dynamo traced edits its first operand, by the name and the arguments of what it calls."""
+    if node.op not in ("call_method", "call_function") or not node.all_input_nodes:
+        return False
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    writes = name.endswith("_") and not name.endswith("__")
+    return writes or node.target in _ASSIGNMENTS or "out" in node.kwargs or bool(node.kwargs.get("inplace"))
+
+
+_ASSIGNMENTS = frozenset(
+    {
+        *(operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv),
+        *(operator.imod, operator.ipow, operator.imatmul, operator.iand, operator.ior, operator.ixor),
+        *(operator.ilshift, operator.irshift),
+    }
+)
 
 
 def _clone_aliases(branch: torch.fx.GraphModule) -> None:

@@ -6,12 +6,15 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from sardonyx.eager import device
 from sardonyx.eager.dispatch import HANDWRITTEN
 from sardonyx.eager.variants import COMPOSITES, variant_of
 from sardonyx.errors import DeclarationError
 from sardonyx.translate import declared, table
 from sardonyx.translate.declared import Node, SignatureOnly
+from sardonyx.translate.functional import functional_of, mutated_arguments
 
 log = logging.getLogger(__name__)
 
@@ -63,12 +66,16 @@ def _use_translation(name: str) -> None:
         device.register_operator(operator)
 
 
-def _use_functions(functions: Mapping[str, SignatureOnly]) -> None:
-    for name, signature in functions.items():
+def _use_functions(operators: Mapping[str, SignatureOnly]) -> None:
+    for name, signature in operators.items():
         if signature.function is not None:
             HANDWRITTEN[name] = signature.function
             _DECLARED.add(name)
-            device.register_operator(table.operator_of(name))
+            operator = table.operator_of(name)
+            device.register_operator(operator)
+            kept = [variant.name() for variant in _writing_variants(operator) if variant.name() not in operators]
+            if kept:
+                log.warning("%s: %s keep their translation; declare them, too", name, " and ".join(kept))
 
 
 def _check_function(operator: Any, signature: SignatureOnly, replace: bool) -> None:
@@ -85,6 +92,15 @@ def _check_function(operator: Any, signature: SignatureOnly, replace: bool) -> N
         raise DeclarationError(
             f"the device has an implementation of {name} already", hint="pass replace=True to replace it"
         )
+
+
+def _writing_variants(operator: Any) -> list[Any]:
+    """Return the in-place and `out=` variants of an operator that the device translates by it."""
+    namespace, _, name = operator._schema.name.partition("::")
+    packets = [operator.overloadpacket, getattr(getattr(torch.ops, namespace), f"{name}_", None)]
+    overloads = [getattr(packet, each) for packet in packets if packet is not None for each in packet.overloads()]
+    written = [x for x in overloads if mutated_arguments(x) and functional_of(x) is operator]
+    return [x for x in written if device.why_not_translated(x) is None]
 
 
 def _has_translation(operator: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from sardonyx.native.nests import count
 from sardonyx.native.region import CannotLower, Lowering, constant_of, dims_of, is_constant
 from sardonyx.native.table import FLOATS, INTEGERS, int_of
 from sardonyx.optimize.integers import is_computed_in_integers
+from sardonyx.telemetry.graph_snapshot import parse_list
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,7 @@ def scope(module: str) -> Callable[[ir.Node], bool]:
     """
 
     def belongs(node: ir.Node) -> bool:
-        *modules, _ = ast.literal_eval(node.metadata_props.get(_SCOPES, "['']"))
-        return module in modules
+        return module in parse_list(node.metadata_props.get(_SCOPES, ""))[:-1]
 
     return belongs
 

@@ -88,9 +88,9 @@ def _node_snapshot(node: ir.Node, index: int) -> NodeSnapshot:
     metadata = dict(node.metadata_props)
     annotate(metadata, node.meta.get("fx"))
     origin = node.meta.get("fx")
-    scopes = _parse_list(metadata.get("pkg.torch.onnx.name_scopes", ""))
+    scopes = parse_list(metadata.get("pkg.torch.onnx.name_scopes", ""))
     modules = [path for path in scopes[:-1] if path]
-    classes = [name.rpartition(".")[2] for name in _parse_list(metadata.get("pkg.torch.onnx.class_hierarchy", ""))]
+    classes = [name.rpartition(".")[2] for name in parse_list(metadata.get("pkg.torch.onnx.class_hierarchy", ""))]
     return NodeSnapshot(
         node.name or f"{node.op_type}_{index}",
         node.op_type,
@@ -125,11 +125,15 @@ def _source_line(trace: str) -> str:
     return source_of(node) if trace else ""
 
 
-def _parse_list(text: str) -> Sequence[str]:
-    """Parse a list in metadata; empty if the text is not a list."""
+def parse_list(text: str) -> Sequence[str]:
+    """Parse a list in metadata; empty if the text is not a list.
+
+    >>> parse_list("['encoder', 'layer']"), parse_list("{[]: 1}"), parse_list("-" * 50000)
+    (['encoder', 'layer'], [], [])
+    """
     try:
         parsed = ast.literal_eval(text) if text else []
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # text of a file can be anything
         return []
     return [str(part) for part in parsed] if isinstance(parsed, list) else []
 

@@ -117,6 +117,8 @@ class SignatureOnly:
     """
 
     def __init__(self, function: Callable[..., Any] | None = None) -> None:
+        if function is not None and not callable(function):
+            raise DeclarationError(f"SignatureOnly takes a function, not {function!r}")
         self.function = function
 
     def __repr__(self) -> str:
@@ -151,6 +153,38 @@ def _check_node(op_type: str, operands: Sequence[Any], attributes: Mapping[str, 
     if not schema.min_input <= len(operands) <= schema.max_input:
         takes = ", ".join(x.name for x in schema.inputs)
         raise DeclarationError(f"ONNX's {op_type} takes {takes}, got {len(operands)} operands")
+    if schema.min_output > 1:
+        raise DeclarationError(f"ONNX's {op_type} returns {schema.min_output} tensors; a declaration returns one")
+    _check_values(op_type, operands, attributes, schema)
+
+
+def _check_values(
+    op_type: str, operands: Sequence[Any], attributes: Mapping[str, Any], schema: onnx.defs.OpSchema
+) -> None:
+    missing = [name for name, attribute in schema.attributes.items() if attribute.required and name not in attributes]
+    if missing:
+        raise DeclarationError(f"ONNX's {op_type} needs the attribute {missing[0]!r}")
+    for name, value in attributes.items():
+        expected = _VALUES.get(schema.attributes[name].type)
+        if expected is not None and not isinstance(value, (Arg, *expected)):
+            raise DeclarationError(f"the attribute {name!r} of ONNX's {op_type} is {value!r}, of another type")
+    for operand in operands:
+        if not isinstance(operand, (str, Node, int, float, torch.Tensor, type(None))):
+            raise DeclarationError(
+                f"an operand of ONNX's {op_type} is {operand!r}",
+                hint="operands are names of arguments, other nodes, and numbers",
+            )
+
+
+_VALUES: Mapping[Any, tuple[type, ...]] = {
+    onnx.defs.OpSchema.AttrType.FLOAT: (int, float),
+    onnx.defs.OpSchema.AttrType.INT: (int, ir.DataType),
+    onnx.defs.OpSchema.AttrType.STRING: (str, bytes),
+    onnx.defs.OpSchema.AttrType.FLOATS: (list, tuple),
+    onnx.defs.OpSchema.AttrType.INTS: (list, tuple),
+    onnx.defs.OpSchema.AttrType.STRINGS: (list, tuple),
+}
+"""The types of values of attributes, as far as they are checked."""
 
 
 def _suggestion(name: str, known: Iterable[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from ast import literal_eval
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -18,6 +17,7 @@ from sardonyx.capture.example import as_module, is_number, number_as_tensor
 from sardonyx.capture.export import Captured
 from sardonyx.errors import OptionError
 from sardonyx.model_files import is_onnx
+from sardonyx.telemetry.graph_snapshot import parse_list
 from sardonyx.telemetry.source import source_of
 
 Model: TypeAlias = "torch.nn.Module | Any"
@@ -150,8 +150,8 @@ def _places(base: ir.Model) -> dict[str, Place]:
 
 def _place(key: str, node: ir.Node) -> Place:
     metadata = node.metadata_props
-    scopes = _parse_list(metadata.get("pkg.torch.onnx.name_scopes", ""))
-    kinds = _parse_list(metadata.get("pkg.torch.onnx.class_hierarchy", ""))
+    scopes = parse_list(metadata.get("pkg.torch.onnx.name_scopes", ""))
+    kinds = parse_list(metadata.get("pkg.torch.onnx.class_hierarchy", ""))
     fx = _FX_NAME.match(metadata.get("pkg.torch.onnx.fx_node", ""))
     module = scopes[-2] if len(scopes) > 1 else ""
     trace: Any = _NodeMeta({"stack_trace": metadata.get("pkg.torch.onnx.stack_trace", "")})
@@ -164,15 +164,6 @@ class _NodeMeta:
     """The part of an FX node that `source_of` reads."""
 
     meta: Mapping[str, str]
-
-
-def _parse_list(text: str) -> list[str]:
-    """Parse a list in metadata; empty if the text is not a list."""
-    try:
-        parsed = literal_eval(text)
-    except (ValueError, SyntaxError):
-        return []
-    return [str(x) for x in parsed] if isinstance(parsed, list) else []
 
 
 def _fx_values(base: ir.Model, places: Mapping[str, Place], captured: Captured) -> dict[str, str]:
