@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
@@ -217,6 +218,36 @@ class TestToOnnx:
         given = (torch.randn(5, 4), torch.randn(4, 5)) if dynamic else (torch.randn(3, 4), torch.randn(4, 3))
         feeds = {x.name: value.numpy() for x, value in zip(session.get_inputs(), given, strict=True)}
         torch.testing.assert_close(torch.from_numpy(session.run(None, feeds)[0]), function(*given))
+
+    @pytest.mark.parametrize("lowered", [False, True])
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda n: torch.ones(n),
+            lambda n: torch.cat([torch.zeros(n - 1), torch.full((1,), 2.0)]),
+            lambda n: torch.full((n,), 2.0) + torch.arange(n),
+        ],
+    )
+    def test_tensors_of_symbolic_sizes_are_made_in_the_graph(self, make: Callable[[int], Any], lowered: bool) -> None:
+        exported: list[onnx.ModelProto] = []
+
+        def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+            exported.append(to_onnx(graph, tuple(inputs)))
+            return make_boxed_func(graph.forward) if lowered else graph.forward
+
+        def function(x: torch.Tensor) -> torch.Tensor:
+            return x.sum(1) + make(x.shape[0])
+
+        torch._dynamo.reset()
+        chosen: Any = aot_autograd(fw_compiler=backend) if lowered else backend
+        torch.compile(function, backend=chosen, dynamic=True)(torch.randn(3, 4))
+        session = onnxruntime.InferenceSession(exported[0].SerializeToString(), providers=["CPUExecutionProvider"])
+        for rows in (3, 5):
+            x = torch.randn(rows, 4)
+            feeds = {
+                value.name: x.numpy() if len(value.shape) == 2 else np.array(rows) for value in session.get_inputs()
+            }
+            torch.testing.assert_close(torch.from_numpy(session.run(None, feeds)[0]), function(x))
 
     def test_a_graph_that_cannot_be_traced_says_what_to_pass(self) -> None:
         with FakeTensorMode(), pytest.raises(CaptureError, match="instead of SymInts"):

@@ -54,13 +54,14 @@ def _as_placeholders(model: torch.nn.Module, leaves: list[Any]) -> list[Any]:
 
 @contextmanager
 def _allow_real_tensors(args: Sequence[Any]) -> Iterator[None]:
-    """While active, allow a graph's constants, which are real, together with fake arguments."""
+    """While active, allow a graph's constants, which are real, together with fake arguments; new tensors are fake."""
     mode: Any = detect_fake_mode(args)
     if mode is None:
         yield
         return
     before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
     try:
-        yield
+        with mode:
+            yield
     finally:
         mode.allow_non_fake_inputs = before
