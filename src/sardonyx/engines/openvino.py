@@ -149,7 +149,7 @@ def _reference_weights(proto: onnx.ModelProto, weights: Mapping[str, torch.Tenso
 
 
 class OpenVinoRunner(Runner):
-    """One compiled model. Each call has its own infer request, so threads need no lock."""
+    """One compiled model. Each call has an infer request to itself, so threads need no lock."""
 
     def __init__(self, model: Any, memory: Any, job: Job) -> None:
         self._model, self._memory = model, memory
@@ -158,12 +158,15 @@ class OpenVinoRunner(Runner):
         self._outputs = list(zip(job.output_types, job.output_shapes, strict=True))
         self._bounded = openvino_exact.bounded_inputs(onnx.load_from_string(job.model))
         self._fixed: dict[int, tuple[Any, int, Any]] = dict.fromkeys(job.fixed, (None, 0, None))
+        self._idle: list[Any] = []
+        """Requests that no result shares memory with: making one allocates all values of the model."""
         self._quietly: Callable[..., Any] = ThreadPauser()
         fork.register(self)
 
     def forked(self) -> None:
         """Refuse to run in a forked child process."""
         fork.never_free(self._model)
+        fork.never_free(self._idle)
         self._quietly = fork.raise_in_child("openvino")
 
     def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:
@@ -184,12 +187,13 @@ class OpenVinoRunner(Runner):
 
     def close(self) -> None:
         """Free the model."""
+        self._idle.clear()
         self._model = self._memory = None
         self._fixed.clear()
 
     def _run(self, inputs: Sequence[torch.Tensor | int], outputs: Sequence[torch.Tensor | None]) -> Any:
-        """Run a new infer request, into the given outputs that are not None; return it."""
-        request = self._model.create_infer_request()
+        """Run an infer request, into the given outputs that are not None; return it."""
+        request = self._request()
         tensors = [(port, self._input(index, inputs[index])) for index, port in self._ports]
         try:
             for port, tensor in tensors:
@@ -200,7 +204,15 @@ class OpenVinoRunner(Runner):
             self._quietly(request.infer, None, False, True)  # results are shared, not copied
         except RuntimeError as error:
             raise _engine_error("failed at run time", error) from error
+        if all(output is not None and output.numel() for output in outputs):
+            self._idle.append(request)
         return request
+
+    def _request(self) -> Any:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._model.create_infer_request()
 
     def _input(self, index: int, x: torch.Tensor | int) -> Any:
         if index in self._fixed:
