@@ -28,6 +28,7 @@ from sardonyx.precision.norms import lower_norms
 from sardonyx.precision.plan import FLOAT32, Plan
 from sardonyx.precision.projections import fold_gates, join_projections
 from sardonyx.precision.quantize import quantize_layers
+from sardonyx.precision.reshapes import remove_reshapes
 from sardonyx.run.binding import Binding
 from sardonyx.run.builds import TRACE, TRAINING
 from sardonyx.run.file_precision import FileSubject
@@ -328,6 +329,7 @@ def lower_precision(model: ir.Model, context: Context) -> ir.Model:
     libraries = [*libraries, *lower_attention(model, plan, context.options), *lower_norms(model, context.options)]
     narrow(model.graph)
     join_projections(model.graph)
+    remove_reshapes(model.graph)
     weights = {name: index for name, index in binding.weights.items() if name in model.graph.initializers}
     context.binding = replace(binding, weights=weights, packings=tuple(packings))
     for library in libraries:

@@ -36,14 +36,16 @@ def session(
     causal: bool = False,
     heads: int = 0,
     key_heads: int = 0,
+    has_past: bool = False,
 ) -> onnxruntime.InferenceSession:
     operands = [_operand(name, rank, x_type) for name in "qkv"]
-    added = [_operand("bias", bias, FLOAT)] if bias else []
-    node = attention_node(
-        *operands, *added, scale=scale, causal=causal, heads=heads, key_heads=key_heads, result=result
-    )
+    added = _operand("bias", bias, FLOAT) if bias else None
+    past = (_operand("past_k", 4, x_type), _operand("past_v", 4, x_type)) if has_past else None
+    numbers = {"heads": heads, "key_heads": key_heads}
+    node = attention_node(*operands, added, past, scale=scale, causal=causal, result=result, **numbers)
     node.outputs[0].name = "y"
-    graph = ir.Graph([*operands, *added], node.outputs, nodes=[node], opset_imports={"": 21, node.domain: 1}, name="g")
+    inputs = [x for x in node.inputs if x is not None]
+    graph = ir.Graph(inputs, node.outputs, nodes=[node], opset_imports={"": 21, node.domain: 1}, name="g")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
@@ -122,6 +124,32 @@ def test_heads_may_lie_side_by_side(queries: int) -> None:
     assert_near(found.reshape(2, queries, 4, 72).swapaxes(1, 2), expected(feeds))
 
 
+@pytest.mark.parametrize("x_type", [FLOAT, BFLOAT16])
+@pytest.mark.parametrize("queries", [1, 14])
+@pytest.mark.parametrize("past", [0, 1, 40, 64, 599, 600])
+def test_the_first_keys_and_values_may_be_elsewhere(past: int, queries: int, x_type: ir.DataType) -> None:
+    feeds = operands(2, 4, queries, 600, 40, key_heads=2, value_size=72)
+    bias = np.random.default_rng(0).standard_normal((queries, 600)).astype(np.float32)
+    parts = {name: x.astype(NUMPY[x_type]) for name, x in _split(feeds, past).items()}
+    (found,) = run(session(bias=2, x_type=x_type, has_past=True), {**parts, "bias": bias})
+    assert_near(found, expected(feeds, bias=bias))
+
+
+@pytest.mark.parametrize("queries", [1, 14])
+def test_only_keys_and_values_after_the_past_may_lie_side_by_side(queries: int) -> None:
+    feeds = operands(2, 4, queries, 35, 16, key_heads=2, value_size=72)
+    parts = _split(feeds, 20)
+    flat = {name: x.swapaxes(1, 2).reshape(2, x.shape[2], -1) for name, x in parts.items() if len(name) == 1}
+    (found,) = run(session(3, heads=4, key_heads=2, has_past=True, causal=True), {**parts, **flat})
+    assert_near(found.reshape(2, queries, 4, 72).swapaxes(1, 2), expected(feeds, causal=True))
+
+
+def _split(feeds: Mapping[str, np.ndarray], past: int) -> dict[str, np.ndarray]:
+    """Give the first keys and values apart from the others."""
+    parts = {f"past_{name}": feeds[name][:, :, :past] for name in "kv"}
+    return {"q": feeds["q"], **{name: feeds[name][:, :, past:] for name in "kv"}, **parts}
+
+
 @pytest.mark.parametrize("shape", [(13, 600), (1, 600), (3, 13, 600), (2, 1, 1, 600), (2, 3, 13, 600), (2, 1, 2, 600)])
 def test_a_bias_broadcasts_and_may_mask(shape: Sequence[int]) -> None:
     feeds = operands(2, 3, max(shape[-2], 2), 600, 8)
@@ -183,6 +211,14 @@ def test_operands_that_do_not_fit_are_an_error(name: str) -> None:
     feeds[name] = feeds[name][:1]
     with pytest.raises(Exception, match="do not fit together"):
         run(session(), feeds)
+
+
+@pytest.mark.parametrize("name", ["past_k", "past_v"])
+def test_a_past_that_does_not_fit_is_an_error(name: str) -> None:
+    feeds = _split(operands(2, 2, 3, 8, 8), 4)
+    for wrong in (feeds[name][:1], feeds[name][:, :1], feeds[name][..., :3], feeds[name][:, :, :2]):
+        with pytest.raises(Exception, match=r"another size|do not fit together"):
+            run(session(has_past=True), {**feeds, name: wrong})
 
 
 def test_a_bias_of_another_size_is_an_error() -> None:

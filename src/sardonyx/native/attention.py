@@ -15,6 +15,8 @@ from sardonyx.toolchain import compiler
 from sardonyx.toolchain.headers import read_header
 
 DOMAIN = "sardonyx.attention"
+PAST = 4
+"""The input of a node that is its past keys, before the past values."""
 BFLOAT16 = PRECISIONS["bf16"]
 """The precision of linear layers with the same instructions, whose loops it uses."""
 _SUFFIXES = {
@@ -32,6 +34,7 @@ def attention_node(
     k: ir.Value,
     v: ir.Value,
     bias: ir.Value | None = None,
+    past: tuple[ir.Value, ir.Value] | None = None,
     *,
     scale: float,
     causal: bool = False,
@@ -42,7 +45,8 @@ def attention_node(
     """Return a node that computes softmax(scale · q · kᵀ + bias) · v, for each head.
 
     Operands are (batch, heads, length, size); or (batch, length, heads · size) with the numbers of heads. They are all
-    in float32 or all in bfloat16, and the bias is in float32.
+    in float32 or all in bfloat16, and the bias is in float32. `past` are keys and values before `k` and `v`, in the
+    first of these orders.
     """
     attributes = [
         ir.AttrFloat32("scale", scale),
@@ -50,7 +54,7 @@ def attention_node(
         ir.AttrInt64("heads", heads),
         ir.AttrInt64("key_heads", key_heads),
     ]
-    node = ir.Node(DOMAIN, "Attention", [q, k, v, bias], attributes)
+    node = ir.Node(DOMAIN, "Attention", [q, k, v, bias, *(past or (None, None))], attributes)
     assert q.dtype is not None
     set_types(node, q.dtype, result)
     return node
@@ -59,6 +63,11 @@ def attention_node(
 def is_attention(node: ir.Node) -> bool:
     """Whether a node is one that `attention_node` made."""
     return node.domain == DOMAIN
+
+
+def has_past(node: ir.Node) -> bool:
+    """Whether a node of attention has keys and values in two parts."""
+    return node.inputs[PAST] is not None
 
 
 def set_types(node: ir.Node, x: ir.DataType, result: ir.DataType) -> None:

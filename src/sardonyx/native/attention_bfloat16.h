@@ -17,6 +17,25 @@ constexpr float kMasked = -std::numeric_limits<float>::infinity();
 
 inline int64_t quotient(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+template <class T>
+LANES_INLINE const T* at(const Rows& rows, int64_t batch, int64_t head, int64_t token) {
+  return static_cast<const T*>(rows.data) + batch * rows.batch + head * rows.head + token * rows.token;
+}
+// The row of a key or a value: of the past ones, or of those after them.
+template <class T>
+LANES_INLINE const T* at(const Rows& past, int64_t count, const Rows& rows, int64_t batch, int64_t head, int64_t token) {
+  return token < count ? at<T>(past, batch, head, token) : at<T>(rows, batch, head, token - count);
+}
+// Calls visit(key, row) for the first keys or values of a head.
+template <class T, class Visit>
+LANES_INLINE void each(const Rows& past, int64_t count, const Rows& rows, int64_t batch, int64_t head, int64_t end, Visit visit) {
+  const int64_t before = std::min(count, end);
+  const T* row = before ? at<T>(past, batch, head, 0) : nullptr;
+  for (int64_t key = 0; key < before; ++key, row += past.token) visit(key, row);
+  row = at<T>(rows, batch, head, 0);
+  for (int64_t key = before; key < end; ++key, row += rows.token) visit(key, row);
+}
+
 // A cache line of 32 numbers in bfloat16, with zeros after the end of the row.
 template <class In>
 LANES_INLINE __m512i line_of(const In* from, int64_t count) {
@@ -103,10 +122,6 @@ class Product {
     int rows;
   };
 
-  template <class T>
-  static const T* at(const Rows& rows, int64_t batch, int64_t head, int64_t token) {
-    return static_cast<const T*>(rows.data) + batch * rows.batch + head * rows.head + token * rows.token;
-  }
   char* key_panel(int64_t pair, int64_t panel) const { return keys_.get() + (pair * key_panels_ + panel) * key_bytes_; }
   char* value_panel(int64_t pair, int64_t panel) const {
     return values_.get() + (pair * value_panels_ + panel) * value_bytes_;
@@ -116,27 +131,31 @@ class Product {
   void pack(int64_t pair, int64_t panel) {
     const int64_t batch = pair / call_.key_heads, head = pair % call_.key_heads, first = panel * kColumns;
     const int64_t count = std::min<int64_t>(kColumns, call_.keys - first);
-    pack_keys(at<In>(call_.k, batch, head, first), count, key_panel(pair, panel));
+    const In *keys[kColumns], *values[kColumns];
+    for (int64_t i = 0; i < count; ++i) {
+      keys[i] = at<In>(call_.past_k, call_.past, call_.k, batch, head, first + i);
+      values[i] = at<In>(call_.past_v, call_.past, call_.v, batch, head, first + i);
+    }
+    pack_keys(keys, count, key_panel(pair, panel));
     for (int64_t i = 0; i < value_panels_; ++i) {
-      const In* const from = at<In>(call_.v, batch, head, first) + i * kColumns;
-      pack_values(from, count, call_.value_size - i * kColumns, value_panel(pair, i) + panel * kSteps * kStepBytes);
+      pack_values(values, count, i * kColumns, value_panel(pair, i) + panel * kSteps * kStepBytes);
     }
   }
-  void pack_keys(const In* from, int64_t count, char* to) const {
+  void pack_keys(const In* const* rows, int64_t count, char* to) const {
     for (int64_t step = 0; step < steps_; step += kSteps, to += kSteps * kStepBytes) {
       const int64_t here = std::min<int64_t>(kSteps, steps_ - step);
       for (int half = 0; half < 2; ++half) {
         __m512i lines[16];
         for (int i = 0; i < 16; ++i) {
           const int64_t key = 16 * half + i, at = 2 * step;
-          lines[i] = key < count ? line_of(from + key * call_.k.token + at, call_.size - at) : _mm512_setzero_si512();
+          lines[i] = key < count ? line_of(rows[key] + at, call_.size - at) : _mm512_setzero_si512();
         }
         transpose(lines);
         for (int64_t i = 0; i < here; ++i) _mm512_store_si512(to + i * kStepBytes + half * kLine, lines[i]);
       }
     }
   }
-  void pack_values(const In* from, int64_t count, int64_t width, char* to) const {
+  void pack_values(const In* const* rows, int64_t count, int64_t first, char* to) const {
     alignas(64) int16_t low[32], high[32];
     for (int lane = 0; lane < 32; ++lane) {
       low[lane] = static_cast<int16_t>(lane / 2 + lane % 2 * 32);
@@ -146,7 +165,7 @@ class Product {
       __m512i pair[2];
       for (int i = 0; i < 2; ++i) {
         const int64_t key = 2 * step + i;
-        pair[i] = key < count ? line_of(from + key * call_.v.token, width) : _mm512_setzero_si512();
+        pair[i] = key < count ? line_of(rows[key] + first, call_.value_size - first) : _mm512_setzero_si512();
       }
       _mm512_store_si512(to, _mm512_permutex2var_epi16(pair[0], _mm512_load_si512(low), pair[1]));
       _mm512_store_si512(to + kLine, _mm512_permutex2var_epi16(pair[0], _mm512_load_si512(high), pair[1]));
@@ -291,10 +310,6 @@ class Unpacked {
   }
 
  private:
-  template <class T>
-  static const T* at(const Rows& rows, int64_t batch, int64_t head, int64_t token) {
-    return static_cast<const T*>(rows.data) + batch * rows.batch + head * rows.head + token * rows.token;
-  }
   static linear::Columns columns(int64_t first, int64_t end) { return {first, std::min<int64_t>(kColumns, end - first)}; }
 
   void attend(int64_t batch, int64_t head, int64_t query, float* q, float* scores) const {
@@ -303,26 +318,19 @@ class Unpacked {
     const In* const from = at<In>(call_.q, batch, head, query);
     for (int64_t i = 0; i < call_.size; i += kColumns) put(q + i, columns(i, call_.size).read(from) * call_.scale);
     const float* const bias = call_.bias.data ? at<float>(call_.bias, batch, head, query) : nullptr;
-    const In* k = at<In>(call_.k, batch, key_head, 0);
-    const bool is_whole = call_.size % kColumns == 0;
-    for (int64_t key = 0; key < keys; ++key, k += call_.k.token) {
-      const float score = is_whole ? product(q, k) : product_of_parts(q, k);
-      scores[key] = score + (bias ? bias[key] : 0);
-    }
+    each<In>(call_.past_k, call_.past, call_.k, batch, key_head, keys, [&](int64_t key, const In* k) {
+      scores[key] = product(q, k) + (bias ? bias[key] : 0);
+    });
     const float share = 1 / exponentials(scores, keys);
-    const In* const v = at<In>(call_.v, batch, key_head, 0);
     Out* const to = const_cast<Out*>(at<Out>(call_.y, batch, head, query));
-    for (int64_t i = 0; i < call_.value_size; i += 2 * kColumns) sum_values(scores, keys, v, i, share, to);
+    for (int64_t i = 0; i < call_.value_size; i += 2 * kColumns) sum_values(scores, keys, batch, key_head, i, share, to);
   }
 
   LANES_INLINE float product(const float* q, const In* k) const {
     Numbers sum{};
-    for (int64_t i = 0; i < call_.size; i += kColumns) sum = sum + row<kColumns>(q + i) * row<kColumns>(k + i);
-    return sum_of(sum);
-  }
-  float product_of_parts(const float* q, const In* k) const {
-    Numbers sum{};
-    for (int64_t i = 0; i < call_.size; i += kColumns) sum = sum + row<kColumns>(q + i) * columns(i, call_.size).read(k);
+    int64_t i = 0;
+    for (; i + kColumns <= call_.size; i += kColumns) sum = sum + row<kColumns>(q + i) * row<kColumns>(k + i);
+    if (i < call_.size) sum = sum + row<kColumns>(q + i) * columns(i, call_.size).read(k);
     return sum_of(sum);
   }
 
@@ -342,19 +350,20 @@ class Unpacked {
   }
 
   // Computes up to 64 columns of a result.
-  void sum_values(const float* powers, int64_t keys, const In* v, int64_t first, float share, Out* to) const {
+  void sum_values(const float* powers, int64_t keys, int64_t batch, int64_t head, int64_t first, float share, Out* to) const {
     const linear::Columns left = columns(first, call_.value_size), right = columns(first + kColumns, call_.value_size);
     Numbers sums[2] = {};
+    const auto add = [&](auto visit) { each<In>(call_.past_v, call_.past, call_.v, batch, head, keys, visit); };
     if (right.count == kColumns) {
-      for (int64_t key = 0; key < keys; ++key, v += call_.v.token) {
+      add([&](int64_t key, const In* v) {
         sums[0] = sums[0] + row<kColumns>(v + first) * powers[key];
         sums[1] = sums[1] + row<kColumns>(v + first + kColumns) * powers[key];
-      }
+      });
     } else {
-      for (int64_t key = 0; key < keys; ++key, v += call_.v.token) {
+      add([&](int64_t key, const In* v) {
         sums[0] = sums[0] + left.read(v) * powers[key];
         if (right.count > 0) sums[1] = sums[1] + right.read(v) * powers[key];
-      }
+      });
     }
     left.write(to, sums[0] * share);
     if (right.count > 0) right.write(to, sums[1] * share);

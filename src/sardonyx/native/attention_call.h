@@ -15,7 +15,9 @@ struct Rows {
 // which every score is masked are zero.
 struct Call {
   int64_t batches, heads, key_heads, queries, keys, size, value_size;
-  Rows q, k, v;
+  int64_t past;  // the first of the keys and values, which are in memory of their own
+  Rows q, k, v;  // k and v without the past ones
+  Rows past_k, past_v;
   Rows bias;    // of float, broadcast by strides of zero; its data may be null
   Rows y;       // written
   float scale;

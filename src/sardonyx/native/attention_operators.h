@@ -1,9 +1,9 @@
 // The operators of attention in bfloat16. They are compiled for any processor of the architecture, and refuse to be made
 // on one that lacks the instructions of the kernels.
 //
-// Inputs: q, k, v, and optionally a bias of floats that broadcasts to (batch, heads, queries, keys) but for its last axis.
-// q, k and v are (batch, heads, length, size), or (batch, length, heads · size). Attributes: scale, causal, and of the latter
-// heads and key_heads.
+// Inputs: q, k, v, optionally a bias of floats that broadcasts to (batch, heads, queries, keys) but for its last axis, and
+// optionally past keys and values, which come before k and v. q, k and v are (batch, heads, length, size), or (batch, length,
+// heads · size); past keys and values are the former. Attributes: scale, causal, and of the latter heads and key_heads.
 #pragma once
 
 #include <algorithm>
@@ -72,20 +72,38 @@ bool has_instructions() {
          __builtin_cpu_supports("avx512bf16");
 }
 
+// Reads past keys or values, which differ from the others at most in their number; none, if they are absent.
+ort::Status* read_past(const ort::Context* context, size_t index, const Operand& others, Operand& past) {
+  ort::Tensor x;
+  bool absent = false;
+  if (auto s = ort::input(context, index, x, &absent)) return s;
+  if (absent) return nullptr;
+  const bool fits = x.rank == 4 && past.read(x, 0) && past.batches == others.batches && past.heads == others.heads &&
+                    past.size == others.size;
+  return fits ? nullptr : ort::failure("past keys and values of attention have another size");
+}
+
 ort::Status* attend(ort::Context* context, const Attributes& attributes, Type x_type, Type y_type) {
   ort::Tensor x[3], bias;
-  Operand q, k, v;
+  Operand q, k, v, past_k, past_v;
   for (size_t i = 0; i < 3; ++i) {
     if (auto s = ort::input(context, i, x[i])) return s;
   }
   bool absent = false;
   if (auto s = ort::input(context, 3, bias, &absent)) return s;
   const bool reads = q.read(x[0], attributes.heads) && k.read(x[1], attributes.key_heads) && v.read(x[2], attributes.key_heads);
+  if (reads) {
+    if (auto s = read_past(context, 4, k, past_k)) return s;
+    if (auto s = read_past(context, 5, v, past_v)) return s;
+  }
   const bool fits = reads && q.batches == k.batches && q.batches == v.batches && k.heads == v.heads && k.heads &&
-                    q.heads % k.heads == 0 && k.tokens == v.tokens && q.size == k.size;
+                    q.heads % k.heads == 0 && k.tokens == v.tokens && past_k.tokens == past_v.tokens && q.size == k.size;
   if (!fits) return ort::failure("queries, keys and values of attention do not fit together");
-  Call call{q.batches, q.heads, k.heads, q.tokens, k.tokens, q.size, v.size, q.rows, k.rows, v.rows, {}, {},
-            attributes.scale, attributes.causal != 0, x_type, y_type};
+  Call call{};
+  call.batches = q.batches, call.heads = q.heads, call.key_heads = k.heads, call.queries = q.tokens;
+  call.past = past_k.tokens, call.keys = call.past + k.tokens, call.size = q.size, call.value_size = v.size;
+  call.q = q.rows, call.k = k.rows, call.v = v.rows, call.past_k = past_k.rows, call.past_v = past_v.rows;
+  call.scale = attributes.scale, call.causal = attributes.causal != 0, call.x_type = x_type, call.y_type = y_type;
   if (!absent && !broadcast(bias, call, call.bias)) return ort::failure("the bias of attention has another size");
   const bool by_heads = x[0].rank == 4;
   int64_t dims[] = {q.batches, q.heads, q.tokens, v.size};
@@ -102,11 +120,11 @@ struct AttentionOperator : ort::CustomOp {
   explicit AttentionOperator(const char* (*called)(const CustomOp*)) {
     name = called;
     provider = [](const CustomOp*) { return "CPUExecutionProvider"; };
-    input_count = [](const CustomOp*) -> size_t { return 4; };
+    input_count = [](const CustomOp*) -> size_t { return 6; };
     output_count = [](const CustomOp*) -> size_t { return 1; };
-    input_type = [](const CustomOp*, size_t i) { return i < 3 ? kX : kFloat; };
+    input_type = [](const CustomOp*, size_t i) { return i == 3 ? kFloat : kX; };
     output_type = [](const CustomOp*, size_t) { return kY; };
-    input_characteristic = [](const CustomOp*, size_t i) { return i == 3 ? 1 : 0; };  // optional, required
+    input_characteristic = [](const CustomOp*, size_t i) { return i >= 3 ? 1 : 0; };  // optional, required
     output_characteristic = [](const CustomOp*, size_t) { return 0; };
     input_memory = [](const CustomOp*, size_t) { return 0; };
     create_kernel_v2 = [](const CustomOp*, const void* const*, const ort::Info* info, void** kernel) -> ort::Status* {

@@ -145,10 +145,10 @@ def take_bfloat16(model: ir.Model) -> None:
 
 
 def _replace(graph: ir.Graph, layer: AttentionLayer) -> None:
-    q, k, v, *bias = layer.operands
+    q, k, v, *biases = layer.operands
     heads, key_heads = layer.heads
-    causal = layer.is_causal
-    node = attention.attention_node(q, k, v, *bias, scale=layer.scale, causal=causal, heads=heads, key_heads=key_heads)
+    bias, causal = next(iter(biases), None), layer.is_causal
+    node = attention.attention_node(q, k, v, bias, scale=layer.scale, causal=causal, heads=heads, key_heads=key_heads)
     old, new = layer.node.outputs[0], node.outputs[0]
     new.name = f"{PRECISION}_{old.name}"
     set_dims(new, dims(old))
@@ -156,3 +156,26 @@ def _replace(graph: ir.Graph, layer: AttentionLayer) -> None:
     graph.insert_before(layer.node, node)
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
     graph.remove(layer.node, safe=True)
+    _read_past(graph, node)
+
+
+def _read_past(graph: ir.Graph, node: ir.Node) -> None:
+    """Let attention read past keys and values where they are, if it alone reads them joined with those after them."""
+    joins = [x.producer() for x in node.inputs[1:3] if x is not None and _is_with_past(x)]
+    if len(joins) < 2:
+        return
+    for place, join in enumerate(joins):
+        assert join is not None
+        past, rest = join.inputs
+        node.replace_input_with(attention.PAST + place, past)
+        node.replace_input_with(1 + place, rest)
+        graph.remove(join, safe=True)
+
+
+def _is_with_past(x: ir.Value) -> bool:
+    node = x.producer()
+    if node is None or node.op_type != "Concat" or node.domain or len(node.inputs) != 2:
+        return False
+    private = len(x.uses()) == 1 and not x.is_graph_output()
+    by_tokens = len(dims(x)) == 4 and node.attributes["axis"].as_int() in (2, -2)
+    return private and by_tokens and not any(part is None or part.is_initializer() for part in node.inputs)

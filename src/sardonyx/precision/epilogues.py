@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import onnx_ir as ir
 
 from sardonyx.native import linear
 from sardonyx.precision.sizes import dims
+from sardonyx.precision.views import insert_reshape
 from sardonyx.sizes import Dims
 from sardonyx.translate.builder import MICROSOFT
 from sardonyx.translate.inference import set_dims
@@ -127,15 +127,8 @@ def _reshape_rows_first(graph: ir.Graph, layer: ir.Node) -> None:
     sizes = _reshaped_rows(layer, reader)
     if sizes is None:
         return
-    shape = _sizes_constant(f"{x.name}_for_{reader.outputs[0].name}", sizes)
-    graph.register_initializer(shape)
-    node = ir.Node("", "Reshape", [x, shape])
-    rows = node.outputs[0]
-    rows.name, rows.type = f"{shape.name}_rows", ir.TensorType(x.dtype or ir.DataType.FLOAT)
-    set_dims(rows, (*dims(reader.outputs[0])[:-1], sizes[-1]))
-    node.meta["fx"] = reader.meta.get("fx")
-    graph.insert_before(layer, node)
-    layer.replace_input_with(0, rows)
+    rows = insert_reshape(graph, layer, x, sizes, (*dims(reader.outputs[0])[:-1], sizes[-1]))
+    layer.replace_input_with(0, rows.outputs[0])
     _move_to(graph, layer, reader)
 
 
@@ -149,9 +142,3 @@ def _reshaped_rows(layer: ir.Node, reshape: ir.Node) -> Sequence[int] | None:
         return None
     sizes = [int(size) for size in data.numpy()]
     return None if 0 in sizes else [*sizes[:-1], depth]
-
-
-def _sizes_constant(name: str, sizes: Sequence[int]) -> ir.Value:
-    value = ir.Value(name=name, const_value=ir.tensor(np.array(sizes, np.int64), name=name))
-    value.type, value.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([len(sizes)])
-    return value

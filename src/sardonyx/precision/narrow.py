@@ -64,7 +64,7 @@ def _takes(node: ir.Node, index: int, chosen: Set[ir.Value]) -> bool:
     if _is_rounding(node):
         return True
     if attention.is_attention(node):
-        return index < 3 and all(source_of(node.inputs[i]) in chosen for i in range(3))
+        return index < 3 and not attention.has_past(node) and all(source_of(node.inputs[i]) in chosen for i in range(3))
     if images.is_image_operator(node):
         return index == 0 and node.outputs[0] in chosen
     if not linear.is_layer(node):

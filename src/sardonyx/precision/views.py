@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import onnx_ir as ir
+
+from sardonyx.sizes import Dims
+from sardonyx.translate.inference import set_dims
 
 _FREE = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 
@@ -35,3 +39,20 @@ def source_of(value: ir.Value | None) -> ir.Value | None:
     if producer is not None and producer.op_type in _FREE and not producer.domain:
         return source_of(producer.inputs[0])
     return value
+
+
+def insert_reshape(
+    graph: ir.Graph, place: ir.Node, x: ir.Value, shape: Sequence[int], sizes: Dims, *, after: bool = False
+) -> ir.Node:
+    """Insert a Reshape of a value before a node, or after it, whose result has these sizes; return it."""
+    operand = ir.Value(name=f"{x.name}_for_{place.outputs[0].name}", type=ir.TensorType(ir.DataType.INT64))
+    operand.const_value = ir.tensor(np.array(shape, np.int64), name=operand.name)
+    operand.shape = ir.Shape([len(shape)])
+    graph.register_initializer(operand)
+    node = ir.Node("", "Reshape", [x, operand])
+    view = node.outputs[0]
+    view.name, view.type = f"{operand.name}_view", x.type
+    set_dims(view, sizes)
+    node.meta["fx"] = place.meta.get("fx")
+    (graph.insert_after if after else graph.insert_before)(place, node)
+    return node
