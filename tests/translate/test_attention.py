@@ -53,7 +53,21 @@ def test_a_row_with_the_lowest_number_throughout_is_the_mean_of_the_values() -> 
 @pytest.mark.parametrize("heads", [1, 2, 4])
 def test_query_heads_share_keys_and_values(heads: int) -> None:
     k, v = torch.randn(2, heads, 7, 8), torch.randn(2, heads, 7, 6)
-    agrees(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), Q, k, v)
+    for x in (torch.float32, torch.float64):
+        operands = (operand.to(x) for operand in (Q, k, v))
+        agrees(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), *operands)
+
+
+@pytest.mark.parametrize("opset", [18, 22])
+def test_query_heads_share_keys_and_values_in_old_opsets(opset: int) -> None:
+    k, v = torch.randn(2, 2, 7, 8), torch.randn(2, 1, 7, 6)
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    program = sardonyx.export(attend, (Q, k, v), dynamic_shapes=({0: "n"}, {0: "n"}, {0: "n"}), opset=opset)
+    torch.testing.assert_close(program(Q, k, v), attend(Q, k, v))
+    torch.testing.assert_close(program(Q[:1], k[:1], v[:1]), attend(Q[:1], k[:1], v[:1]))
 
 
 @pytest.mark.parametrize("rank", [2, 3])

@@ -10,7 +10,7 @@ import torch
 
 from sardonyx import dtypes, opsets
 from sardonyx.errors import Unsupported
-from sardonyx.sizes import Dim
+from sardonyx.sizes import Dim, Dims
 from sardonyx.translate.aten.activation import softmax_or_zero
 from sardonyx.translate.builder import Builder
 from sardonyx.translate.table import aten
@@ -24,17 +24,17 @@ def _attention(
     if dropout:
         raise Unsupported("attention with dropout")
     q, k, v, mask = _widen(g, q, k, v, mask)
-    if g.opset < opsets.ATTENTION or g.rank(q) != 4 or g.rank(k) != 4 or _is_plain_double(g, q, k, scale):
+    if g.opset < opsets.ATTENTION or g.rank(q) != 4 or g.rank(k) != 4 or _is_plain_double(g, q, scale):
         return _unfused(g, q, k, v, mask, causal, scale)
     mask = None if mask is None else _mask_of_all_scores(g, mask, g.dims(q)[-2], g.dims(k)[-2])
     y = g.Attention(q, k, v, mask, is_causal=int(causal), scale=scale)
     return g.shaped(y, [*g.dims(q)[:-1], g.dims(v)[-1]])
 
 
-def _is_plain_double(g: Builder, q: Value, k: Value, scale: float | None) -> bool:
+def _is_plain_double(g: Builder, q: Value, scale: float | None) -> bool:
     """Whether it is decomposed because no engine has Attention in double: the function body computes in single."""
     sized = scale is not None or isinstance(g.dims(q)[-1], int)
-    return g.dtype(q) == torch.float64 and sized and g.dims(q)[:-2] == g.dims(k)[:-2]
+    return g.dtype(q) == torch.float64 and sized
 
 
 def _widen(g: Builder, q: Value, k: Value, v: Value, mask: Value | None) -> tuple[Value, Value, Value, Value | None]:
@@ -61,8 +61,7 @@ def _unfused(g: Builder, q: Value, k: Value, v: Value, mask: Value | None, causa
     width = g.dims(q)[-1]
     if scale is None and not isinstance(width, int):
         raise Unsupported("attention over a symbolic head size")
-    if g.dims(q)[:-2] != g.dims(k)[:-2]:
-        raise Unsupported("grouped attention before opset 23")
+    k, v = (_repeat_heads(g, x, g.dims(q)) for x in (k, v))
     factor = 1 / math.sqrt(int(width)) if scale is None else scale
     axes = list(range(g.rank(k)))
     keys = g.transpose(k, [*axes[:-2], axes[-1], axes[-2]])
@@ -79,6 +78,19 @@ def _unfused(g: Builder, q: Value, k: Value, v: Value, mask: Value | None, causa
     g.shaped(scores, sizes)
     weights = g.Softmax(scores, axis=-1) if mask is None else softmax_or_zero(g, scores)
     return g.MatMul(weights, v)
+
+
+def _repeat_heads(g: Builder, x: Value, queries: Dims) -> Value:
+    """Repeat each head of keys or values for the heads of queries that share it."""
+    *batch, heads, length, width = g.dims(x)
+    if (*batch, heads) == queries[:-2]:
+        return x
+    wanted = queries[-3]
+    grouped = tuple(batch) == queries[:-3] and isinstance(heads, int) and isinstance(wanted, int) and heads > 0
+    if not grouped or wanted % heads:
+        raise Unsupported("attention of a symbolic number of heads, or of batches that broadcast")
+    copies = g.expand(g.unsqueeze(x, [-3]), [*batch, heads, wanted // heads, length, width])
+    return g.reshape(copies, [*batch, wanted, length, width])
 
 
 def _require_only_result(g: Builder) -> None:
