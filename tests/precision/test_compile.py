@@ -225,6 +225,8 @@ def test_a_damaged_choice_is_measured_again(tmp_path: Path) -> None:
         ({"precision": "int16"}, "precision is 'int16'"),
         ({"precision": "bf16", "max_drop": -1.0}, "max_drop is -1.0"),
         ({"precision": "bf16", "max_drop": math.nan}, "max_drop is nan"),
+        ({"precision": "float32", "max_drop": 0.1}, "max_drop= without a precision"),
+        ({"int4_block": 128}, "int4_block= without a precision"),
         ({"precision": "bf16", "freeze": False}, "freeze=False"),
         ({"precision": "bf16", "metric": "accuracy"}, "metric is 'accuracy'"),
         ({"precision": "bf16", "engine": "reference"}, "the engine 'reference'"),
