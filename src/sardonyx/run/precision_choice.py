@@ -308,7 +308,7 @@ class _Chooser:
                 return self._choice(plan, trials, after, before), plan
             reason = f"it takes {after * 1e3:.3g} ms with {_counted(plan)}, and {before * 1e3:.3g} ms in float32"
             log.info("precision %s: %s", self.options.precision, reason)
-            wanted.remove(plan.lowest)
+            wanted = wanted[wanted.index(plan.lowest) + 1 :]
         return self._in_float32(reason, trials, before), Plan()
 
     def _found(self, trials: Sequence[LayerTrials], wanted: Sequence[Type]) -> Plan:

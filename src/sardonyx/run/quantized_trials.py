@@ -27,9 +27,15 @@ class QuantizedBench(LayerBench):
     """Runs layers with the ranges that their values have in the call."""
 
     def __init__(
-        self, engine: Engine, weights: Mapping[str, torch.Tensor], wanted: Sequence[Type], options: Options
+        self,
+        engine: Engine,
+        weights: Mapping[str, torch.Tensor],
+        wanted: Sequence[Type],
+        options: Options,
+        *,
+        in_order: bool = False,
     ) -> None:
-        super().__init__(engine, weights, wanted, options)
+        super().__init__(engine, weights, wanted, options, in_order=in_order)
         self._ranges: dict[str, Static] = {}
 
     def calibrated(self, layer: Layer, x: torch.Tensor, trials: LayerTrials, used: Sequence[Type]) -> LayerTrials:
@@ -38,10 +44,10 @@ class QuantizedBench(LayerBench):
         stored = {t: replace(x, storage=ranges) if t == "int8" else x for t, x in trials.trials.items()}
         return replace(trials, trials=stored, chained=True)
 
-    def _calls(self, layer: Layer, x: torch.Tensor) -> Mapping[Type, Callable[[], torch.Tensor]]:
+    def _calls(self, layer: Layer, x: torch.Tensor, types: Sequence[Type]) -> Mapping[Type, Callable[[], torch.Tensor]]:
         calls = {FLOAT32: self._call(layer, x, FLOAT32)}
         ranges = self._ranges[layer.name] = _ranges(layer, x, calls[FLOAT32]())
-        for precision in self._wanted:
+        for precision in types:
             if self._fits(layer, precision):
                 with suppress(OptionError):  # sums that overflow
                     calls[precision] = self._call_with(layer, x, precision, ranges if precision == "int8" else None)
