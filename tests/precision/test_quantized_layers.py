@@ -19,6 +19,7 @@ from sardonyx.precision.metric import relative_error
 from sardonyx.run.precision_choice import QuantizedSubject
 from sardonyx.telemetry.report import PrecisionChoice, RegionReport, collecting
 from tests.precision.compiling import compiled
+from tests.precision.residual_block import Block
 
 pytestmark = pytest.mark.usefixtures("ranked")
 
@@ -42,17 +43,6 @@ def _openvino() -> Any:
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setitem(registry._registered, "quantized", Quantized())
     return str(request.param)
-
-
-class Block(nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(channels)
-        self.second = nn.Conv2d(channels, channels, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(x + self.second(torch.relu(self.norm(self.first(x)))))
 
 
 class Residual(nn.Module):
