@@ -42,13 +42,12 @@ def measure_layers(
     *,
     in_order: bool = False,
     progress: Callable[[str], None] = lambda remark: None,
-    bench: type[LayerBench] | None = None,
 ) -> list[LayerTrials]:
     """Return the error and time of each layer in these precisions, as far as this machine has them."""
     layers = layers_of(built.graph)
     if not layers:
         return []
-    runs = (bench or LayerBench)(engine, built.binding.constants(args), wanted, options, in_order=in_order)
+    runs = LayerBench(engine, built.binding.constants(args), wanted, options, in_order=in_order)
     values = values_in_call(engine, built, args, sorted({str(layer.x.name) for layer in layers}), options)
     found = []
     for number, layer in enumerate(layers, 1):
@@ -177,10 +176,15 @@ class LayerBench:
 
     def _loaded(self, model: ir.Model, precision: Type, storage: Storage | None) -> Runner:
         """Return a model of a layer, ready to run in a precision."""
+        (only,) = layers_of(model.graph)
+        return self._load(
+            model, Plan({only.name: precision}, {} if storage is None else {(only.name, precision): storage})
+        )
+
+    def _load(self, model: ir.Model, plan: Plan) -> Runner:
+        """Return a model of layers, ready to run with a plan."""
         names = [name for name in model.graph.initializers if name in self._weights]
         data = [self._weights[name] for name in names]
-        (only,) = layers_of(model.graph)
-        plan = Plan({only.name: precision}, {} if storage is None else {(only.name, precision): storage})
         packings, libraries = self._lower(model, plan, {name: i for i, name in enumerate(names)})
         weights = {name: x for name, x in zip(names, data, strict=True) if name in model.graph.initializers}
         for packing in packings:
@@ -190,7 +194,7 @@ class LayerBench:
     def _lower(
         self, model: ir.Model, plan: Plan, weights: Mapping[str, int]
     ) -> tuple[Sequence[Packing], Sequence[Path]]:
-        """Replace the layer of a model as planned, in place; return its packings and libraries."""
+        """Replace the layers of a model as planned, in place; return their packings and libraries."""
         return lower(model, plan, weights, self._options)
 
     def _in(self, plan: Plan) -> Options:

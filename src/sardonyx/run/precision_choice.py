@@ -25,7 +25,7 @@ from sardonyx.run.attention_trials import measure_attention
 from sardonyx.run.builds import Built
 from sardonyx.run.layer_trials import ROUND_SECONDS, ROUNDS, measure_layers
 from sardonyx.run.precision_cache import Chosen, cache_choice, cached_choice
-from sardonyx.run.quantized_trials import QuantizedBench
+from sardonyx.run.quantized_trials import measure_quantized_layers
 from sardonyx.telemetry.progress import show_progress
 from sardonyx.telemetry.report import LayerPrecision, PrecisionChoice
 from sardonyx.timing import in_turns
@@ -167,8 +167,8 @@ class QuantizedSubject(EngineSubject):
 
     def trials(self, float32: Candidate, progress: Callable[[str], None]) -> Sequence[LayerTrials]:
         """Return what is measured of each layer by itself; of a model without layers, of it as a whole."""
-        arguments = (self.engine, float32.model.built, self.args, self.wanted, self.options)
-        layers = measure_layers(*arguments, in_order=True, progress=progress, bench=QuantizedBench)
+        built = float32.model.built
+        layers = measure_quantized_layers(self.engine, built, self.args, self.wanted, self.options, progress)
         if layers:
             return layers
         floats = [precision for precision in self.wanted if precision not in INTEGERS]
