@@ -352,7 +352,7 @@ class _Chooser:
 
     def _why_float32(self, trials: Sequence[LayerTrials]) -> str:
         if not trials:
-            return "it has no linear layers or convolutions that have kernels in it, see docs/precision.md"
+            return "it has no linear layers or convolutions of float32 that have kernels, see docs/precision.md"
         if not any(trial.trials for trial in trials):
             return self.subject.why_no_trials
         if not any(worthwhile(trials, self.subject.wanted).values()):
@@ -376,7 +376,7 @@ def _check_results(references: Sequence[Any]) -> None:
     if not floats:
         raise OptionError(
             "the precision cannot be chosen by a call whose results are integers or empty",
-            hint="let the first call be one with results of floating point, or use precision='float32'",
+            hint="let the first call be one with results of floating point, or give a metric of your own",
         )
     if not any(bool(x.isfinite().any()) for x in floats):
         raise OptionError(
