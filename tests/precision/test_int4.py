@@ -17,7 +17,7 @@ from sardonyx.native.linear import PRECISIONS
 from sardonyx.options import Options
 from sardonyx.precision import calibration
 from sardonyx.precision.metric import relative_error
-from sardonyx.run import layer_trials, precision_choice
+from sardonyx.run import layer_trials, precision_choice, precision_subject
 from tests.precision.test_compile import compiled, inputs, model, precisions, run
 
 pytestmark = [
@@ -89,7 +89,7 @@ def test_a_model_that_is_slower_in_int8_is_not_tried_in_int4(monkeypatch: pytest
 
 
 def test_smaller_blocks_are_more_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(precision_choice.WANTED, "int4", ("int4",))  # fewer libraries to compile
+    monkeypatch.setitem(precision_subject.WANTED, "int4", ("int4",))  # fewer libraries to compile
     module, x = nn.Linear(256, 48).eval(), torch.randn(3, 256)
     module.weight.normal_()
     errors = [
@@ -115,7 +115,7 @@ def test_error_feedback_is_measured_for_each_layer_and_reported() -> None:
 
 
 def test_rounded_weights_are_kept_with_the_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(precision_choice.WANTED, "int4", ("int4",))  # fewer libraries to compile
+    monkeypatch.setitem(precision_subject.WANTED, "int4", ("int4",))  # fewer libraries to compile
     module, x = model(), correlated(400)
     result, _ = run(module, x, precision="int4", max_drop=0.5, cache_dir=str(tmp_path))
     monkeypatch.setattr(layer_trials, "calibrated", lambda *_: pytest.fail("weights are rounded again"))

@@ -18,7 +18,7 @@ from sardonyx.engines.reference import Reference
 from sardonyx.options import Options
 from sardonyx.precision.metric import relative_error
 from sardonyx.run import layer_trials
-from sardonyx.run.precision_choice import QuantizedSubject
+from sardonyx.run.region_precision import QuantizedSubject
 from sardonyx.telemetry.report import PrecisionChoice, RegionReport, collecting
 from tests.precision.compiling import compiled
 from tests.precision.residual_block import Block

@@ -35,7 +35,7 @@ from sardonyx.precision.standard_operators import (
 from sardonyx.precision.static_scales import Range, joined, quantized_values, range_of
 from sardonyx.run.file_weights import extract_weights
 from sardonyx.run.layer_trials import LayerBench
-from sardonyx.run.precision_choice import WANTED, Candidate, Subject, scores_of
+from sardonyx.run.precision_subject import WANTED, Candidate, Subject, scores_of
 
 Fit = Callable[[ir.Model], Any]
 """Makes a model fit the engine's kernels, in place, as when the file is loaded."""
