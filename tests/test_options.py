@@ -46,6 +46,10 @@ def test_more_is_laid_over_what_is_given() -> None:
         ({"preferred_execution_provider": []}, "did you mean 'preferred_execution_providers'. use 'providers'"),
         ({"use_aot_autograd": True}, "leave it out"),
         ({"target_opset": 20}, "next: use 'opset'"),
+        ({"max_drop": 0.05}, "use it with precision="),
+        ({"precision": "float32", "max_drop": 0}, "use it with precision="),
+        ({"int4_block": 32}, "use it with precision="),
+        ({"metric": max}, "use it with precision="),
         ({"translations": [print]}, "use a dict"),
         ({"translations": {"relu": print}}, '"mylib::op"'),
         ({"transforms": print}, "use a list"),
@@ -167,6 +171,23 @@ def test_defaults_lie_between_what_is_given_and_the_environment(monkeypatch: pyt
     with defaults(dump="outer", opset=20), defaults(dump="inner"):
         assert (Options.of().dump, Options.of({"dump": "given"}).dump, Options.of().opset) == ("inner", "given", 20)
     assert Options.of().dump == "from the environment"
+
+
+def test_defaults_of_a_precision_wait_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SARDONYX_INT4_BLOCK", "32")
+    with defaults(max_drop=0.2):
+        assert (Options.of().max_drop, Options.of({"verify": True}).int4_block) == (0.01, 64)
+        lower = Options.of(precision="int4")
+        assert (lower.max_drop, lower.int4_block) == (0.2, 32)
+    with defaults(max_drop=0.2, precision="int8"):
+        assert Options.of(precision="float32") == Options()
+
+
+def test_options_without_their_precision_have_none_of_its_options() -> None:
+    lower = Options(precision="int4", max_drop=0.2, int4_block=32, metric=max)
+    assert Options.of(lower, precision="float32") == Options()
+    with pytest.raises(OptionError, match=r"^max_drop= without a precision\n  next: use it with precision='auto', "):
+        Options.of(lower, precision="float32", max_drop=0.2)
 
 
 def test_what_changes_the_artifact_is_in_its_key() -> None:

@@ -32,10 +32,19 @@ NUMBER = "{number}"
 
 
 def _option(
-    default: Any, doc: str, *, artifact: bool = False, legacy: Mapping[str, Callable[[str], Any]] | None = None
+    default: Any,
+    doc: str,
+    *,
+    artifact: bool = False,
+    of_precision: bool = False,
+    legacy: Mapping[str, Callable[[str], Any]] | None = None,
 ) -> Any:
-    """Declare an option; `legacy` maps environment variables of other programs to parsers of their values."""
-    return field(default=default, metadata={"doc": doc, "artifact": artifact, "legacy": legacy or {}})
+    """Declare an option; `legacy` maps environment variables of other programs to parsers of their values.
+
+    One that is `of_precision` is an error without a precision below float32.
+    """
+    metadata = {"doc": doc, "artifact": artifact, "of_precision": of_precision, "legacy": legacy or {}}
+    return field(default=default, metadata=metadata)
 
 
 def _parse_bool(text: str) -> bool:
@@ -142,15 +151,21 @@ class Options:
         artifact=True,
     )
     max_drop: float = _option(
-        0.01, "how far results in lower precision may be from those in float32: their relative error", artifact=True
+        0.01,
+        "how far results in lower precision may be from those in float32: their relative error",
+        artifact=True,
+        of_precision=True,
     )
     int4_block: int = _option(
         64,
         "weights of a column that share a scale in int4: 32, 64 or 128; fewer are more exact and larger",
         artifact=True,
+        of_precision=True,
     )
     metric: Metric | None = _option(
-        None, "a function of results and those in float32 that returns the drop, instead of the relative error"
+        None,
+        "a function of results and those in float32 that returns the drop, instead of the relative error",
+        of_precision=True,
     )
     freeze: bool = _option(
         True, "make weights constants of the session for inference; an edited weight is detected", artifact=True
@@ -180,12 +195,12 @@ class Options:
             raise OptionError(f"cache_bytes is {self.cache_bytes!r}", hint="use a number of bytes")
         if not 0 <= self.max_drop < math.inf:
             raise OptionError(f"max_drop is {self.max_drop!r}", hint="use a share, as 0.01 for one percent")
-        if self.metric is not None and self.precision == "float32":
-            raise OptionError(
-                "metric= without a precision", hint="use it with precision='auto', 'bf16', 'int8' or 'int4'"
-            )
         if self.int4_block not in (32, 64, 128):
             raise OptionError(f"int4_block is {self.int4_block!r}", hint="use 32, 64 or 128")
+        for name, default in _defaults_of_precision(type(self)).items():
+            value = getattr(self, name)
+            if value is not default and (default is None or value != default):
+                self.require_precision(name)
         if self.precision != "float32" and not self.freeze:
             raise OptionError(
                 f"precision={self.precision!r} and freeze=False",
@@ -202,15 +217,27 @@ class Options:
 
     @classmethod
     def of(cls, given: Options | Mapping[str, Any] | None = None, **more: Any) -> Options:
-        """Return options from an object or a mapping; for others, `defaults` and environment variables apply."""
+        """Return options from an object or a mapping; for others, `defaults` and environment variables apply.
+
+        In float32, only what is given here is an error without a precision.
+        """
         if given is not None and not isinstance(given, (Options, Mapping)):
             raise OptionError(f"options are {given!r}", hint="use a dict, or a sardonyx.Options")
         unnamed = [key for key in given if not isinstance(key, str)] if isinstance(given, Mapping) else []
         if unnamed:
             raise OptionError(f"an option is named {unnamed[0]!r}", hint="names of options are text")
-        if isinstance(given, Options):
-            return dataclasses.replace(given, **_check_names(cls, more))
-        return cls(**{**_from_environment(cls), **_defaults.get(), **_check_names(cls, {**(given or {}), **more})})
+        explicit = _check_names(cls, more if isinstance(given, Options) else {**(given or {}), **more})
+        before = vars(given) if isinstance(given, Options) else {**_from_environment(cls), **_defaults.get()}
+        if {"precision": "float32", **before, **explicit}["precision"] == "float32":
+            before = {**before, **_defaults_of_precision(cls)}
+        return cls(**{**before, **explicit})
+
+    def require_precision(self, name: str) -> None:
+        """Raise if something is given that only means something in a precision below float32."""
+        if self.precision == "float32":
+            raise OptionError(
+                f"{name}= without a precision", hint="use it with precision='auto', 'bf16', 'int8' or 'int4'"
+            )
 
     @classmethod
     def describe(cls) -> str:
@@ -225,6 +252,11 @@ class Options:
     def artifact_key(self) -> tuple[str, ...]:
         """Return the options that change a compiled artifact, as part of its cache key."""
         return tuple(f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self) if f.metadata["artifact"])
+
+
+def _defaults_of_precision(cls: type[Options]) -> dict[str, Any]:
+    """Return the defaults of the options that only mean something in a precision below float32."""
+    return {f.name: f.default for f in dataclasses.fields(cls) if f.metadata["of_precision"]}
 
 
 _defaults: ContextVar[Mapping[str, Any]] = ContextVar("sardonyx_defaults", default={})  # noqa: B039  # never edited

@@ -152,6 +152,8 @@ def build_file(
     calibration: Sequence[Sequence[torch.Tensor]] = (),
 ) -> Path | None:
     """Apply the passes of a file to a model, in place; return the library of its kernels, if any."""
+    if calibration:
+        options.require_precision("calibration")
     context = Context(
         kind=report.kind,
         engine=find_engine(options.engine),

@@ -6,10 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import onnx
 import pytest
+from click.testing import CliRunner
 
+from sardonyx.cli._parameters import engine_options, precision_options
+from sardonyx.options import Options
 from sardonyx.run import layer_trials, precision_choice
 
 from .calling import BERT, run, told
@@ -107,3 +111,46 @@ def test_calibration_inputs_that_do_not_match_are_an_error(bert: Path, tmp_path:
 def test_a_bound_that_is_no_share_is_an_error(bert: Path) -> None:
     assert run("optimize", bert, "--precision", "int8", "--max-drop", -1).exit_code == 2
     assert run("optimize", bert, "--precision", "int3").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "export MODULE --max-drop 0.1",
+        "export MODULE --option int4_block=32",
+        "export MODULE --calibration FILE",
+        "optimize MODEL --max-drop 0.1",
+        "optimize MODEL --option int4_block=32",
+        "optimize MODEL --calibration FILE",
+        "native compile MODEL --max-drop 0.1",
+        "native compile MODEL --calibration FILE",
+    ],
+)
+def test_what_needs_a_precision_is_an_error_without_one(
+    words: str, bert: Path, calibration: Path, tmp_path: Path
+) -> None:
+    given: dict[str, object] = {"MODULE": BERT, "MODEL": bert, "FILE": calibration}
+    done = run(*[given.get(word, word) for word in words.split()], "-o", tmp_path / "out.onnx")
+    assert done.exit_code == 3
+    assert "without a precision" in done.stderr
+
+
+@click.command()
+@engine_options
+@precision_options
+def show_options(options: Options) -> None:
+    click.echo(f"{options.precision} {options.max_drop} {options.int4_block}")
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("", "float32 0.01 64"),
+        ("--precision int4", "int4 0.01 128"),
+        ("--option max_drop=0.5 --precision int4", "int4 0.5 128"),
+        ("--max-drop 0.5 --option precision=int8 --option int4_block=32", "int8 0.5 32"),
+    ],
+)
+def test_options_of_a_precision_are_given_either_way(words: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SARDONYX_INT4_BLOCK", "128")
+    assert CliRunner().invoke(show_options, words.split()).stdout.strip() == found

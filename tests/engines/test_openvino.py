@@ -14,7 +14,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 import sardonyx
 from sardonyx.errors import EngineError, OptionError, SardonyxError
 from sardonyx.precision.metric import relative_error
-from sardonyx.run import precision_choice
+from sardonyx.run import precision_choice, region_precision
 from sardonyx.telemetry.report import collecting
 
 pytest.importorskip("openvino", reason='pip install "sardonyx[openvino]"')
@@ -43,7 +43,8 @@ def test_it_computes_in_float_unless_asked_otherwise() -> None:
 
 
 def test_precision_is_its_own_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision_choice, "in_turns", lambda calls, **_: [[2.0], [1.0]][: len(calls)])
+    for module in (region_precision, precision_choice):
+        monkeypatch.setattr(module, "in_turns", lambda calls, **_: [[2.0], [1.0]][: len(calls)])
     model, x = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 64)).eval(), torch.randn(64, 256)
     with collecting() as report:
         error = relative_error(compiled(model, precision="bf16", max_drop=0.05)(x), model(x))

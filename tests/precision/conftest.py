@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sardonyx.run import attention_trials, layer_trials, precision_choice
+from sardonyx.run import attention_trials, layer_trials, precision_choice, region_precision
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +27,7 @@ def ranked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer_trials, "in_turns", in_turns)
     monkeypatch.setattr(attention_trials, "in_turns", in_turns)
     monkeypatch.setattr(precision_choice, "in_turns", in_turns)
+    monkeypatch.setattr(region_precision, "in_turns", in_turns)
 
 
 def _orders(count: int) -> list[int]:

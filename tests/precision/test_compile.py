@@ -18,7 +18,7 @@ from sardonyx import OptionError
 from sardonyx.native.linear import PRECISIONS
 from sardonyx.precision import packing
 from sardonyx.precision.metric import relative_error
-from sardonyx.run import layer_trials, region
+from sardonyx.run import layer_trials, precision_choice, region
 from sardonyx.telemetry.report import PrecisionChoice, Report, collecting
 
 pytestmark = [
@@ -216,6 +216,24 @@ def test_a_damaged_choice_is_measured_again(tmp_path: Path) -> None:
     assert set(precisions(second)) == {"bf16"}
 
 
+@pytest.mark.parametrize("where", ["search", "cache_choice"])
+def test_after_a_first_call_that_was_interrupted_the_next_one_chooses(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    module, x = model(), inputs()
+    call = sardonyx.compile(module, precision="bf16", max_drop=0.1, cache_dir=str(tmp_path))
+    with monkeypatch.context() as patched:
+        patched.setattr(precision_choice, where, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            call(x)
+    assert not list(tmp_path.rglob("precision.json"))
+    assert 1e-4 < relative_error(call(x), module(x)) <= 0.1
+    assert len(list(tmp_path.rglob("precision.json"))) == 1
+
+
 # What is refused
 
 
@@ -225,6 +243,8 @@ def test_a_damaged_choice_is_measured_again(tmp_path: Path) -> None:
         ({"precision": "int16"}, "precision is 'int16'"),
         ({"precision": "bf16", "max_drop": -1.0}, "max_drop is -1.0"),
         ({"precision": "bf16", "max_drop": math.nan}, "max_drop is nan"),
+        ({"precision": "float32", "max_drop": 0.1}, "max_drop= without a precision"),
+        ({"int4_block": 128}, "int4_block= without a precision"),
         ({"precision": "bf16", "freeze": False}, "freeze=False"),
         ({"precision": "bf16", "metric": "accuracy"}, "metric is 'accuracy'"),
         ({"precision": "bf16", "engine": "reference"}, "the engine 'reference'"),
@@ -240,7 +260,7 @@ def test_what_cannot_be_is_an_error(options: dict[str, Any], message: str) -> No
 
 
 def test_results_that_cannot_be_compared_are_an_error() -> None:
-    with pytest.raises(OptionError, match="integers or empty"):
+    with pytest.raises(OptionError, match=r"integers or empty\n  next: .* or give a metric of your own"):
         compiled(nn.Sequential(nn.Linear(64, 8), nn.Flatten(), Argmax()).eval(), precision="bf16")(inputs())
     with pytest.raises(OptionError, match="NaN or infinite throughout"):
         compiled(model(), precision="bf16")(torch.full((3, 64), math.nan))
@@ -355,8 +375,6 @@ def test_without_instructions_it_is_float32(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_slower_model_is_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sardonyx.run import precision_choice
-
     monkeypatch.setattr(precision_choice, "in_turns", lambda calls, **_: [[1.0], [2.0]][: len(calls)])
     _, choice = run(model(), inputs(), precision="bf16", max_drop=0.1)
     assert "in float32" in choice.remark

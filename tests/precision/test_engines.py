@@ -17,7 +17,7 @@ from sardonyx.engines import Job, Runner, registry
 from sardonyx.engines.reference import Reference
 from sardonyx.options import Options
 from sardonyx.precision.metric import relative_error
-from sardonyx.run import precision_choice
+from sardonyx.run import region_precision
 from sardonyx.telemetry.report import PrecisionChoice, collecting
 
 pytestmark = pytest.mark.usefixtures("ranked")
@@ -130,7 +130,7 @@ def test_past_the_bound_it_is_float32_and_says_so(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_slower_model_is_float32_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision_choice, "in_turns", lambda calls, **_: [[1.0], [2.0]][: len(calls)])
+    monkeypatch.setattr(region_precision, "in_turns", lambda calls, **_: [[1.0], [2.0]][: len(calls)])
     error, choice = run(precision="bf16", max_drop=0.01)
     assert error < 1e-6
     assert "no layer is faster in lower precision" in choice.remark

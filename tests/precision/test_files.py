@@ -87,11 +87,9 @@ def test_no_float32_weight_is_left(precision: str) -> None:
 def test_a_file_is_smaller_by_its_bits(precision: str, share: float, tmp_path: Path) -> None:
     torch.manual_seed(0)
     module, x = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512)).eval(), torch.randn(4, 512)
-    sizes = [
-        exported(module, x, precision=name, max_drop=0.5).save(tmp_path / f"{name}.onnx").stat().st_size
-        for name in ("float32", precision)
-    ]
-    assert sizes[1] == pytest.approx(sizes[0] * share, rel=0.05)
+    whole, small = exported(module, x), exported(module, x, precision=precision, max_drop=0.5)
+    before, after = (program.save(tmp_path / "model.onnx").stat().st_size for program in (whole, small))
+    assert after == pytest.approx(before * share, rel=0.05)
 
 
 def test_layers_with_one_input_share_its_codes() -> None:
@@ -410,6 +408,14 @@ def test_calibration_that_does_not_match_the_model_is_an_error(tmp_path: Path) -
     ]:
         with pytest.raises(OptionError, match=message):
             optimize(program.model, precision="int8", calibration=[call])
+
+
+@pytest.mark.parametrize("door", [sardonyx.optimize, sardonyx.native.compile])
+def test_calibration_of_a_file_in_float32_is_an_error(door: Callable[..., Any]) -> None:
+    proto = exported(model(), inputs()).proto()
+    for calibration in ([(inputs(),)], iter([(inputs(),)])):
+        with pytest.raises(OptionError, match="calibration= without a precision"):
+            door(proto, calibration=calibration, cache_dir="")
 
 
 @pytest.mark.parametrize("door", [sardonyx.optimize, sardonyx.native.compile])

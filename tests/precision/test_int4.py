@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from torch import nn
 from sardonyx.errors import OptionError
 from sardonyx.native.linear import PRECISIONS
 from sardonyx.options import Options
+from sardonyx.precision import calibration
 from sardonyx.precision.metric import relative_error
-from sardonyx.run import layer_trials, precision_choice
+from sardonyx.run import layer_trials, precision_choice, precision_subject
 from tests.precision.test_compile import compiled, inputs, model, precisions, run
 
 pytestmark = [
@@ -41,18 +43,53 @@ def test_layers_go_back_as_far_as_the_bound_asks(bound: float) -> None:
     assert choice.drop <= bound
 
 
-def test_auto_has_four_bits_only_where_they_are_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
-    def int8_is_fastest(calls: Sequence[Callable[[], Any]], **_: Any) -> list[list[float]]:
+@pytest.fixture
+def int8_is_fastest(ranked: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_turns(calls: Sequence[Callable[[], Any]], **_: Any) -> list[list[float]]:
         return [[time] for time in ([1.0, 0.5, 0.2, 0.4] if len(calls) == 4 else [1.0, 0.5])]
 
-    monkeypatch.setattr(layer_trials, "in_turns", int8_is_fastest)
+    monkeypatch.setattr(layer_trials, "in_turns", in_turns)
+
+
+@pytest.mark.usefixtures("int8_is_fastest")
+def test_auto_has_four_bits_only_where_they_are_the_fastest() -> None:
     for precision, expected in (("auto", "int8"), ("int4", "int4")):
         _, choice = run(model(), inputs(), precision=precision, max_drop=0.5)
         assert precisions(choice) == [expected] * 3
 
 
+@pytest.mark.usefixtures("int8_is_fastest")
+def test_weights_are_not_rounded_to_four_bits_where_these_are_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "round_int4", lambda *_, **__: pytest.fail("a weight is rounded to int4"))
+    tried: Counter[str] = Counter()
+    call_with = layer_trials.LayerBench._call_with
+
+    def counted(bench: Any, layer: Any, x: Any, precision: str, storage: Any) -> Any:
+        tried[precision] += 1
+        return call_with(bench, layer, x, precision, storage)
+
+    monkeypatch.setattr(layer_trials.LayerBench, "_call_with", counted)
+    module = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)).eval()
+    _, choice = run(module, correlated(400), precision="auto", max_drop=0.5)
+    assert precisions(choice) == ["int8"] * 3
+    assert (tried["int4"], tried["bf16"]) == (1, 3)  # of one shape, the first shows it
+
+
+def test_auto_rounds_weights_by_activations_where_four_bits_are_the_fastest() -> None:
+    _, choice = run(model(), correlated(400), precision="auto", max_drop=0.5)
+    assert (choice.layers[0].precision, choice.layers[0].method) == ("int4", "GPTQ")
+
+
+@pytest.mark.usefixtures("int8_is_fastest")
+def test_a_model_that_is_slower_in_int8_is_not_tried_in_int4(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([[1.0, 1.5], [1.0, 0.5]])
+    monkeypatch.setattr(precision_choice, "in_turns", lambda calls, **_: [[t] for t in next(times)])
+    _, choice = run(model(), inputs(), precision="auto", max_drop=0.5)
+    assert precisions(choice) == ["bf16"] * 3
+
+
 def test_smaller_blocks_are_more_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(precision_choice.WANTED, "int4", ("int4",))  # fewer libraries to compile
+    monkeypatch.setitem(precision_subject.WANTED, "int4", ("int4",))  # fewer libraries to compile
     module, x = nn.Linear(256, 48).eval(), torch.randn(3, 256)
     module.weight.normal_()
     errors = [
@@ -78,7 +115,7 @@ def test_error_feedback_is_measured_for_each_layer_and_reported() -> None:
 
 
 def test_rounded_weights_are_kept_with_the_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(precision_choice.WANTED, "int4", ("int4",))  # fewer libraries to compile
+    monkeypatch.setitem(precision_subject.WANTED, "int4", ("int4",))  # fewer libraries to compile
     module, x = model(), correlated(400)
     result, _ = run(module, x, precision="int4", max_drop=0.5, cache_dir=str(tmp_path))
     monkeypatch.setattr(layer_trials, "calibrated", lambda *_: pytest.fail("weights are rounded again"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -68,3 +70,13 @@ def test_a_metric_that_raises_or_returns_nan_is_an_error() -> None:
         checked(lambda results, references: 1 / 0)([], [])
     with pytest.raises(OptionError, match="NaN"):
         checked(lambda results, references: math.nan)([], [])
+
+
+def test_a_metric_may_edit_what_it_is_given() -> None:
+    def metric(results: Sequence[Any], references: Sequence[Any]) -> float:
+        return float(results[0].sub_(references[0]).abs_().div_(references[0].abs_()).amax())
+
+    references = [torch.tensor([-1.0, 2.0])]
+    for _ in range(2):
+        assert checked(metric)([torch.tensor([-1.5, 2.0])], references) == 0.5
+    assert references[0].tolist() == [-1.0, 2.0]

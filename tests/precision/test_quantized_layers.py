@@ -7,18 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
 
 from sardonyx import OptionError
-from sardonyx.engines import Job, openvino, registry
+from sardonyx.engines import Job, Runner, openvino, registry
 from sardonyx.engines.reference import Reference
 from sardonyx.options import Options
 from sardonyx.precision.metric import relative_error
-from sardonyx.run.precision_choice import QuantizedSubject
+from sardonyx.run import layer_trials
+from sardonyx.run.region_precision import QuantizedSubject
 from sardonyx.telemetry.report import PrecisionChoice, RegionReport, collecting
 from tests.precision.compiling import compiled
+from tests.precision.residual_block import Block
 
 pytestmark = pytest.mark.usefixtures("ranked")
 
@@ -42,17 +45,6 @@ def _openvino() -> Any:
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setitem(registry._registered, "quantized", Quantized())
     return str(request.param)
-
-
-class Block(nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(channels)
-        self.second = nn.Conv2d(channels, channels, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(x + self.second(torch.relu(self.norm(self.first(x)))))
 
 
 class Residual(nn.Module):
@@ -110,6 +102,26 @@ def test_layers_are_quantized_within_the_bound(
     assert 1e-3 < error <= 0.1
     assert choice.drop == pytest.approx(error, rel=0.05)
     assert set(precisions(choice)) == {"int8"}
+
+
+def test_layers_of_one_shape_are_compiled_together(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[int] = []
+    load = layer_trials.load_alone
+
+    def counted(engine: Any, model: ir.Model, *args: Any) -> Runner:
+        loaded.append(len(model.graph.outputs))
+        return load(engine, model, *args)
+
+    monkeypatch.setattr(layer_trials, "load_alone", counted)
+    torch.manual_seed(0)
+    module, x = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(5))).eval(), rows()
+    result, _, choice = run(module, x, engine=engine)
+    assert precisions(choice) == ["int8"] * 5
+    assert loaded == [9, 5, 5, 1, 1, 1]  # their values; in int8, in bf16; one of them, in float32, int8 and bf16
+    errors = [layer.error for layer in choice.layers]
+    assert len(set(errors)) == 5
+    assert all(1e-3 < error < 0.05 for error in errors)
+    assert relative_error(result, module(x)) <= 0.1
 
 
 def test_values_are_rounded_once_for_convolutions_and_sums(engine: str) -> None:

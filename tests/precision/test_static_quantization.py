@@ -16,19 +16,9 @@ import sardonyx
 from sardonyx import Program
 from sardonyx.precision.metric import relative_error
 from sardonyx.precision.static_scales import Scale
+from tests.precision.residual_block import Block
 
 pytestmark = pytest.mark.usefixtures("ranked")
-
-
-class Block(nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(channels)
-        self.second = nn.Conv2d(channels, channels, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(x + self.second(torch.relu(self.norm(self.first(x)))))
 
 
 def model() -> nn.Module:

@@ -85,7 +85,7 @@ def engine_options(command: F) -> F:
 
     @functools.wraps(command)
     def with_options(*args: Any, engine: str | None, option: Mapping[str, str], **kwargs: Any) -> Any:
-        return command(*args, options=options_from(engine, option), **kwargs)
+        return command(*args, options=options_from(engine, option, **_precision_in(kwargs)), **kwargs)
 
     several: dict[str, Any] = {"multiple": True, "callback": _parse_pairs, "metavar": "KEY=VALUE"}
     help_text = "The engine; `sardonyx engines` lists them."
@@ -102,15 +102,19 @@ def precision_options(command: F) -> F:
     def with_precision(
         *args: Any, precision: str | None, max_drop: float | None, options: Options | None = None, **kwargs: Any
     ) -> Any:
-        values = {"precision": precision, "max_drop": max_drop}
-        chosen = Options.of(options, **{key: value for key, value in values.items() if value is not None})
-        return command(*args, options=chosen, **kwargs)
+        given = _precision_in({"precision": precision, "max_drop": max_drop})
+        return command(*args, options=options or Options.of(given), **kwargs)
 
     help_text = "How far results may be from those in float32; default: 0.01."
     with_precision = click.option("--max-drop", type=FiniteRange(0), metavar="SHARE", help=help_text)(with_precision)
     names = click.Choice(list(get_args(Precision)))
     help_text = "Of linear layers, within --max-drop: see docs/precision.md."
     return click.option("--precision", type=names, help=help_text)(with_precision)  # type: ignore[return-value]  # wraps it
+
+
+def _precision_in(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the options that --precision and --max-drop set."""
+    return {name: parameters[name] for name in ("precision", "max_drop") if parameters.get(name) is not None}
 
 
 calibration_option = click.option(
@@ -122,12 +126,12 @@ calibration_option = click.option(
 )
 
 
-def options_from(engine: str | None, texts: Mapping[str, str]) -> Options:
-    """Return options from text: values of options that are not strings are parsed as JSON.
+def options_from(engine: str | None, texts: Mapping[str, str], **given: Any) -> Options:
+    """Return options from text, where values that are not strings are parsed as JSON, and from parameters.
 
     >>> options_from("reference", {"opset": "21", "optimize": "none"}).opset
     21
     """
     strings = {field.name for field in dataclasses.fields(Options) if str(field.type) in ("str", "str | None")}
     values = {key: text if key in strings else parse_value(text) for key, text in texts.items()}
-    return Options.of({**values, **({"engine": engine} if engine else {})})
+    return Options.of({**values, **({"engine": engine} if engine else {}), **given})

@@ -184,6 +184,7 @@ class OnnxFile(Source):
 
     def calibration(self, files: Sequence[Path], options: Options) -> Sequence[Any]:
         """Return the inputs in these files by name; without any, random ones."""
+        _check_calibration(files, options)
         if options.precision == FLOAT32:
             return []
         if not files:
@@ -223,6 +224,7 @@ class _TorchSource(Source):
 
     def calibration(self, files: Sequence[Path], options: Options) -> Sequence[Any]:
         """Return the arguments for the inputs in these files; none for the example arguments."""
+        _check_calibration(files, options)
         if options.precision == FLOAT32 or not files:
             return []
         model = self.model(Options.of(options, precision=FLOAT32, verify=False))
@@ -471,6 +473,11 @@ def _error_location(error: BaseException) -> str:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _check_calibration(files: Sequence[Path], options: Options) -> None:
+    if files:
+        options.require_precision("calibration")
 
 
 def tensors(feeds: Mapping[str, Array]) -> dict[str, torch.Tensor]:

@@ -13,7 +13,7 @@ from sardonyx.cli._feeds import read_inputs
 from sardonyx.cli._messages import example, print_result, show_status
 from sardonyx.cli._output import OutputFolder
 from sardonyx.cli._parameters import as_json, calibration_option, model_argument, precision_options
-from sardonyx.cli._source import Source
+from sardonyx.cli._source import Source, option_keywords
 from sardonyx.doors.optimize import optimize
 from sardonyx.errors import OptionError
 from sardonyx.native.select import Choice
@@ -92,8 +92,7 @@ def compile_(
             processor=processor,
             progress=say,
             calibration=model.calibration(calibration, options),
-            precision=options.precision,
-            max_drop=options.max_drop,
+            **option_keywords(options),
         )
         compiled.save(output)
     _print_native(compiled, output, as_json)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,8 @@ def compile(
     report_progress("reading the model")
     if compile_options.precision != "float32":
         model = lower_precision(model, calibration, compile_options)
+    elif not isinstance(calibration, Sized) or len(calibration):
+        compile_options.require_precision("calibration")
     original = load_inferred_model(model)
     choice = _choice(select, inputs, outputs)
     report_progress("choosing what becomes kernels")

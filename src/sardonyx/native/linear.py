@@ -36,7 +36,7 @@ MOST_PROJECTIONS = 3
 """Weights that one node multiplies the same x by."""
 _COLUMNS = ("columns", "columns_2", "columns_3")
 """Attributes: the columns of each projection, 0 if there is none."""
-_MAX_INT8_DEPTH = 2**16
+MAX_INT8_DEPTH = 2**16
 """The depth up to which sums of products of uint8 and int8 fit into int32."""
 _SUFFIXES = {
     (ir.DataType.FLOAT, ir.DataType.FLOAT): "",
@@ -119,7 +119,7 @@ def pack_int8(weight: torch.Tensor, channels: torch.Tensor | None = None) -> Pac
 def quantize_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the codes of −127 … 127 of a weight of depth × columns, and the scale of each column."""
     weight = _finite(weight)
-    if weight.shape[0] > _MAX_INT8_DEPTH:
+    if weight.shape[0] > MAX_INT8_DEPTH:
         raise OptionError(f"sums over {weight.shape[0]} products overflow in int8", hint="leave the layer in float32")
     largest = weight.abs().amax(0) if weight.shape[0] else torch.zeros(weight.shape[1])
     scales = torch.where(largest > 0, largest / 127, 1.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -125,25 +125,50 @@ def _is_plain(node: ir.Node, bias: ir.Value | None) -> bool:
 
 def alone(layer: Layer, shape: Sequence[int], *, channels_last: bool = False) -> ir.Model:
     """Return a model of one layer, of activations of this shape; of a convolution optionally with channels last."""
-    graph = layer.node.graph
+    model = side_by_side([layer], [shape])
+    if channels_last:
+        _put_channels_last(model.graph)
+    return model
+
+
+def side_by_side(layers: Sequence[Layer], shapes: Sequence[Sequence[int]]) -> ir.Model:
+    """Return a model of layers that each have an input of this shape and a result of their own."""
+    inputs, nodes, outputs = [], [], []
+    constants = {value: _copied(value) for layer in layers for value in _constants(layer)}
+    for number, (layer, shape) in enumerate(zip(layers, shapes, strict=True)):
+        x = float_value(f"x/{number}", tuple(shape))
+        copied = _copied_nodes(layer, x, constants, _result_sizes(layer, shape), f"y/{number}/")
+        inputs.append(x)
+        nodes += copied
+        outputs.append(copied[-1].outputs[0])
+    graph = layers[0].node.graph
     assert graph is not None
-    x, sizes = float_value("x", tuple(shape)), _result_sizes(layer, shape)
-    constants = {value: _copied(value) for value in _constants(layer)}
-    nodes, y = [], x
-    if channels_last:
-        x = float_value("x_last", tuple(shape[axis] for axis in to_last(len(shape))))
-        nodes.append(_transpose(x, to_first(len(shape)), y))
-    for number, node in enumerate(layer.nodes):
-        inputs = [None if value is None else constants.get(value, y) for value in node.inputs]
-        y = float_value(f"y{number}", sizes)
-        nodes.append(_like(node, inputs, y))
-    if channels_last:
-        y, first = float_value("y_last", tuple(sizes[axis] for axis in to_last(len(sizes)))), y
-        nodes.append(_transpose(first, to_last(len(sizes)), y))
-    versions = dict(graph.opset_imports)
-    weights = list(constants.values())
-    copy = ir.Graph([x], [y], nodes=nodes, initializers=weights, opset_imports=versions, name="layer")
+    versions, weights = dict(graph.opset_imports), list(constants.values())
+    copy = ir.Graph(inputs, outputs, nodes=nodes, initializers=weights, opset_imports=versions, name="layers")
     return ir.Model(copy, ir_version=opsets.IR_VERSION)
+
+
+def _put_channels_last(graph: ir.Graph) -> None:
+    """Let a graph of one convolution take and return channels last."""
+    (x,), (y,) = graph.inputs, graph.outputs
+    axes = len(dims(x))
+    given = float_value("x_last", tuple(dims(x)[axis] for axis in to_last(axes)))
+    last = float_value("y_last", tuple(dims(y)[axis] for axis in to_last(axes)))
+    graph.inputs[:], graph.outputs[:] = [given], [last]
+    graph.insert_before(graph[0], _transpose(given, to_first(axes), x))
+    graph.append(_transpose(y, to_last(axes), last))
+
+
+def _copied_nodes(
+    layer: Layer, x: ir.Value, constants: Mapping[ir.Value, ir.Value], sizes: Dims, prefix: str
+) -> list[ir.Node]:
+    """Return the nodes of a layer that reads these; the names of their results have a prefix."""
+    nodes: list[ir.Node] = []
+    for number, node in enumerate(layer.nodes):
+        inputs = [None if value is None else constants.get(value, x) for value in node.inputs]
+        x = float_value(f"{prefix}{number}", sizes)
+        nodes.append(_like(node, inputs, x))
+    return nodes
 
 
 def _constants(layer: Layer) -> Sequence[ir.Value]:

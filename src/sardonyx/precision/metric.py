@@ -97,11 +97,12 @@ def _is_compared(x: Any) -> bool:
 
 
 def checked(metric: Metric) -> Metric:
-    """Return a metric of the user with errors that say what it did."""
+    """Return a metric of the user with errors that say what it did; it may edit what it is given."""
 
     def measure(results: Sequence[Any], references: Sequence[Any]) -> float:
+        copies = [x.clone() if isinstance(x, torch.Tensor) else x for x in references]  # others are compared with them
         try:
-            drop = float(metric(results, references))
+            drop = float(metric(results, copies))
         except Exception as error:
             raise OptionError(
                 f"the metric raised {type(error).__name__}: {error}",

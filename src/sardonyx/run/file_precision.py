@@ -35,7 +35,7 @@ from sardonyx.precision.standard_operators import (
 from sardonyx.precision.static_scales import Range, joined, quantized_values, range_of
 from sardonyx.run.file_weights import extract_weights
 from sardonyx.run.layer_trials import LayerBench
-from sardonyx.run.precision_choice import WANTED, Candidate, Subject, scores_of
+from sardonyx.run.precision_subject import WANTED, Candidate, Subject, scores_of
 
 Fit = Callable[[ir.Model], Any]
 """Makes a model fit the engine's kernels, in place, as when the file is loaded."""
@@ -212,13 +212,13 @@ class _FileBench(LayerBench):
     """Runs layers of a file by themselves."""
 
     def __init__(self, subject: FileSubject) -> None:
-        super().__init__(subject.engine, {}, subject.wanted, subject.options)
+        super().__init__(subject.engine, {}, subject.wanted, subject.options, in_order=subject.in_order)
         self._subject = subject
 
-    def _calls(self, layer: Layer, x: torch.Tensor) -> Mapping[Type, Callable[[], torch.Tensor]]:
+    def _calls(self, layer: Layer, x: torch.Tensor, types: Sequence[Type]) -> Mapping[Type, Callable[[], torch.Tensor]]:
         float32 = self._call(layer, x, FLOAT32)
         calls, ranges = {FLOAT32: float32}, (range_of(x), range_of(float32()))
-        for precision in self._wanted:
+        for precision in types:
             with suppress(OptionError):  # a weight that is not finite, sums that overflow, a convolution in int4
                 if precision == "int8":
                     self._subject.store(layer, precision)

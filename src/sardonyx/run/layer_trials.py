@@ -42,13 +42,12 @@ def measure_layers(
     *,
     in_order: bool = False,
     progress: Callable[[str], None] = lambda remark: None,
-    bench: type[LayerBench] | None = None,
 ) -> list[LayerTrials]:
     """Return the error and time of each layer in these precisions, as far as this machine has them."""
     layers = layers_of(built.graph)
     if not layers:
         return []
-    runs = (bench or LayerBench)(engine, built.binding.constants(args), wanted, options)
+    runs = LayerBench(engine, built.binding.constants(args), wanted, options, in_order=in_order)
     values = values_in_call(engine, built, args, sorted({str(layer.x.name) for layer in layers}), options)
     found = []
     for number, layer in enumerate(layers, 1):
@@ -85,26 +84,39 @@ def load_alone(
 
 
 class LayerBench:
-    """Runs layers; those of one shape are timed once."""
+    """Runs layers; those of one shape are timed once, with weights that are rounded to the nearest."""
 
     def __init__(
-        self, engine: Engine, weights: Mapping[str, torch.Tensor], wanted: Sequence[Type], options: Options
+        self,
+        engine: Engine,
+        weights: Mapping[str, torch.Tensor],
+        wanted: Sequence[Type],
+        options: Options,
+        *,
+        in_order: bool = False,
     ) -> None:
         self._engine, self._weights, self._wanted, self._options = engine, weights, wanted, options
-        self._times: dict[Hashable, Sequence[float]] = {}
+        self._in_order = in_order
+        self._times: dict[Hashable, Mapping[Type, float]] = {}
 
     def trials(self, layer: Layer, x: torch.Tensor) -> LayerTrials:
-        """Return the error and time of a layer in each precision."""
-        calls = self._calls(layer, x)
-        reference, *results = [call() for call in calls.values()]
-        float32, *seconds = self._seconds(layer, x, list(calls.values()))
-        measured = zip(list(calls)[1:], results, seconds, strict=True)
+        """Return the error and time of a layer in each precision that it may start in or go back to."""
+        calls = self._calls(layer, x, self._useful(layer, x))
+        results = {precision: call() for precision, call in calls.items()}
+        seconds, reference = self._seconds(layer, x, calls), results.pop(FLOAT32)
         trials = {
-            precision: Trial(relative_error(result, reference), s, self._usual(precision))
-            for precision, result, s in measured
+            precision: Trial(relative_error(result, reference), seconds[precision], self._usual(precision))
+            for precision, result in results.items()
         }
         finite = {precision: trial for precision, trial in trials.items() if trial.error < math.inf}
-        return LayerTrials(layer.name, float32, finite, chained=layer.convolves)
+        return LayerTrials(layer.name, seconds[FLOAT32], finite, chained=layer.convolves)
+
+    def _useful(self, layer: Layer, x: torch.Tensor) -> Sequence[Type]:
+        """Return the wanted precisions but those below the fastest of its shape: it starts there and goes back up."""
+        times = self._times.get(_shape_key(layer, x), {})
+        if self._in_order or layer.convolves or not self._is_timed(layer, x, self._wanted):
+            return self._wanted
+        return self._wanted[self._wanted.index(min(self._wanted, key=lambda precision: times[precision])) :]
 
     def calibrated(self, layer: Layer, x: torch.Tensor, trials: LayerTrials, used: Sequence[Type]) -> LayerTrials:
         """Return the trials of a layer whose weight is stored as its activations ask for."""
@@ -127,16 +139,21 @@ class LayerBench:
         """Whether the weight can be stored: integers have no NaN and no infinity."""
         return precision not in INTEGERS or bool(self._weights[str(layer.weight.name)].isfinite().all())
 
-    def _calls(self, layer: Layer, x: torch.Tensor) -> Mapping[Type, Callable[[], torch.Tensor]]:
-        """Return calls of a layer in float32, and in the precisions that it can have."""
-        types = [t for t in self._wanted if unsupported_reason(layer, t) is None and self._fits(layer, t)]
-        return {precision: self._call(layer, x, precision) for precision in (FLOAT32, *types)}
+    def _calls(self, layer: Layer, x: torch.Tensor, types: Sequence[Type]) -> Mapping[Type, Callable[[], torch.Tensor]]:
+        """Return calls of a layer in float32, and in those of these precisions that it can have."""
+        able = [t for t in types if unsupported_reason(layer, t) is None and self._fits(layer, t)]
+        return {precision: self._call(layer, x, precision) for precision in (FLOAT32, *able)}
 
-    def _seconds(self, layer: Layer, x: torch.Tensor, calls: Sequence[Callable[[], Any]]) -> Sequence[float]:
-        key = (_shape_key(layer, x), len(calls))
-        if key not in self._times:
-            self._times[key] = [min(times) for times in in_turns(calls, rounds=ROUNDS, round_seconds=ROUND_SECONDS)]
+    def _seconds(self, layer: Layer, x: torch.Tensor, calls: Mapping[Type, Callable[[], Any]]) -> Mapping[Type, float]:
+        """Return the seconds of these calls, if a layer of this shape was not timed in these precisions before."""
+        key = _shape_key(layer, x)
+        if not self._is_timed(layer, x, list(calls)):
+            times = in_turns(list(calls.values()), rounds=ROUNDS, round_seconds=ROUND_SECONDS)
+            self._times[key] = {precision: min(taken) for precision, taken in zip(calls, times, strict=True)}
         return self._times[key]
+
+    def _is_timed(self, layer: Layer, x: torch.Tensor, types: Sequence[Type]) -> bool:
+        return set(types) <= set(self._times.get(_shape_key(layer, x), {}))
 
     def _call(self, layer: Layer, x: torch.Tensor, precision: Type) -> Callable[[], torch.Tensor]:
         """Return a call of a layer in a precision, with its weight stored as usual."""
@@ -159,10 +176,15 @@ class LayerBench:
 
     def _loaded(self, model: ir.Model, precision: Type, storage: Storage | None) -> Runner:
         """Return a model of a layer, ready to run in a precision."""
+        (only,) = layers_of(model.graph)
+        return self._load(
+            model, Plan({only.name: precision}, {} if storage is None else {(only.name, precision): storage})
+        )
+
+    def _load(self, model: ir.Model, plan: Plan) -> Runner:
+        """Return a model of layers, ready to run with a plan."""
         names = [name for name in model.graph.initializers if name in self._weights]
         data = [self._weights[name] for name in names]
-        (only,) = layers_of(model.graph)
-        plan = Plan({only.name: precision}, {} if storage is None else {(only.name, precision): storage})
         packings, libraries = self._lower(model, plan, {name: i for i, name in enumerate(names)})
         weights = {name: x for name, x in zip(names, data, strict=True) if name in model.graph.initializers}
         for packing in packings:
@@ -172,7 +194,7 @@ class LayerBench:
     def _lower(
         self, model: ir.Model, plan: Plan, weights: Mapping[str, int]
     ) -> tuple[Sequence[Packing], Sequence[Path]]:
-        """Replace the layer of a model as planned, in place; return its packings and libraries."""
+        """Replace the layers of a model as planned, in place; return their packings and libraries."""
         return lower(model, plan, weights, self._options)
 
     def _in(self, plan: Plan) -> Options:

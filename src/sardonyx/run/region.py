@@ -23,8 +23,9 @@ from sardonyx.precision.metric import within
 from sardonyx.precision.plan import FLOAT32, Plan
 from sardonyx.run.binding import Binding
 from sardonyx.run.builds import TRACE, TRAINING, Assumptions, BuildFunction, Built, Recipe
-from sardonyx.run.precision_choice import Candidate, choose_precision, options_with
+from sardonyx.run.precision_subject import Candidate
 from sardonyx.run.random_inputs import fixed_seed
+from sardonyx.run.region_precision import choose_precision, options_with
 from sardonyx.run.sessions import OpenSession, open_session
 from sardonyx.run.snapshot import EDITS_BEFORE_THAW, NumberSnapshot
 from sardonyx.sizes import dims_of
