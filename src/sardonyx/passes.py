@@ -331,6 +331,7 @@ def lower_precision(model: ir.Model, context: Context) -> ir.Model:
     join_projections(model.graph)
     remove_reshapes(model.graph)
     weights = {name: index for name, index in binding.weights.items() if name in model.graph.initializers}
+    packings = [packing.used_in(model.graph.initializers) for packing in packings]
     context.binding = replace(binding, weights=weights, packings=tuple(packings))
     for library in libraries:
         _add_library(context, library)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,10 +23,10 @@ pytestmark = [
 ]
 
 
-def operators(module: nn.Module, *args: torch.Tensor, precision: str = "bf16") -> Mapping[str, int]:
+def operators(module: nn.Module, *args: torch.Tensor, precision: str = "bf16", **options: str) -> Mapping[str, int]:
     """Check each result, and return the operators that ran but for views."""
     with collecting() as report:
-        results = compiled(module, precision=precision, max_drop=1.0)(*args)
+        results = compiled(module, precision=precision, max_drop=1.0, **options)(*args)
     expected = module(*args)
     pairs = zip(results, expected, strict=True) if isinstance(expected, tuple) else [(results, expected)]
     for result, reference in pairs:
@@ -133,7 +134,21 @@ def test_other_products_are_not_folded(model: nn.Module) -> None:
     assert operators(model, torch.randn(5, 72))["Mul"] == 1
 
 
-def test_layers_with_channels_of_their_own_are_not_joined() -> None:
+def outliers() -> torch.Tensor:
     x = torch.randn(64, 72)
     x[:, 3] *= 1e3
-    assert operators(Projections(48, 48), x, precision="int8") == {"Linear": 2}
+    return x
+
+
+def test_layers_of_one_x_with_outliers_share_what_its_channels_are_multiplied_by(tmp_path: Path) -> None:
+    model, x = Projections(48, 33, 96), outliers()
+    for _ in range(2):  # chosen, and then as the disk cache has it
+        assert operators(model, x, precision="int8", cache_dir=str(tmp_path)) == {"Linear": 1}
+    with collecting() as report:
+        compiled(model, precision="int8", max_drop=1.0)(x)
+    (choice,) = (region.precision for graph in report.graphs for region in graph.regions)
+    assert [layer.method for layer in choice.layers] == ["smoothed"] * 3
+
+
+def test_a_gated_network_of_outliers_is_two_nodes() -> None:
+    assert operators(Gated(), outliers(), precision="int8") == {"LinearToBfloat16": 1, "LinearToFloat32": 1}

@@ -34,6 +34,8 @@ RESIDUAL = 1
 """The input of a layer's node that is added to its result."""
 MOST_PROJECTIONS = 3
 """Weights that one node multiplies the same x by."""
+_CHANNELS = "channels"
+"""The metadata of a node that is the digest of what it multiplies the channels of x by."""
 _COLUMNS = ("columns", "columns_2", "columns_3")
 """Attributes: the columns of each projection, 0 if there is none."""
 MAX_INT8_DEPTH = 2**16
@@ -310,17 +312,23 @@ def _precision_of(node: ir.Node) -> Precision:
     return next(precision for precision in PRECISIONS.values() if precision.domain == node.domain)
 
 
+def note_channels(node: ir.Node, contents: str) -> None:
+    """Note the digest of what a node multiplies the channels of x by: nodes of the same can be joined."""
+    node.meta[_CHANNELS] = contents
+
+
 def joins(node: ir.Node) -> bool:
     """Whether a layer's node has one projection, which could be computed with others of the same x."""
     several = bool(node.attributes[_COLUMNS[1]].as_int())
-    shared = node.inputs[RESIDUAL : _precision_of(node).first_weight]
-    return not several and not is_convolution(node) and all(x is None for x in shared)
+    channels = node.inputs[RESIDUAL + 1 : _precision_of(node).first_weight]
+    known = _CHANNELS in node.meta or all(x is None for x in channels)
+    return not several and not is_convolution(node) and node.inputs[RESIDUAL] is None and known
 
 
 def join_key(node: ir.Node) -> Hashable:
     """Return what nodes have in common that can be joined, but for their activation."""
     numbers = tuple(node.attributes[name].as_int() for name in ("block", "has_zero_points"))
-    return (node.inputs[0], node.domain, node.op_type, *numbers)
+    return (node.inputs[0], node.domain, node.op_type, node.meta.get(_CHANNELS), *numbers)
 
 
 def join(nodes: Sequence[ir.Node], *, gated: bool = False) -> ir.Node:

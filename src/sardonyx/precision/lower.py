@@ -17,7 +17,7 @@ from sardonyx.precision.layout import join_layouts
 from sardonyx.precision.packing import BIAS, MatrixPacker, Packing
 from sardonyx.precision.plan import FLOAT32, Plan, Type
 from sardonyx.precision.sizes import dims, weight_value
-from sardonyx.precision.storage import Static, Storage
+from sardonyx.precision.storage import Smoothed, Static, Storage, contents_of
 from sardonyx.translate.inference import set_dims
 
 
@@ -71,6 +71,8 @@ def _replace(
         nodes.append(_transpose(x, to_last(len(dims(x)))))
         x, window = nodes[0].outputs[0], window_of(layer.node)
     node, constants = linear.linear_node(kind, x, packed, name=name, bias=bias, window=window)
+    if isinstance(storage, Smoothed):
+        linear.note_channels(node, contents_of(storage.channels))
     nodes.append(node)
     names = dict(zip(packed.constants, (str(value.name) for value in constants), strict=True))
     if layer.form.leaves_bias:

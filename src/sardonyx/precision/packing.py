@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -74,6 +74,10 @@ class Packing:
     names: Mapping[str, str]
     """The name of each constant in the model."""
 
+    def used_in(self, model: Container[str]) -> Packing:
+        """Return the packing of those constants whose names a model has."""
+        return replace(self, names={name: used for name, used in self.names.items() if used in model})
+
     def pack(self, args: Sequence[torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Return the constants by their names in the model, from all arguments of the region."""
         weights = [args[argument].detach() for argument in self.arguments]
@@ -82,7 +86,8 @@ class Packing:
         packed = {name: _packed.get((key, name)) for name in self.names}
         constants = {name: tensor for name, tensor in packed.items() if tensor is not None}
         if len(constants) < len(packed):
-            constants = dict(self.packer.constants(weights, digests[0]))
+            computed = self.packer.constants(weights, digests[0])
+            constants = {name: computed[name] for name in self.names}
             _packed.update({(key, name): tensor for name, tensor in constants.items()})
         return {self.names[name]: tensor for name, tensor in constants.items()}
 

@@ -60,4 +60,8 @@ def _replace(
     new.meta["fx"] = place.meta.get("fx")
     for before, after in zip(results, new.outputs, strict=True):
         set_dims(after, dims(before))
+    inputs = {x for node in old for x in node.inputs if x is not None}
     ir.convenience.replace_nodes_and_values(graph, place, old, [new], results, new.outputs)
+    for x in inputs:  # what the others multiplied channels by
+        if x.is_initializer() and not x.uses():
+            del graph.initializers[str(x.name)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -49,13 +50,16 @@ def measure_layers(
         return []
     runs = LayerBench(engine, built.binding.constants(args), wanted, options, in_order=in_order)
     values = values_in_call(engine, built, args, sorted({str(layer.x.name) for layer in layers}), options)
+    readers = defaultdict(list)
+    for layer in layers:
+        readers[layer.x.name, layer.convolves].append(layer)
     found = []
     for number, layer in enumerate(layers, 1):
         progress(f"layer {number} of {len(layers)}, {layer.name}")
         x = values[str(layer.x.name)]
         trials = runs.trials(layer, x)
         used = path(trials, trials.worthwhile(wanted), in_order=in_order)
-        found.append(runs.calibrated(layer, x, trials, used))
+        found.append(runs.calibrated(layer, x, trials, used, readers[layer.x.name, layer.convolves]))
     return found
 
 
@@ -98,6 +102,8 @@ class LayerBench:
         self._engine, self._weights, self._wanted, self._options = engine, weights, wanted, options
         self._in_order = in_order
         self._times: dict[Hashable, Mapping[Type, float]] = {}
+        self._smoothed: dict[str, Storage | None] = {}
+        """How the layers of an x, by its name, are stored in int8."""
 
     def trials(self, layer: Layer, x: torch.Tensor) -> LayerTrials:
         """Return the error and time of a layer in each precision that it may start in or go back to."""
@@ -118,18 +124,43 @@ class LayerBench:
             return self._wanted
         return self._wanted[self._wanted.index(min(self._wanted, key=lambda precision: times[precision])) :]
 
-    def calibrated(self, layer: Layer, x: torch.Tensor, trials: LayerTrials, used: Sequence[Type]) -> LayerTrials:
-        """Return the trials of a layer whose weight is stored as its activations ask for."""
+    def calibrated(
+        self, layer: Layer, x: torch.Tensor, trials: LayerTrials, used: Sequence[Type], readers: Sequence[Layer]
+    ) -> LayerTrials:
+        """Return the trials of a layer whose weight is stored as its activations, which these layers read, ask for."""
         types = [] if layer.convolves else [t for t in used if t in INTEGERS]
         if not types:
             return trials
         reference = self._call(layer, x, FLOAT32)()
-        better = {t: self._stored(layer, x, t, trials.trials[t], reference) for t in types}
+        stored = {t: self._in_int8(x, readers) if t == "int8" else self._calibrated(layer, x, t) for t in types}
+        better = {t: self._better(layer, x, t, trials.trials[t], stored[t], reference) for t in types}
         return replace(trials, trials={**trials.trials, **better})
 
-    def _stored(self, layer: Layer, x: torch.Tensor, precision: Type, plain: Trial, reference: torch.Tensor) -> Trial:
-        weight = self._weights[str(layer.weight.name)]
-        storage = calibrated(precision, layer.form.matrix(weight), x, contents_of(weight), self._options.int4_block)
+    def _in_int8(self, x: torch.Tensor, readers: Sequence[Layer]) -> Storage | None:
+        """Return one storage for all layers of an x, so that one node can compute them."""
+        name = str(readers[0].x.name)
+        if name not in self._smoothed:
+            matrices = [self._matrix(layer) for layer in readers if self._fits(layer, "int8")]
+            self._smoothed[name] = calibrated("int8", torch.cat(matrices, 1), x, "", self._options.int4_block)
+        return self._smoothed[name]
+
+    def _calibrated(self, layer: Layer, x: torch.Tensor, precision: Type) -> Storage | None:
+        contents = contents_of(self._weights[str(layer.weight.name)])
+        return calibrated(precision, self._matrix(layer), x, contents, self._options.int4_block)
+
+    def _matrix(self, layer: Layer) -> torch.Tensor:
+        return layer.form.matrix(self._weights[str(layer.weight.name)].detach())
+
+    def _better(
+        self,
+        layer: Layer,
+        x: torch.Tensor,
+        precision: Type,
+        plain: Trial,
+        storage: Storage | None,
+        reference: torch.Tensor,
+    ) -> Trial:
+        """Return the trial with a storage, if its error is not larger than without."""
         if storage is None:
             return plain
         error = relative_error(self._call_with(layer, x, precision, storage)(), reference)
