@@ -361,6 +361,11 @@ def test_options_that_conflict_are_an_error(options: dict[str, Any], message: st
     raises(message, **options)
 
 
+def test_calibration_of_an_export_in_float32_is_an_error() -> None:
+    with pytest.raises(OptionError, match="calibration"):
+        sardonyx.export(nn.Linear(64, 8), (inputs(),), calibration=[(inputs(),)])
+
+
 def test_calibration_is_given_by_name() -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:

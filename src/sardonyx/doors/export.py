@@ -84,6 +84,9 @@ def export(
     check_keywords(options, export)
     model, chosen = _as_module(model), _chosen(options, opset, translations)
     _check_functions(functions, chosen)
+    calls = calibration_calls(calibration)
+    if calls:
+        chosen.require_precision("calibration")
     args, kwargs = (args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs or {})
     with collecting() as report:
         graph_report = new_graph_report("exported", 0)
@@ -95,7 +98,7 @@ def export(
                 call_spec = _call_spec(translation, traced)
                 graph_report.note_own(translation.own)
                 onnx_functions.make_functions(translation.model, functions)
-            feeds = _calibration(call_spec, calibration, args, kwargs) if chosen.precision != "float32" else []
+            feeds = _calibration(call_spec, calls, args, kwargs) if chosen.precision != "float32" else []
             library = build_file(
                 translation.model,
                 device,
@@ -130,7 +133,7 @@ def _calibration(
     call_spec: CallSpec, calls: Iterable[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[list[torch.Tensor]]:
     """Return the model's inputs in the calibration calls; by default in the call exported."""
-    parsed = [_calibration_call(call_spec, call, args, kwargs) for call in calibration_calls(calls)]
+    parsed = [_calibration_call(call_spec, call, args, kwargs) for call in calls]
     return [calibration_inputs(call_spec, *call) for call in parsed or [(tuple(args), dict(kwargs))]]
 
 

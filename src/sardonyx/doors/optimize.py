@@ -66,6 +66,7 @@ def _lower_precision(model: UserModel, calibration: Iterable[Any], options: Opti
         calibration=calibration,
         precision=options.precision,
         max_drop=options.max_drop,
+        int4_block=options.int4_block,
         metric=options.metric,
         cache_dir=options.cache_dir,
         optimize="none",
