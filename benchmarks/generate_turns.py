@@ -86,7 +86,7 @@ class Worker:
 
     def __init__(self, command: Sequence[str], timeout: float, caches: str) -> None:
         self._timeout = timeout
-        self._messages = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed in __exit__
+        self._messages = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed in close
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -102,9 +102,14 @@ class Worker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.kill()
-        self._process.communicate()
-        self._messages.close()
+        self.close()
+
+    def close(self) -> None:
+        """End the process, unless that is done."""
+        if not self._messages.closed:
+            self._process.kill()
+            self._process.communicate()
+            self._messages.close()
 
     def ask(self, what: str) -> dict[str, Any]:
         """Tell it to do something, and wait for the answer."""
@@ -221,7 +226,7 @@ class Contender:
                 return
             told = self._worker.ask("end")
             m.peak_mb, m.details = told["peak_mb"], {**told["details"], "versions": told["versions"]}
-            self._worker.__exit__(None, None, None)
+            self._worker.close()
             if ENGINES[m.engine].caches:
                 with self._start() as second:
                     ready = second.answer()

@@ -84,6 +84,12 @@ def test_tokens_that_differ_are_told_with_the_next_step(factories: Path) -> None
     assert "--generate, with the same sizes" in done.stdout
 
 
+def test_tokens_in_lower_precision_may_differ(factories: Path) -> None:
+    done = run("bench", f"{factories}:branched", *QUICK, "--rounds", "1", "--precision", "int8", "--max-drop", "0.5")
+    assert done.exit_code == 0, done.output
+    assert "equal to eager's until token 0" in done.stdout
+
+
 def test_tokens_of_eager_and_compiled_are_compared() -> None:
     done = run("compare", LLAMA, *QUICK, "--batch", "2")
     assert done.exit_code == 0, done.output
