@@ -42,6 +42,13 @@ def t5():
 
 def linear():
     return torch.nn.Linear(4, 4)
+
+class Own(torch.nn.Linear):
+    def generate(self, x):
+        return self(x)
+
+def own():
+    return Own(4, 4)
 """
 
 
@@ -129,6 +136,8 @@ def test_a_model_that_cannot_generate_is_an_error(command: str, factories: Path,
         done = run(command, model, "--generate")
         assert (done.exit_code, f"is a {kind}, which has no generate()" in done.stderr) == (3, True), done.output
         assert "next: let the factory return a model of transformers" in done.stderr
+    done = run(command, f"{factories}:own", "--generate")
+    assert (done.exit_code, "whose generate() is not that of transformers" in done.stderr) == (3, True)
     done = run(command, bert, "--generate")
     assert (done.exit_code, "this command needs a torch module" in done.stderr) == (3, True)
 

@@ -89,7 +89,7 @@ class Generator:
             with stdout_to_stderr():
                 return generate(module, self._prompt, self.tokens, keep_logits=keep_logits, on_token=on_token)
         except (TypeError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             hint = "call its generate() with max_new_tokens=2 and the same arguments; sardonyx --debug … shows where"
             raise SardonyxError(f"{self.name} cannot generate: {reason}", hint=hint) from error
 
@@ -102,8 +102,7 @@ class Generator:
 
     def _example_prompt(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return example arguments of forward as keyword arguments of generate."""
-        named = inspect.signature(self.module.forward).bind_partial(*args, **kwargs).arguments
-        given = {**named, **named.pop("kwargs", {})}
+        given = {**inspect.signature(self.module.forward).bind_partial(*args).arguments, **kwargs}
         tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
         tensors.pop(_NOT_FOR_GENERATE, None)
         main = self.module.main_input_name

@@ -53,8 +53,9 @@ def check_generates(name: str, module: Any) -> None:
     """Raise unless a module has the `generate` of transformers."""
     if not callable(getattr(module, "generate", None)):
         raise SardonyxError(f"{name} is a {type(module).__name__}, which has no generate()", hint=_FACTORY_HINT)
-    if not getattr(module, "can_generate", lambda: True)():
-        raise SardonyxError(f"{name} is a {type(module).__name__}, which cannot generate tokens", hint=_FACTORY_HINT)
+    if not hasattr(module, "generation_config") or not module.can_generate():
+        kind = type(module).__name__
+        raise SardonyxError(f"{name} is a {kind}, whose generate() is not that of transformers", hint=_FACTORY_HINT)
 
 
 def random_prompt(name: str, module: Any, tokens: int, batch: int, seed: int) -> Prompt:
