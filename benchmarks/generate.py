@@ -51,7 +51,7 @@ def measure(places: Places, case: Case, engines: Sequence[str], rounds: int, sho
 
 def table(results: Sequence[Measured]) -> Table:
     """A row for each case and engine."""
-    columns = ["case", "engine", "tokens/s", "× eager", "prefill ms", "cold s", "cached s", "peak MB", "same tokens"]
+    columns = ["prompt×batch", "engine", "tokens/s", "× eager", "prefill ms", "cold s", "cached s", "peak MB", "same"]
     made = Table("generating", columns, text_columns=2)
     for case, group in groupby(results, key=lambda m: m.case):
         members = list(group)

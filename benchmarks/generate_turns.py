@@ -34,7 +34,7 @@ class Case:
     tokens: int
 
     def __str__(self) -> str:
-        return f"{self.model}, prompt {self.prompt}, batch {self.batch}"
+        return f"{self.model} {self.prompt}×{self.batch}"
 
 
 @dataclass

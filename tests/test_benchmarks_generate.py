@@ -42,7 +42,7 @@ def test_an_engine_that_fails_is_a_row_that_says_so_with_the_reason(capsys: pyte
     failed = Measured(CASE, "genai", failed="NotImplementedError: the model is not supported")
     assert rows(measured("eager", 20.0), failed)["genai"] == ["failed"]
     generate.show([failed])
-    assert "failed: genai on tiny, prompt 16, batch 2: NotImplementedError" in capsys.readouterr().out
+    assert "failed: genai on tiny 16×2: NotImplementedError" in capsys.readouterr().out
 
 
 def test_tokens_are_compared_with_eagers_up_to_the_first_that_differs_in_any_row() -> None:
