@@ -23,6 +23,8 @@
 # make eager-stress  random programs on the device's core, built with the address sanitizer, for twenty minutes
 # make bench-precision  models in bfloat16, int8 and int4 against inductor, ONNX Runtime, torchao and OpenVINO with NNCF,
 #                     which are installed in build/precision-peers, errors beside times; PRECISION="--models bert-base"
+# make bench-generate  language models that generate tokens, against eager, optimum-onnx and onnxruntime-genai, which are
+#                     installed in build/generate-optimum and build/generate-genai; GENERATE="--models llama --rounds 3"
 # make bench-train    training steps against eager and inductor, and the memory held over a thousand of them
 # make train-sweep   a training step of every module and of whole architectures, against double precision
 # make ops-full   every sample of the database and those at the edges, in all dtypes: two hours, and it goes on where it
@@ -45,14 +47,16 @@ REVISION ?=
 AGAINST ?=
 SWEEP ?=
 PRECISION ?=
+GENERATE ?=
 CUDA_PYTHON ?= python3
 TORCH       ?= $(shell sed -n 's/^torch==//p' constraints.txt)
 ONNXRUNTIME ?= $(shell sed -n 's/^onnxruntime==//p' constraints.txt)
 PINS   := $(VENV)/constraints.txt
 PRECISION_PEERS := build/precision-peers
+GENERATE_PEERS := build/generate-optimum/.ready build/generate-genai/.ready
 ORTS   := build/onnxruntime-1.18 build/onnxruntime-1.24 build/onnxruntime-1.31
 
-.PHONY: setup demo test lint format bench bench-against bench-customop bench-eager bench-engines bench-export bench-native bench-precision bench-train native-checks native-versions customop-versions eager-ops eager-ops-quick eager-stress cuda-checks fuzz ops ops-full train-sweep plots docs wheel wheel-test clean
+.PHONY: setup demo test lint format bench bench-against bench-customop bench-eager bench-engines bench-export bench-generate bench-native bench-precision bench-train native-checks native-versions customop-versions eager-ops eager-ops-quick eager-stress cuda-checks fuzz ops ops-full train-sweep plots docs wheel wheel-test clean
 
 setup: $(READY)
 
@@ -150,6 +154,18 @@ bench-precision: $(PRECISION_PEERS)/.ready
 	$(BIN)/python -m benchmarks.precision --peers $(PRECISION_PEERS)/bin/python --json build/precision.json $(PRECISION)
 	$(BIN)/python -m benchmarks.precision_accuracy --json build/precision-accuracy.json
 	$(BIN)/python -m benchmarks.precision_guard --json build/precision-guard.json
+
+build/generate-optimum/.ready: PACKAGES := 'optimum-onnx[onnxruntime]'
+build/generate-genai/.ready: PACKAGES := --constraint $(PINS) onnxruntime-genai onnx-ir transformers
+$(GENERATE_PEERS): $(READY)
+	$(BIN)/python -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --constraint $(PINS) torch numpy rich
+	$(@D)/bin/python -m pip install --quiet 'torch==$(TORCH)' $(PACKAGES) || \
+		echo "the packages of $(@D) cannot be installed here; their rows say so"
+	touch $@
+
+bench-generate: $(GENERATE_PEERS)
+	$(BIN)/python -m benchmarks.generate --json build/generate.json $(GENERATE)
 
 bench-train: setup
 	$(BIN)/python -m benchmarks.training --json build/training.json

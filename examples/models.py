@@ -38,6 +38,22 @@ def bert() -> tuple[nn.Module, tuple[Any, ...], dict[str, torch.Tensor]]:
     return hf.BertModel(config).eval(), (), {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
 
 
+def llama() -> nn.Module:
+    """A Llama of two small layers, which generates tokens."""
+    hf = _transformers()
+    config = hf.LlamaConfig(
+        vocab_size=1000,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=128,
+        max_position_embeddings=512,
+    )
+    module: nn.Module = hf.LlamaForCausalLM(config).eval()
+    return module
+
+
 class _Logits(nn.Module):
     """The logits of a classifier, without the class of outputs that they come in."""
 

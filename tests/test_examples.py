@@ -54,3 +54,14 @@ def test_the_tiny_llama_lists_the_graphs_of_its_training_step(
     assert ": Softmax [" in printed
     files = sorted(path.name for path in (tmp_path / "dump_llama").iterdir())
     assert files == [f"dort-llama-ort_{n}.{kind}" for n in (0, 1) for kind in ("onnx", "txt")]
+
+
+def test_text_is_streamed_as_eager_generates_it(capsys: pytest.CaptureFixture[str]) -> None:
+    threads = torch.get_num_threads()
+    try:
+        run("generate", "--tokens", "40")
+    finally:
+        torch.set_num_threads(threads)
+    printed = capsys.readouterr().out
+    assert "Sardonyx is onyx in bands: layers of red sard and" in printed
+    assert "tokens equal eager's: True" in printed

@@ -14,7 +14,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from sardonyx import timing
+from sardonyx.cli import _bench_generation
 from sardonyx.cli._feeds import Array
+from sardonyx.cli._generation import GenerationRequest, Generator, generation_options
 from sardonyx.cli._messages import example, print_result, progress_bar, stdout_to_stderr, table
 from sardonyx.cli._parameters import (
     FiniteRange,
@@ -39,6 +41,7 @@ TimedCall: TypeAlias = Callable[[], list[torch.Tensor]]
 OURS = "sardonyx"
 _IN_TORCH = ("eager", "inductor")
 _PLAIN = "onnxruntime"
+_GENERATES = "it measures eager and sardonyx; `make bench-generate` measures others"
 _USUAL = ("eager", "inductor", _PLAIN, "openvino")
 _PAUSE_SECONDS = 0.02
 """Pause between contenders: a thread pool spins for a moment after a run, and would slow the next one."""
@@ -82,6 +85,7 @@ class Contender:
         "sardonyx bench examples/models.py:bert",
         "sardonyx bench model.onnx --size batch=8 --against onnxruntime,openvino",
         "sardonyx bench examples/models.py:resnet50 --option native=true --rounds 21",
+        "sardonyx bench examples/models.py:llama --generate --prompt 128 --new-tokens 64",
     )
 )
 @model_argument
@@ -94,6 +98,7 @@ class Contender:
     show_default=True,
     help="Duration of a turn, at least one call.",
 )
+@generation_options
 @input_options
 @engine_options
 @precision_options
@@ -105,6 +110,7 @@ def command(
     against: str | None,
     rounds: int,
     seconds: float,
+    generation: GenerationRequest | None,
     inputs: Inputs,
     options: Options,
     as_json: bool,
@@ -113,7 +119,15 @@ def command(
 
     All take turns, so that a slow machine slows all of them. `onnxruntime` runs the model without our rewrite rules, in
     a session with default options. The exit code is 1 if the result of sardonyx differs.
+
+    With --generate, generate() of a transformers model in torch and compiled: the time to the first token, tokens a
+    second, the bytes of the cache and the peak memory. A turn is one call.
     """
+    if generation is not None:
+        if against is not None:
+            raise OptionError("--against cannot be used with --generate", hint=_GENERATES)
+        differs = _bench_generation.bench(Generator(model, generation, inputs), options, rounds, as_json)
+        ctx.exit(int(differs))
     names = _names(model, against)
     with stdout_to_stderr(), torch.no_grad():
         bench = _Bench(model, options, inputs)

@@ -6,14 +6,17 @@ from typing import Any
 
 import click
 
+from sardonyx.cli import _compare_generation
+from sardonyx.cli._generation import GenerationRequest, Generator, generation_options
 from sardonyx.cli._messages import example, print_result, show_status, table
 from sardonyx.cli._parameters import FiniteRange, as_json, input_options, model_argument
 from sardonyx.cli._source import Inputs, Source
 from sardonyx.diagnose.comparison import Comparison, Nonfinite, Place, Row, compare, find_nonfinite
-from sardonyx.errors import SardonyxError
+from sardonyx.errors import OptionError, SardonyxError
 from sardonyx.options import Options
 
 _SHOWN = 20
+_GENERATES = "--generate compares tokens; leave it out to compare values"
 _WAY_HELP = "How to run it: torch, torch:float64, or an engine, as onnxruntime:optimize=none,level=none. Use twice."
 
 
@@ -37,6 +40,7 @@ def model_and_arguments(model: Source, inputs: Inputs) -> tuple[Any, Any, Any]:
         "sardonyx compare examples/models.py:bert --way torch:float64 --way openvino",
         "sardonyx compare model.onnx --way reference --way onnxruntime",
         "sardonyx compare model.onnx --nan",
+        "sardonyx compare examples/models.py:llama --generate --way torch --way onnxruntime:precision=int8",
     )
 )
 @model_argument
@@ -48,6 +52,7 @@ def model_and_arguments(model: Source, inputs: Inputs) -> tuple[Any, Any, Any]:
 @click.option(
     "--budget", type=click.IntRange(1), default=256, show_default=True, metavar="MB", help="Memory for values."
 )
+@generation_options
 @input_options
 @as_json
 def command(
@@ -58,6 +63,7 @@ def command(
     nan: bool,
     tolerance: float | None,
     budget: int,
+    generation: GenerationRequest | None,
     inputs: Inputs,
     as_json: bool,
 ) -> None:
@@ -65,7 +71,15 @@ def command(
 
     By default torch and onnxruntime; for an ONNX file, onnxruntime without and with rewrites. Exits with 1 if results
     differ, or if --nan finds something.
+
+    With --generate, generate() of a transformers model, greedily: whether tokens are equal, else the first that
+    differs, and the largest logits of both there.
     """
+    if generation is not None:
+        if nan or every or tolerance is not None:
+            raise OptionError("--nan, --all and --tolerance cannot be used with --generate", hint=_GENERATES)
+        differs = _compare_generation.compare(Generator(model, generation, inputs), ways, as_json)
+        click.get_current_context().exit(int(differs))
     subject, args, kwargs = model_and_arguments(model, inputs)
     with show_status("exporting the model", as_json) as progress:
         if nan:
