@@ -117,7 +117,7 @@ def _refusal(node: ir.Node, k: _Append, v: _Append) -> str | None:
     if node.domain or set(node.attributes) - _ATTRIBUTES or len([x for x in node.inputs[3:] if x is not None]) > 1:
         return "Attention has attributes or inputs that GroupQueryAttention lacks"
     flags = {name: a.value for name, a in node.attributes.items()}
-    if flags.get("is_causal") or flags.get("softcap") or flags.get("scale") == 0 or any(_is_read(node)):
+    if flags.get("is_causal") or flags.get("softcap") or flags.get("scale", 1) <= 0 or any(_is_read(node)):
         return "Attention is causal, caps scores or returns them"
     sizes = [_dims(x) for x in (q, k.past, v.past)]
     if any(len(x) != 4 for x in sizes) or q.dtype != ir.DataType.FLOAT:
