@@ -319,10 +319,14 @@ def leave_reshapes_to_torch(model: ir.Model, context: Context) -> ir.Model:
 
 
 def append_to_caches(model: ir.Model, context: Context) -> ir.Model:
-    """Let attention append to keys and values in place, where the model concatenates a past with one new row."""
-    binding = context.binding
+    """Let attention append to keys and values in place, where the model concatenates a past with one new row.
+
+    Where precision is to be chosen, attention in float32 stays as it is: it is among the layers to choose from.
+    """
+    binding, plan = context.binding, context.plan
     assert binding is not None
-    found = append_in_place(model)
+    is_final = context.options.precision == FLOAT32 or (plan is not None and not plan.is_float32)
+    found = append_in_place(model, "" if is_final else "a lower precision was compared with float32, which stayed")
     context.report.in_place, context.report.concatenated = len(found.appended), found.refusals
     if found.appended:
         columns = zip(*((x.past, x.present, x.length) for x in found.appended), strict=True)
@@ -331,15 +335,11 @@ def append_to_caches(model: ir.Model, context: Context) -> ir.Model:
 
 
 def may_append_to_caches(context: Context) -> bool:
-    """Whether a module's call may return views of memory that later calls append to, and the engine can.
-
-    Before the precision of layers is chosen, attention stays as it is: it may be lowered.
-    """
+    """Whether a module's call may return views of memory that later calls append to, and the engine can."""
     binding = context.binding
     assert binding is not None
     is_call = context.kind == MODULE and has_rules(context) and not binding.draws
-    is_chosen = context.options.precision == FLOAT32 or (context.plan is not None and not context.plan.is_float32)
-    return is_call and is_chosen and context.engine.appends_in_place(context.device)
+    return is_call and context.engine.appends_in_place(context.device)
 
 
 def lower_precision(model: ir.Model, context: Context) -> ir.Model:

@@ -29,6 +29,9 @@ _buffers: Any = WeakTensorKeyDictionary()
 class CacheBuffer:
     """Memory with room for more rows than its views have."""
 
+    memory: torch.Tensor
+    """The whole buffer, for engines: not copied on write, as `_source` is once it has views."""
+
     def __init__(self, past: torch.Tensor, count: int) -> None:
         self._written = past.shape[ROWS] + count
         with torch.inference_mode(False), torch.no_grad():
@@ -36,9 +39,6 @@ class CacheBuffer:
             self.memory = _from_dlpack(_to_dlpack(self._source))
             self.memory.narrow(ROWS, 0, past.shape[ROWS]).copy_(past)
         self._address = self.memory.data_ptr()
-
-    memory: torch.Tensor
-    """The whole buffer, for engines: not copied on write, as `_source` is once it has views."""
 
     def view(self, rows: int) -> torch.Tensor:
         """Return the first rows, as a tensor of the caller's."""

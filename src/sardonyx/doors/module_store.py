@@ -161,16 +161,9 @@ def _call_spec(traced: ModuleTrace, built: Built, engine: Engine) -> StoredCallS
     places |= {index: name for index, name in traced.weights.items() if isinstance(name, str)}
     simple = all(r.output is not None and r == Result(r.output, order=r.order) for r in binding.results)
     known = {*binding.inputs, *binding.weights.values()} <= set(places)
-    is_fixed = cache is None or not isinstance(engine, EngineChoice)  # others may not append in place
-    if (
-        not is_fixed
-        or not simple
-        or not known
-        or binding.draws
-        or binding.complex
-        or traced.has_numbers
-        or built.libraries
-    ):
+    if not simple or not known or binding.draws or binding.complex or traced.has_numbers or built.libraries:
+        return None
+    if cache is not None and isinstance(engine, EngineChoice):  # it could choose one that does not append in place
         return None
     return StoredCallSpec(
         inputs=[places[index] for index in binding.inputs],
@@ -220,7 +213,7 @@ def load(
         reject(f"it cannot be used: {error}")
         return None
     with torch.no_grad():
-        outputs = run.compare_in_background(lambda: flat(*arguments.dense()), weights, inputs, reject)
+        outputs = run.compare_in_background(lambda: flat(*arguments.to_trace()), weights, inputs, reject)
     return _new_trace(call_spec, accepts, flat), run, outputs
 
 

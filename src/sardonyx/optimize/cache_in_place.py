@@ -23,7 +23,7 @@ _ROWS = 2
 """The axis of rows in (batch, heads, rows, size)."""
 _UNIT = 8
 """The kernel's heads have a multiple of so many elements."""
-_ATTRIBUTES = frozenset({"scale", "is_causal", "softcap", "qk_matmul_output_mode", "softmax_precision"})
+_ATTRIBUTES = frozenset({"scale", "is_causal", "softcap"})
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,15 @@ class _Append:
         return _dims(self.past)[_ROWS]
 
 
-def append_in_place(model: ir.Model) -> CacheInPlace:
-    """Replace attention over concatenated keys and values, in place; new inputs are the lengths of pasts."""
+def append_in_place(model: ir.Model, unless: str = "") -> CacheInPlace:
+    """Replace attention over concatenated keys and values, in place; new inputs are the lengths of pasts.
+
+    If there is a reason `unless`, nothing is replaced for that reason.
+    """
     graph, found = model.graph, CacheInPlace()
     appends = {append.present: append for append in _appends(graph)}
+    if unless:
+        return CacheInPlace(refusals=[f"{append.past.name}: {unless}" for append in appends.values()])
     rewrite = _Rewrite(model)
     for node in list(graph):
         pair = [appends.get(x) for x in node.inputs[1:3] if x is not None] if node.op_type == "Attention" else []
@@ -106,21 +111,22 @@ def _reason(append: _Append, appends: dict[ir.Value, _Append]) -> str:
     pair = [appends.get(x) for x in readers[0].inputs[1:3] if x is not None]
     if len(pair) != 2 or pair[0] is None or pair[1] is None:
         return "Attention reads other keys or values"
-    return _refusal(readers[0], pair[0], pair[1]) or "keys and values are the same"
+    return str(_refusal(readers[0], pair[0], pair[1]))
 
 
 def _refusal(node: ir.Node, k: _Append, v: _Append) -> str | None:
     """Return why an Attention cannot be replaced; None if it can."""
     q = _input(node, 0)
-    if any(reason := _append_refusal(x) for x in (k, v)) or k is v:
-        return reason or "keys are values"
+    reason = _append_refusal(k) or _append_refusal(v)
+    if reason:
+        return reason
     if node.domain or set(node.attributes) - _ATTRIBUTES or len([x for x in node.inputs[3:] if x is not None]) > 1:
         return "Attention has attributes or inputs that GroupQueryAttention lacks"
     flags = {name: a.value for name, a in node.attributes.items()}
     if flags.get("is_causal") or flags.get("softcap") or flags.get("scale", 1) <= 0 or any(_is_read(node)):
         return "Attention is causal, caps scores or returns them"
     sizes = [_dims(x) for x in (q, k.past, v.past)]
-    if any(len(x) != 4 for x in sizes) or q.dtype != ir.DataType.FLOAT:
+    if any(len(x) != 4 for x in sizes) or any(x.dtype != ir.DataType.FLOAT for x in (q, k.past, v.past)):
         return "Attention is not of heads in float32"
     if sizes[0][_ROWS] != 1 or any(_dims(x.new)[_ROWS] != 1 for x in (k, v)):
         return "a call has more than one query"
@@ -238,7 +244,7 @@ class _Rewrite:
         g, q = self._g, _input(node, 0)
         batch, heads, _, size = _dims(q)
         key_heads = _dims(k.past)[1]
-        bias, sees = self._mask(_mask(node))
+        bias, is_blind = self._mask(_mask(node))
         batch_size = g.ints([batch]) if isinstance(batch, int) else g.Shape(q, start=0, end=1)
         rows = [self._in_rows(x) for x in (q, k.new, v.new)]
         inputs = [*rows, k.past, v.past, *self._count(length, batch_size), None, None, None, bias]
@@ -251,7 +257,7 @@ class _Rewrite:
         y = self._reshaped(y, (batch, heads, 1, size))
         for append, present in zip((k, v), presents, strict=True):
             self._share(append, present, length)
-        return y if sees is None else g.shaped(g.Where(sees, y, g.scalar(0.0, torch.float32)), y.meta["dims"])
+        return y if is_blind is None else g.shaped(g.Where(is_blind, g.scalar(0.0, torch.float32), y), _dims(y))
 
     def _in_rows(self, x: ir.Value) -> ir.Value:
         """Return (batch, heads, 1, size) as (batch, 1, heads · size)."""
@@ -277,7 +283,7 @@ class _Rewrite:
         return self._counts[length]
 
     def _mask(self, mask: ir.Value | None) -> tuple[ir.Value | None, ir.Value | None]:
-        """Return a mask as a sum with scores, and which queries see any key: the others get zeros, as in torch."""
+        """Return what a mask adds to scores, and which queries see no key: they get zeros, as in torch."""
         if mask is None:
             return None, None
         if mask not in self._masks:
@@ -292,7 +298,7 @@ class _Rewrite:
         if len(sizes) < 4:
             bias = g.unsqueeze(bias, range(4 - len(sizes)))
         highest = g.ReduceMax(bias, g.ints([3]), keepdims=1)
-        return bias, g.Greater(highest, lowest)
+        return bias, g.Equal(highest, lowest)
 
     def _share(self, append: _Append, present: ir.Value, length: ir.Value) -> None:
         """Let the past and the present be the buffer."""
