@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from sardonyx.capture.cache_buffers import buffer_of, carried
+from sardonyx.capture.cache_buffers import CacheBuffer, buffer_of
 from sardonyx.capture.views import layout_of
 from sardonyx.errors import CaptureError
 
@@ -41,8 +41,8 @@ class Arguments:
     key: tuple[Any, ...] = ()
     gaps: list[int] = field(default_factory=list)
     """Indices of tensors whose memory has gaps."""
-    cached: list[int] = field(default_factory=list)
-    """Indices of views of a `CacheBuffer`: their key is that of a contiguous tensor."""
+    cached: list[tuple[int, CacheBuffer]] = field(default_factory=list)
+    """Indices of views of buffers, whose key is that of a contiguous tensor, and the buffers."""
 
     @classmethod
     def of(cls, call: Any) -> Arguments:
@@ -65,14 +65,14 @@ class Arguments:
         tensors = [tensor.detach() for tensor in self.tensors]
         for index in self.gaps:
             tensors[index] = tensors[index].contiguous()
-        for index in self.cached:
-            carried(self.tensors[index], tensors[index])
+        for index, buffer in self.cached:
+            buffer.adopt(tensors[index])
         return tensors
 
     def to_trace(self) -> list[torch.Tensor]:
         """Return the tensors, detached, with the layouts that their key says."""
         tensors = self.dense()
-        for index in self.cached:
+        for index, _ in self.cached:
             tensors[index] = tensors[index].contiguous()
         return tensors
 
@@ -104,9 +104,10 @@ class _Walk:
             self._tokens.append(("tensor", at))
             return
         self._arguments.tensors.append(x)
-        is_cached = buffer_of(x) is not None
-        if is_cached:
-            self._arguments.cached.append(at)
+        buffer = buffer_of(x)
+        is_cached = buffer is not None
+        if buffer is not None:
+            self._arguments.cached.append((at, buffer))
         order = None if is_cached or x.is_contiguous() else layout_of(x)
         has_gaps = not is_cached and order is None and not x.is_contiguous()
         if has_gaps:

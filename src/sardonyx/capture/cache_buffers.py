@@ -38,14 +38,17 @@ class CacheBuffer:
             self._source = torch.empty(_with_room(past, self._written), dtype=past.dtype, device=past.device)
             self.memory = _from_dlpack(_to_dlpack(self._source))
             self.memory.narrow(ROWS, 0, past.shape[ROWS]).copy_(past)
-        self._address = self.memory.data_ptr()
+        self._address, self._strides = self.memory.data_ptr(), self.memory.stride()
+        self._other_sizes = (*past.shape[:ROWS], *past.shape[ROWS + 1 :])
 
     def view(self, rows: int) -> torch.Tensor:
         """Return the first rows, as a tensor of the caller's."""
-        with torch.no_grad():
-            view = self._source._lazy_clone().narrow(ROWS, 0, rows).detach()
-        _buffers[view] = self
-        return view
+        return self.adopt(self._source._lazy_clone().narrow(ROWS, 0, rows).detach())
+
+    def adopt(self, alias: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of the memory of a view, which is a view of the buffer as well from now on."""
+        _buffers[alias] = self
+        return alias
 
     def claim(self, past: torch.Tensor, count: int) -> bool:
         """Reserve the rows behind a view for one caller; False if they are taken, or the view was edited."""
@@ -57,9 +60,9 @@ class CacheBuffer:
 
     def _is_unchanged(self, view: torch.Tensor) -> bool:
         """Whether nobody wrote to a view, which gave it memory of its own, or changed what it is a view of."""
-        shares = _C._is_cow_tensor(view) and _C._data_address(view) == self._address
-        same = view.shape[:ROWS] == self.memory.shape[:ROWS] and view.stride() == self.memory.stride()
-        return shares and same and view.dtype == self.memory.dtype and view.dim() == self.memory.dim()
+        batch, heads, _, *size = view.shape if view.dim() == len(self._strides) else (0, 0, 0)
+        same = (batch, heads, *size) == self._other_sizes and view.stride() == self._strides
+        return same and bool(_C._is_cow_tensor(view)) and _C._data_address(view) == self._address
 
 
 def _with_room(past: torch.Tensor, rows: int) -> list[int]:
@@ -81,11 +84,3 @@ def buffer_of(x: torch.Tensor) -> CacheBuffer | None:
     """Return the buffer that a tensor was handed out as a view of; it may have been edited since."""
     buffer: CacheBuffer | None = _buffers.get(x)
     return buffer
-
-
-def carried(view: torch.Tensor, alias: torch.Tensor) -> torch.Tensor:
-    """Return another tensor of the same memory, which is a view of the same buffer if the first is one."""
-    buffer = buffer_of(view)
-    if buffer is not None:
-        _buffers[alias] = buffer
-    return alias

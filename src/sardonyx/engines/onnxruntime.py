@@ -215,16 +215,17 @@ class OnnxRuntimeRunner(Runner):
         return self._run_in_order(self._values(inputs), self._vector_of(outputs))
 
     def append(self, inputs: Sequence[torch.Tensor | int], memory: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
-        """Run once, with some outputs bound to the memory of inputs; ONNX Runtime allocates the others."""
+        """Run once, with some outputs bound to inputs, which they overwrite; ONNX Runtime allocates the others."""
         if self.stream is not None:
             return super().append(inputs, memory)
         self._reopen()
         call = ortvalue.binding().SessionIOBinding(self._session._sess)
-        for name, value in zip(self._inputs, self._values(inputs), strict=True):
-            call.bind_ortvalue_input(name, value)
+        values = dict(zip(map(id, inputs), self._values(inputs), strict=True))
+        for name, x in zip(self._inputs, inputs, strict=True):
+            call.bind_ortvalue_input(name, values[id(x)])
         for index, name in enumerate(self._outputs):
             if index in memory:
-                call.bind_ortvalue_output(name, from_torch(memory[index]))
+                call.bind_ortvalue_output(name, values[id(memory[index])])
             else:
                 call.bind_output(name, self._devices[index])
         self._run_quietly(self._session._sess.run_with_iobinding, call, self._run_options)
