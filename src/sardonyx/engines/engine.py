@@ -140,7 +140,7 @@ class Runner(ABC):
             output.copy_(result)
 
     def append(self, inputs: Sequence[torch.Tensor | int], memory: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
-        """Run once, with some outputs stored in these tensors; in place, where such a tensor is an input as well."""
+        """Run once, with some outputs stored in tensors that are inputs as well, in place if the engine can."""
         outputs = self(inputs)
         for index, tensor in memory.items():
             outputs[index] = tensor.copy_(outputs[index])
