@@ -13,6 +13,7 @@ import torch
 from sardonyx.engines.engine import Engine, static_sizes
 from sardonyx.native import cuda_matrix_products, native, unsupported_error
 from sardonyx.optimize import empty, optimize
+from sardonyx.optimize.cache_in_place import append_in_place
 from sardonyx.optimize.legalize import legalize
 from sardonyx.optimize.rules.cuda import CUDA, CUDA_KERNELS
 from sardonyx.optimize.selection import select_rules
@@ -30,7 +31,8 @@ from sardonyx.precision.projections import fold_gates, join_projections
 from sardonyx.precision.quantize import quantize_layers
 from sardonyx.precision.reshapes import remove_reshapes
 from sardonyx.run.binding import Binding
-from sardonyx.run.builds import TRACE, TRAINING
+from sardonyx.run.builds import MODULE, TRACE, TRAINING
+from sardonyx.run.cache_binding import CacheBinding
 from sardonyx.run.file_precision import FileSubject
 from sardonyx.run.precision_choice import choose_for
 from sardonyx.sizes import Dims
@@ -315,6 +317,30 @@ def leave_reshapes_to_torch(model: ir.Model, context: Context) -> ir.Model:
     assert context.binding is not None
     context.binding = replace(context.binding, reshaped=shapes)
     return model
+
+
+def append_to_caches(model: ir.Model, context: Context) -> ir.Model:
+    """Let attention append to keys and values in place, where the model concatenates a past with one new row.
+
+    Where precision is to be chosen, attention in float32 stays as it is: it is among the layers to choose from.
+    """
+    binding, plan = context.binding, context.plan
+    assert binding is not None
+    is_final = context.options.precision == FLOAT32 or (plan is not None and not plan.is_float32)
+    found = append_in_place(model, "" if is_final else "a lower precision was compared with float32, which stayed")
+    context.report.in_place, context.report.concatenated = len(found.appended), found.refusals
+    if found.appended:
+        columns = zip(*((x.past, x.present, x.length) for x in found.appended), strict=True)
+        context.binding = replace(binding, cache=CacheBinding(*columns))
+    return model
+
+
+def may_append_to_caches(context: Context) -> bool:
+    """Whether a module's call may return views of memory that later calls append to, and the engine can."""
+    binding = context.binding
+    assert binding is not None
+    is_call = context.kind == MODULE and has_rules(context) and not binding.draws
+    return is_call and context.engine.appends_in_place(context.device)
 
 
 def lower_precision(model: ir.Model, context: Context) -> ir.Model:

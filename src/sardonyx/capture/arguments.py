@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from sardonyx.capture.cache_buffers import CacheBuffer, buffer_of
 from sardonyx.capture.views import layout_of
 from sardonyx.errors import CaptureError
 
@@ -40,6 +41,8 @@ class Arguments:
     key: tuple[Any, ...] = ()
     gaps: list[int] = field(default_factory=list)
     """Indices of tensors whose memory has gaps."""
+    cached: list[tuple[int, CacheBuffer]] = field(default_factory=list)
+    """Indices of views of buffers, whose key is that of a contiguous tensor, and the buffers."""
 
     @classmethod
     def of(cls, call: Any) -> Arguments:
@@ -58,9 +61,18 @@ class Arguments:
         return (*sizes, *self.integers)
 
     def dense(self) -> list[torch.Tensor]:
-        """Return the tensors, detached; those whose memory has gaps are made contiguous."""
+        """Return the tensors, detached; those whose memory has gaps are made contiguous, but for views of caches."""
         tensors = [tensor.detach() for tensor in self.tensors]
         for index in self.gaps:
+            tensors[index] = tensors[index].contiguous()
+        for index, buffer in self.cached:
+            buffer.adopt(tensors[index])
+        return tensors
+
+    def to_trace(self) -> list[torch.Tensor]:
+        """Return the tensors, detached, with the layouts that their key says."""
+        tensors = self.dense()
+        for index, _ in self.cached:
             tensors[index] = tensors[index].contiguous()
         return tensors
 
@@ -92,8 +104,12 @@ class _Walk:
             self._tokens.append(("tensor", at))
             return
         self._arguments.tensors.append(x)
-        order = None if x.is_contiguous() else layout_of(x)
-        has_gaps = order is None and not x.is_contiguous()
+        buffer = buffer_of(x)
+        is_cached = buffer is not None
+        if buffer is not None:
+            self._arguments.cached.append((at, buffer))
+        order = None if is_cached or x.is_contiguous() else layout_of(x)
+        has_gaps = not is_cached and order is None and not x.is_contiguous()
         if has_gaps:
             self._arguments.gaps.append(at)
         self._tokens += (x.dtype, x.device, x.dim(), "gaps" if has_gaps else order)

@@ -119,7 +119,7 @@ def trace(
     for tensor in arguments.tensors:
         specs.append({axis: auto for axis, size in enumerate(tensor.shape) if at + axis in varying and size > 1})
         at += tensor.dim()
-    inputs = (*arguments.dense(), *(arguments.integers[index] for index in dynamic))
+    inputs = (*arguments.to_trace(), *(arguments.integers[index] for index in dynamic))
     with torch.inference_mode(False):
         captured = capture(flat, inputs, {}, ((*specs, *(auto for _ in dynamic)),), preserved)
     _refuse_edits(captured)

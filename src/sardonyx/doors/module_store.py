@@ -29,11 +29,13 @@ from sardonyx.capture.arguments import Arguments
 from sardonyx.capture.conditions import function_of_sizes
 from sardonyx.capture.module_trace import FlatModule, ModuleTrace, find_tensor
 from sardonyx.capture.regions import Result
+from sardonyx.engines.engine import Engine, EngineChoice
 from sardonyx.engines.registry import find as find_engine
 from sardonyx.options import Options
 from sardonyx.pipeline import refit
 from sardonyx.run.binding import Binding
 from sardonyx.run.builds import Built
+from sardonyx.run.cache_binding import CacheBinding
 from sardonyx.run.region import CompiledRegion
 from sardonyx.run.sessions import OpenSession, open_session
 from sardonyx.run.snapshot import EDITS_BEFORE_THAW
@@ -111,6 +113,8 @@ class StoredCallSpec:
     """Inputs that the engine gets with their axes permuted, with the order."""
     widened: list[str] = field(default_factory=list)
     """Initializers that are in half precision in the module, and in float32 in the model."""
+    cache: list[list[int]] = field(default_factory=list)
+    """Keys and values that are appended in place: the inputs, the outputs, and the inputs with their lengths."""
 
     def names(self) -> list[str]:
         """Return the names of the weights that the model needs."""
@@ -129,6 +133,7 @@ class StoredCallSpec:
             fixed=frozenset(weights.values()),
             reshaped={index: tuple(shape) for index, shape in self.reshaped},
             orders={inputs[index]: tuple(order) for index, order in self.orders},
+            cache=CacheBinding(*map(tuple, self.cache)) if self.cache else None,
         )
 
 
@@ -137,7 +142,7 @@ def store(
 ) -> None:
     """Store the model of a call, if it is a single region whose call spec can be stored."""
     built = None if compiled is None else compiled.built
-    call_spec = _call_spec(traced, built) if built is not None else None
+    call_spec = _call_spec(traced, built, find_engine(options.engine)) if built is not None else None
     cache = default_cache(options)
     if built is None or call_spec is None or cache is None:
         log.info("the model of %s is not stored on disk", type(module).__name__)
@@ -150,13 +155,15 @@ def store(
     cache.put(key, make, {"what": "module", "name": type(module).__name__, "engine": options.engine})
 
 
-def _call_spec(traced: ModuleTrace, built: Built) -> StoredCallSpec | None:
-    binding = built.binding
+def _call_spec(traced: ModuleTrace, built: Built, engine: Engine) -> StoredCallSpec | None:
+    binding, cache = built.binding, built.binding.cache
     places: dict[int, int | str] = {**traced.inputs}
     places |= {index: name for index, name in traced.weights.items() if isinstance(name, str)}
     simple = all(r.output is not None and r == Result(r.output, order=r.order) for r in binding.results)
     known = {*binding.inputs, *binding.weights.values()} <= set(places)
     if not simple or not known or binding.draws or binding.complex or traced.has_numbers or built.libraries:
+        return None
+    if cache is not None and isinstance(engine, EngineChoice):  # it could choose one that does not append in place
         return None
     return StoredCallSpec(
         inputs=[places[index] for index in binding.inputs],
@@ -168,6 +175,7 @@ def _call_spec(traced: ModuleTrace, built: Built) -> StoredCallSpec | None:
         is_dynamic=traced.is_dynamic,
         widened=sorted(binding.widened & binding.weights.keys()),
         orders=[(i, list(binding.orders[index])) for i, index in enumerate(binding.inputs) if index in binding.orders],
+        cache=[] if cache is None else [list(cache.pasts), list(cache.presents), list(cache.lengths)],
     )
 
 
@@ -205,7 +213,7 @@ def load(
         reject(f"it cannot be used: {error}")
         return None
     with torch.no_grad():
-        outputs = run.compare_in_background(lambda: flat(*arguments.dense()), weights, inputs, reject)
+        outputs = run.compare_in_background(lambda: flat(*arguments.to_trace()), weights, inputs, reject)
     return _new_trace(call_spec, accepts, flat), run, outputs
 
 
@@ -239,6 +247,7 @@ class StoredModel:
         self._graph = ir.from_proto(onnx.load_from_string(model)).graph
         operators = Counter(node.op_type for node in self._graph)
         self.report = RegionReport(operators, operators.total(), weights=len(call_spec.weights), sessions=1)
+        self.report.in_place = len(call_spec.cache[0]) if call_spec.cache else 0
         self._binding = call_spec.binding()
         self._current: OpenSession | None = None
         self._edits = -1
@@ -300,7 +309,7 @@ class StoredModel:
         current = self._current
         if current is None or not current.snapshot.matches(args):
             current = self._load(args)
-        return self._binding.restore(current.runner(self._binding.feeds(args)), args)
+        return self._binding.call(current.runner, args)
 
     def _load(self, args: Sequence[Any]) -> OpenSession:
         """Open a session for the current weights."""

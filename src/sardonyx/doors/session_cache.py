@@ -24,6 +24,7 @@ from sardonyx.doors.dynamo import sardonyx as backend
 from sardonyx.errors import CaptureError
 from sardonyx.options import Options
 from sardonyx.pipeline import compile_graph
+from sardonyx.run.builds import MODULE
 from sardonyx.run.recompute import Recompute
 from sardonyx.telemetry.intercept import show_call
 from sardonyx.telemetry.report import Fallback, GraphReport, Report, collecting
@@ -332,7 +333,7 @@ class SessionCache:
         if traced.random and self._state_now().training:
             raise CaptureError("forward draws random numbers, as dropout does")
         with collecting() as report:
-            compiled = compile_graph(traced.graph, "module", frozenset(traced.weights), self.options)
+            compiled = compile_graph(traced.graph, MODULE, frozenset(traced.weights), self.options)
         self.report.graphs += report.graphs
         session = _ModuleSession(_key(arguments, self._state_now()), sizes, traced, compiled.run, traced.random)
         if store_key is not None:

@@ -139,6 +139,13 @@ class Runner(ABC):
         for output, result in zip(outputs, self(inputs), strict=True):
             output.copy_(result)
 
+    def append(self, inputs: Sequence[torch.Tensor | int], memory: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
+        """Run once, with some outputs stored in tensors that are inputs as well, in place if the engine can."""
+        outputs = self(inputs)
+        for index, tensor in memory.items():
+            outputs[index] = tensor.copy_(outputs[index])
+        return outputs
+
     def close(self) -> None:  # noqa: B027  # many engines hold no resources
         """Free the engine's resources."""
 
@@ -183,6 +190,10 @@ class Engine(ABC):
 
     def takes_kernels(self, device: torch.device) -> bool:
         """Whether it can load ONNX Runtime custom operators for this device."""
+        return False
+
+    def appends_in_place(self, device: torch.device) -> bool:
+        """Whether it has GroupQueryAttention, which appends to keys and values in place if its runner is told to."""
         return False
 
     def in_precision(self, precision: str, options: Options) -> Options | None:

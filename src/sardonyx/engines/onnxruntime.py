@@ -87,6 +87,10 @@ class OnnxRuntime(Engine):
         """True on the CPU and on CUDA."""
         return device.type in ("cpu", "cuda")
 
+    def appends_in_place(self, device: torch.device) -> bool:
+        """True on the CPU."""
+        return device.type == "cpu"
+
     def load(self, job: Job, artifact: Path | None) -> Runner:
         """Create a session; on CUDA one that records graphs, unless it has users' operators, which may do anything.
 
@@ -188,10 +192,14 @@ class OnnxRuntimeRunner(Runner):
             self._session, self._run = None, self._open_and_run
 
     def _open_and_run(self, *args: Any) -> None:
+        self._reopen()
+        self._run(*args)
+
+    def _reopen(self) -> None:
+        """Create a new session if this process was forked since."""
         with self._lock:
             if self._session is None and self._job is not None:
                 self._open(self._job)
-        self._run(*args)
 
     def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:
         """Run once. Calls share no state, so threads need no lock."""
@@ -205,6 +213,24 @@ class OnnxRuntimeRunner(Runner):
         if not all(map(is_contiguous, outputs)):
             return super().into(inputs, outputs)
         return self._run_in_order(self._values(inputs), self._vector_of(outputs))
+
+    def append(self, inputs: Sequence[torch.Tensor | int], memory: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
+        """Run once, with some outputs bound to inputs, which they overwrite; ONNX Runtime allocates the others."""
+        if self.stream is not None:
+            return super().append(inputs, memory)
+        self._reopen()
+        call = ortvalue.binding().SessionIOBinding(self._session._sess)
+        values = dict(zip(map(id, inputs), self._values(inputs), strict=True))
+        for name, x in zip(self._inputs, inputs, strict=True):
+            call.bind_ortvalue_input(name, values[id(x)])
+        for index, name in enumerate(self._outputs):
+            if index in memory:
+                call.bind_ortvalue_output(name, values[id(memory[index])])
+            else:
+                call.bind_output(name, self._devices[index])
+        self._run_quietly(self._session._sess.run_with_iobinding, call, self._run_options)
+        outputs = call.get_outputs()
+        return [memory[index] if index in memory else read(outputs, index) for index, read in enumerate(self._readers)]
 
     def launch(self, inputs: Sequence[torch.Tensor | int], outputs: Sequence[torch.Tensor]) -> None:
         """Give the work of a call to the session's stream; inputs and outputs are contiguous."""
@@ -252,8 +278,11 @@ class OnnxRuntimeRunner(Runner):
             current.wait_stream(stream)
 
     def _run_into(self, feeds: Any, fetches: Any, options: Any) -> None:
+        self._run_quietly(self._run, options, self._inputs, feeds, self._outputs, fetches, self._devices)
+
+    def _run_quietly(self, run: Callable[..., None], *args: Any) -> None:
         try:
-            self._quietly(self._run, options, self._inputs, feeds, self._outputs, fetches, self._devices)
+            self._quietly(run, *args)
         except Exception as error:
             raise _run_error(error) from error
 

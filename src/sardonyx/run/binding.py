@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from sardonyx.capture.regions import Region, Result
+from sardonyx.engines.engine import Runner
 from sardonyx.precision.packing import Packing
+from sardonyx.run.cache_binding import CacheBinding
 from sardonyx.run.layout import over_memory, strides_of_results, with_strides
 from sardonyx.run.random_inputs import RandomSampler, random_sampler
 from sardonyx.sizes import SizesOfCall
@@ -40,6 +42,8 @@ class Binding:
     """Samplers of the random inputs, which follow those in `inputs`."""
     reshaped: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Outputs whose shape differs from the engine's, with the shape to restore."""
+    cache: CacheBinding | None = None
+    """Keys and values that the session appends to in place, if there are any."""
     strides: Sequence[SizesOfCall | None] = ()
     """For each result a function that computes the strides to restore; None if there are none."""
 
@@ -106,11 +110,23 @@ class Binding:
         """Whether inputs are unchanged arguments, and each result is None or an unchanged output, each used once."""
         outputs = [result.output for result in self.results if result.output is not None]
         plain = all(result == Result(result.output) for result in self.results)
-        unchanged = not (self.draws or self._complex_inputs or self._permuted_inputs)
+        unchanged = not (self.draws or self._complex_inputs or self._permuted_inputs or self.cache)
         return plain and unchanged and len(set(outputs)) == len(outputs)
+
+    def call(self, runner: Runner, args: Sequence[Any]) -> Sequence[Any]:
+        """Return the results of a call."""
+        if self.cache is None:
+            return self.restore(runner(self.feeds(args)), args)
+        return self.restore(self.cache.run(runner, self._arguments_fed(args)), args)
 
     def feeds(self, args: Sequence[Any]) -> list[Any]:
         """Return the engine's inputs for the arguments of a call; samples the random inputs."""
+        feeds = self._arguments_fed(args)
+        if self.cache is not None:
+            self.cache.claim(feeds)
+        return feeds
+
+    def _arguments_fed(self, args: Sequence[Any]) -> list[Any]:
         feeds = self._select(args)
         for i in self._complex_inputs:
             feeds[i] = torch.view_as_real(feeds[i].resolve_conj())

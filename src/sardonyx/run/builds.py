@@ -19,6 +19,8 @@ from sardonyx.translate.translator import Translation
 
 TRAINING = ("forward", "backward")
 """Kinds of graphs of a training step."""
+MODULE = "module"
+"""The kind of the graph of a whole module, which `sardonyx.compile` calls."""
 TRACE = "trace"
 """The kind of a graph whose every value is a result, to find the first that differs."""
 

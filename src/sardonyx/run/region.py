@@ -47,7 +47,7 @@ class _Session:
 
     def run(self, args: Sequence[Any]) -> Sequence[Any]:
         """Return the region's results for the arguments of a call."""
-        return self.binding.restore(self.runner(self.binding.feeds(args)), args)
+        return self.binding.call(self.runner, args)
 
     def run_with_fixed_seed(self, args: Sequence[Any]) -> Sequence[Any]:
         """Run with the same random numbers each time, leaving the caller's random generator unchanged."""

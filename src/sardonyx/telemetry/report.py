@@ -20,7 +20,17 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
-_MINOR_PASSES = ("widen", "weights", "legalize", "guard_empty", "drop_unused", "reshapes", "functions", "names")
+_MINOR_PASSES = (
+    "widen",
+    "weights",
+    "legalize",
+    "guard_empty",
+    "drop_unused",
+    "reshapes",
+    "caches",
+    "functions",
+    "names",
+)
 """Fast passes: they are in `seconds`, but not in the text of a report."""
 
 
@@ -143,6 +153,10 @@ class RegionReport:
     """The choice of `auto`, if that is the engine."""
     precision: PrecisionChoice | None = None
     """The precision of each layer, with the option `precision`."""
+    in_place: int = 0
+    """Keys and values that calls append to in place."""
+    concatenated: list[str] = field(default_factory=list)
+    """Inputs that are copied at each call, to append to them, and why."""
     recordings: Recordings | None = None
     """Of the last session's CUDA graphs, on a GPU."""
     placement: Mapping[str, Counter[str]] = field(default_factory=dict)
@@ -278,12 +292,19 @@ def _graph_lines(index: int, graph: GraphReport) -> list[str]:
             lines.append(f"  {region.choice}")
         if region.precision is not None:
             lines.append(f"  {region.precision}")
+        lines += _cache_lines(region)
         for provider, operators in region.placement.items():
             lines.append(f"  {provider}: {operators.total()} nodes" + _unless_expected(provider, operators))
         if region.recordings is not None:
             lines.append(f"  {region.recordings}")
     lines += [f"  by our own table: {operator}: {reason}" for operator, reason in graph.own.items()]
     return lines + [f"  in torch: {fallback}" for fallback in graph.fallbacks]
+
+
+def _cache_lines(region: RegionReport) -> list[str]:
+    reasons = Counter(text.partition(": ")[2] for text in region.concatenated)
+    lines = [f"  caches: {region.in_place} appended in place"] if region.in_place or reasons else []
+    return lines + [f"  {count} concatenated at each call: {reason}" for reason, count in reasons.items()]
 
 
 def _unless_expected(provider: str, operators: Counter[str]) -> str:
