@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from sardonyx.capture.cache_buffers import BLOCK
+
 from .calling import BERT, ROOT, run, told
 
 pytest.importorskip("transformers", reason="needs the package transformers")
@@ -63,9 +65,9 @@ def test_eager_and_sardonyx_are_told_with_times_cache_and_memory() -> None:
     found = told("bench", LLAMA, *QUICK, "--batch", "2", "--rounds", "2")
     assert (found["prompt"], found["batch"], found["new_tokens"], found["sessions"]) == (5, 2, 4, 3)
     assert [x["name"] for x in found["contenders"]] == ["eager", "sardonyx"]
-    for contender in found["contenders"]:
+    for contender, rows in zip(found["contenders"], (8, BLOCK), strict=True):
         assert contender["differs_at"] is None
-        assert contender["cache_bytes"] == 2 * 2 * (2 * 2 * 8 * 16) * 4, (
+        assert contender["cache_bytes"] == 2 * 2 * (2 * 2 * rows * 16) * 4, (
             "keys and values, layers, batch to width, float"
         )
         assert contender["peak_bytes"] is None or contender["peak_bytes"] > 10**8

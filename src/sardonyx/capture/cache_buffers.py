@@ -62,7 +62,12 @@ class CacheBuffer:
         """Whether nobody wrote to a view, which gave it memory of its own, or changed what it is a view of."""
         batch, heads, _, *size = view.shape if view.dim() == len(self._strides) else (0, 0, 0)
         same = (batch, heads, *size) == self._other_sizes and view.stride() == self._strides
-        return same and bool(_C._is_cow_tensor(view)) and _C._data_address(view) == self._address
+        return same and bool(_C._is_cow_tensor(view)) and address_of(view) == self._address
+
+
+def address_of(x: torch.Tensor) -> int:
+    """Return the address of a tensor's elements; `data_ptr` would copy memory that views share."""
+    return int(_C._data_address(x))
 
 
 def _with_room(past: torch.Tensor, rows: int) -> list[int]:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from sardonyx.capture.cache_buffers import address_of
 from sardonyx.errors import SardonyxError
 
 Prompt: TypeAlias = Mapping[str, Any]
@@ -126,8 +127,12 @@ def cache_bytes(cache: Any) -> int:
     >>> cache_bytes([row, row[:2], {"more": torch.zeros(2)}])
     136
     """
-    storages = (tensor.untyped_storage() for tensor in _tensors(cache, _CACHE_DEPTH))
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    tensors = _tensors(cache, _CACHE_DEPTH)
+    return sum({_address_of_storage(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
+
+
+def _address_of_storage(tensor: torch.Tensor) -> int:
+    return address_of(tensor) - int(tensor.storage_offset()) * tensor.element_size()
 
 
 def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
