@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,10 +17,10 @@ from typing import Any
 
 from benchmarks.generate_engines import ENGINES
 from benchmarks.generate_models import weight_megabytes
-from benchmarks.turns import WorkerFailed, environment
+from benchmarks.processes import WorkerFailed, WorkerProcess
+from benchmarks.turns import environment
 
 _PAUSE_SECONDS = 0.05  # a thread pool spins for a moment after a run; the next engine must not share the cores with it
-_LAST_WORDS = 2000
 
 
 @dataclass(frozen=True)
@@ -81,62 +80,6 @@ class Measured:
         return {**told.pop("case"), **told, "tokens": self.case.tokens, "prefill": self.prefill, "decode": self.decode}
 
 
-class Worker:
-    """The process of an engine."""
-
-    def __init__(self, command: Sequence[str], timeout: float, caches: str) -> None:
-        self._timeout = timeout
-        self._messages = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed in close
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._messages,
-            text=True,
-            env=_offline(environment(caches=caches)),
-        )
-
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the process, unless that is done."""
-        if not self._messages.closed:
-            self._process.kill()
-            self._process.communicate()
-            self._messages.close()
-
-    def ask(self, what: str) -> dict[str, Any]:
-        """Tell it to do something, and wait for the answer."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{what}\n")
-        self._process.stdin.flush()
-        return self.answer()
-
-    def answer(self) -> dict[str, Any]:
-        """Wait for an answer; the first one comes unasked."""
-        assert self._process.stdout is not None
-        alarm = threading.Timer(self._timeout, self._process.kill)
-        alarm.start()
-        line = self._process.stdout.readline()
-        alarm.cancel()
-        answer: dict[str, Any] = json.loads(line) if line else {"error": self._last_words()}
-        if "error" in answer:
-            raise WorkerFailed(answer["error"])
-        return answer
-
-    def _last_words(self) -> str:
-        code = self._process.wait()
-        self._messages.seek(0)
-        said = self._messages.read()[-_LAST_WORDS:]
-        return f"the process ended with {code} (the limit is {self._timeout:.0f} s)\n{said}"
-
-
 def _offline(variables: dict[str, str]) -> dict[str, str]:
     return {**variables, "HF_HUB_OFFLINE": "1"}
 
@@ -187,7 +130,7 @@ class Contender:
         self.measured = Measured(case, engine, weights_mb=weight_megabytes(places.model(case.model)))
         self._places, self._stack = places, contextlib.ExitStack()
         self._caches = self._stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
-        self._worker: Worker | None = None
+        self._worker: WorkerProcess | None = None
 
     def __enter__(self) -> Contender:
         return self
@@ -233,11 +176,11 @@ class Contender:
                     m.cached_seconds = ready["load"] + ready["seconds"][0]
                     m.cached_peak_mb = ready["peak_mb"]
 
-    def _start(self) -> Worker:
+    def _start(self) -> WorkerProcess:
         case = self.measured.case
         sizes = (case.prompt, case.batch, case.tokens)
         command = self._places.command("generate_worker", self.measured.engine, case.model, *sizes)
-        return Worker(command, self._places.timeout, self._caches)
+        return WorkerProcess(command, self._places.timeout, _offline(environment(caches=self._caches)))
 
     @contextlib.contextmanager
     def _noting_failure(self) -> Iterator[None]:

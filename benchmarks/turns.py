@@ -12,10 +12,8 @@ import json
 import math
 import os
 import random
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,6 +23,7 @@ from types import TracebackType
 from typing import Any, TypeAlias
 
 from benchmarks.machine import describe, note_if_busy
+from benchmarks.processes import WorkerFailed, WorkerProcess
 from benchmarks.tables import Progress, Table, milliseconds, progress, say
 
 _ROUND_SECONDS = 0.3
@@ -94,10 +93,6 @@ class Measured:
         return {**asdict(self), "seconds": self.seconds}
 
 
-class WorkerFailed(Exception):
-    """A worker ended, or said that it cannot go on."""
-
-
 class Worker:
     """The process that runs some engines, and what they have measured.
 
@@ -109,17 +104,10 @@ class Worker:
     ) -> None:
         self.measured = [Measured(model, engine) for engine in engines]
         self._estimates = [0.0] * len(engines)
-        self._timeout = timeout
         self._folder = tempfile.TemporaryDirectory()
-        self._messages = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed in __exit__
-        self._process = subprocess.Popen(
-            [suite.pythons.get(engines[0], sys.executable), "-m", "benchmarks.worker", suite.name, model, *engines],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._messages,
-            text=True,
-            env=environment(source, self._folder.name if suite.cold else None),
-        )
+        python = suite.pythons.get(engines[0], sys.executable)
+        command = [python, "-m", "benchmarks.worker", suite.name, model, *engines]
+        self._process = WorkerProcess(command, timeout, environment(source, self._folder.name if suite.cold else None))
 
     def __enter__(self) -> Worker:
         return self
@@ -127,16 +115,14 @@ class Worker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.kill()
-        self._process.communicate()
-        self._messages.close()
+        self._process.close()
         self._folder.cleanup()
 
     def prepare(self) -> None:
         """Wait until the first calls are done."""
         for index, measured in enumerate(self.measured):
             with self._noting_failure(measured):
-                ready = self._answer()
+                ready = self._process.answer()
                 measured.first_call_seconds = ready["first"]
                 measured.error_vs_eager = ready["error_vs_eager"]
                 measured.graphs = ready["graphs"]
@@ -152,11 +138,8 @@ class Worker:
                     self._round(index)
 
     def _round(self, index: int) -> None:
-        assert self._process.stdin is not None
         calls = max(_LEAST_CALLS, math.ceil(_ROUND_SECONDS / self._estimates[index]))
-        self._process.stdin.write(f"round {index} {calls}\n")
-        self._process.stdin.flush()
-        self._estimates[index] = self._answer()["seconds"]
+        self._estimates[index] = self._process.ask(f"round {index} {calls}")["seconds"]
         self.measured[index].round_seconds.append(self._estimates[index])
         self.measured[index].calls += calls
 
@@ -166,22 +149,6 @@ class Worker:
             yield
         except (WorkerFailed, OSError) as error:
             measured.failed = str(error)
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        alarm = threading.Timer(self._timeout, self._process.kill)
-        alarm.start()
-        line = self._process.stdout.readline()
-        alarm.cancel()
-        answer: dict[str, Any] = json.loads(line) if line else {"error": self._last_words()}
-        if "error" in answer:
-            raise WorkerFailed(answer["error"])
-        return answer
-
-    def _last_words(self) -> str:
-        code = self._process.wait()
-        self._messages.seek(0)
-        return f"the process ended with {code} (the limit is {self._timeout:.0f} s)\n{self._messages.read()[-2000:]}"
 
 
 def environment(source: Path | None = None, caches: str | None = None) -> dict[str, str]:

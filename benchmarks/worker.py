@@ -6,16 +6,15 @@ the time of N calls of that engine. Between commands it waits on stdin and uses 
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from statistics import median
-from typing import Any, TextIO
+from typing import Any
 
+from benchmarks.processes import Answers
 from benchmarks.turns import Prepared
 
 _WARM_CALLS = 3
@@ -23,46 +22,33 @@ _WARM_CALLS = 3
 
 def main(suite: str, model: str, *engines: str) -> None:
     """Prepare, then serve commands until stdin ends."""
-    answers = _private_stdout()
+    answers = Answers.on_stdout()
     prepare: Callable[[str, str], Prepared] = import_module(f"benchmarks.{suite}").prepare
     calls = [_ready(partial(prepare, model, engine), answers) for engine in engines]
     for line in sys.stdin:
         index, times = map(int, line.split()[1:])
-        _answer(answers, _round(calls[index], times))
+        answers.send(_round(calls[index], times))
 
 
-def _ready(prepare: Callable[[], Prepared], answers: TextIO) -> Callable[[], Any]:
+def _ready(prepare: Callable[[], Prepared], answers: Answers) -> Callable[[], Any]:
     """The call of an engine that is prepared; one that cannot be is never called."""
     try:
         prepared = prepare()
         if prepared.graphs == 0:
             raise RuntimeError("nothing was compiled: torch ran the model eagerly")
     except Exception as error:
-        _answer(answers, {"error": f"{type(error).__name__}: {error}"})
+        answers.send({"error": f"{type(error).__name__}: {error}"})
         return lambda: None
-    _answer(
-        answers,
+    answers.send(
         {
             "first": prepared.first_call_seconds,
             "error_vs_eager": prepared.error_vs_eager,
             "graphs": prepared.graphs,
             "details": prepared.details,
             "call": _round(prepared.call, _WARM_CALLS)["seconds"],
-        },
+        }
     )
     return prepared.call
-
-
-def _private_stdout() -> TextIO:
-    """Stdout for answers alone: what libraries print goes to stderr, from C++ too."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    return answers
-
-
-def _answer(answers: TextIO, what: dict[str, Any]) -> None:
-    answers.write(json.dumps(what) + "\n")
-    answers.flush()
 
 
 def _round(call: Callable[[], Any], calls: int) -> dict[str, Any]:

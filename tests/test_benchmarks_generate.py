@@ -16,6 +16,7 @@ from benchmarks.generate_engines import ENGINES, ON_REQUEST, USUAL, Engine, Gene
 from benchmarks.generate_models import MODELS, is_encoder_decoder, prompt
 from benchmarks.generate_models import USUAL as USUAL_MODELS
 from benchmarks.generate_turns import Case, Contender, Measured, Places, compare_with_eager
+from benchmarks.processes import Answers
 
 CASE = Case("tiny", 16, 2, 3)
 
@@ -170,7 +171,7 @@ def test_a_worker_generates_once_unasked_and_then_each_round(tmp_path: Path, mon
     (tmp_path / "config.json").write_text('{"vocab_size": 50}')
     answers = io.StringIO()
     monkeypatch.setattr(generate_worker, "ENGINES", {"mine": Engine(lambda folder, exported: _Counting())})
-    monkeypatch.setattr(generate_worker, "_private_stdout", lambda: answers)
+    monkeypatch.setattr(Answers, "on_stdout", lambda: Answers(answers))
     monkeypatch.setattr(sys, "stdin", io.StringIO("round\nend\n"))
     generate_worker.main("mine", str(tmp_path), "", "5", "2", "3")
     first, again, end = map(json.loads, answers.getvalue().splitlines())

@@ -19,6 +19,7 @@ from benchmarks.precision_engines import ENGINES, ON_REQUEST, PEERS, USUAL
 from benchmarks.precision_guard import Guarded
 from benchmarks.precision_guard import table as table_of_guard
 from benchmarks.precision_table import cells, layers, markdown, results_of, speed
+from benchmarks.processes import Answers
 from benchmarks.turns import Measured, Prepared
 from torch import nn
 
@@ -98,7 +99,7 @@ def test_ours_is_compiled_by_sardonyx() -> None:
 
 def answers(prepare: Callable[[], Prepared]) -> dict[str, Any]:
     told = StringIO()
-    worker._ready(prepare, told)
+    worker._ready(prepare, Answers(told))
     answer: dict[str, Any] = json.loads(told.getvalue())
     return answer
 
