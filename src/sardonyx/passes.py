@@ -320,18 +320,13 @@ def leave_reshapes_to_torch(model: ir.Model, context: Context) -> ir.Model:
 
 
 def append_to_caches(model: ir.Model, context: Context) -> ir.Model:
-    """Let attention append to keys and values in place, where the model concatenates a past with one new row.
-
-    Where precision is to be chosen, attention in float32 stays as it is: it is among the layers to choose from.
-    """
-    binding, plan = context.binding, context.plan
-    assert binding is not None
-    is_final = context.options.precision == FLOAT32 or (plan is not None and not plan.is_float32)
-    found = append_in_place(model, "" if is_final else "a lower precision was compared with float32, which stayed")
+    """Let attention append to keys and values in place, where the model concatenates a past with one new row."""
+    assert context.binding is not None
+    found = append_in_place(model)
     context.report.in_place, context.report.concatenated = len(found.appended), found.refusals
     if found.appended:
         columns = zip(*((x.past, x.present, x.length) for x in found.appended), strict=True)
-        context.binding = replace(binding, cache=CacheBinding(*columns))
+        context.binding = replace(context.binding, cache=CacheBinding(*columns))
     return model
 
 

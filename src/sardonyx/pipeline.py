@@ -91,10 +91,10 @@ SESSION_PASSES = (
     Pass("guard_empty", passes.guard_empty),
     Pass("drop_unused", passes.drop_unused_inputs),
     Pass("reshapes", passes.leave_reshapes_to_torch),
+    Pass("caches", passes.append_to_caches, passes.may_append_to_caches),
     Pass("precision", passes.lower_precision, passes.has_lower_precision),
     Pass("quantize", passes.quantize, passes.has_quantized_layers),
     Pass("products", passes.replace_cuda_products, passes.wants_cuda_products),
-    Pass("caches", passes.append_to_caches, passes.may_append_to_caches),
     Pass("native", passes.compile_natively, passes.wants_kernels),
 )
 """Passes of a session: its model is specific to the engine, the device and the processor."""

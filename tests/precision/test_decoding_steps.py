@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import sardonyx
 from sardonyx.native.linear import PRECISIONS
 from sardonyx.precision.metric import relative_error
 from sardonyx.telemetry.report import collecting
@@ -120,3 +121,27 @@ def test_the_length_of_the_past_may_be_symbolic() -> None:
     for batch, tokens, past in ((2, 1, 40), (3, 1, 7), (2, 5, 0), (1, 1, 0), (2, 1, 600)):
         args = inputs(batch, tokens, past)
         assert relative_error(run(*args)[0], model(*args)[0]) < 0.02
+
+
+def test_a_compiled_module_appends_to_its_cache_in_place() -> None:
+    transformers = pytest.importorskip("transformers", reason="needs the package transformers")
+    torch.manual_seed(0)
+    sizes = {
+        "hidden_size": WIDTH,
+        "intermediate_size": 96,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KEY_HEADS,
+    }
+    config = transformers.LlamaConfig(vocab_size=100, num_hidden_layers=2, **sizes)
+    model = transformers.LlamaForCausalLM(config).eval()
+    run = sardonyx.compile(model, precision="bf16", max_drop=1.0, cache_dir="")
+    caches = [transformers.DynamicCache(config=config) for _ in range(2)]
+    for tokens in torch.randint(100, (2, 9)).split([5, 1, 1, 1, 1], 1):
+        result, expected = (
+            call(tokens, past_key_values=cache) for call, cache in zip((run, model), caches, strict=True)
+        )
+        assert relative_error(result.logits, expected.logits) < 0.02
+    regions = [region for graph in run.report.graphs for region in graph.regions]
+    assert [region.in_place for region in regions][-1] == 4
+    assert regions[-1].operators["GroupQueryAttention"] == 2
+    assert any(name.startswith("Linear") for name in regions[-1].operators)

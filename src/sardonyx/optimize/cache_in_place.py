@@ -67,15 +67,10 @@ class _Append:
         return _dims(self.past)[_ROWS]
 
 
-def append_in_place(model: ir.Model, unless: str = "") -> CacheInPlace:
-    """Replace attention over concatenated keys and values, in place; new inputs are the lengths of pasts.
-
-    If there is a reason `unless`, nothing is replaced for that reason.
-    """
+def append_in_place(model: ir.Model) -> CacheInPlace:
+    """Replace attention over concatenated keys and values, in place; new inputs are the lengths of pasts."""
     graph, found = model.graph, CacheInPlace()
     appends = {append.present: append for append in _appends(graph)}
-    if unless:
-        return CacheInPlace(refusals=[f"{append.past.name}: {unless}" for append in appends.values()])
     rewrite = _Rewrite(model)
     for node in list(graph):
         pair = [appends.get(x) for x in node.inputs[1:3] if x is not None] if node.op_type == "Attention" else []
