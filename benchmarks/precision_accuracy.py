@@ -31,7 +31,7 @@ _DEMO = Path(__file__).parents[1] / "examples" / "demo.py"
 SETTINGS: Sequence[Mapping[str, Any]] = (
     {"precision": "bf16"},
     {"precision": "int8"},
-    {"precision": "int8", "max_drop": 0.03},
+    {"precision": "int8", "max_drop": 0.035},
     {"precision": "int8", "max_drop": 0.1},
     {"precision": "auto"},
 )

@@ -34,8 +34,8 @@ def test_most_layers_run_in_int8_with_encodings_in_nearly_the_same_direction(
     trained: tuple[SentenceEncoder, Search],
 ) -> None:
     encoder, search = trained
-    measured = measure(search, encoder, {"precision": "int8", "max_drop": 0.03})
-    assert share(measured.layers, "int8") > 0.5
+    measured = measure(search, encoder, {"precision": "int8", "max_drop": 0.035})
+    assert share(measured.layers, "int8") > 0.8
     assert measured.agreement.least_cosine >= 0.999
     assert measured.agreement.same_first_answers
     assert measured.agreement.same_order > 0.97

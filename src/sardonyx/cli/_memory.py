@@ -12,7 +12,7 @@ _RESET_PEAK = "5"
 def reset_peak() -> bool:
     """Let the peak begin anew; returns whether the system can do that."""
     try:
-        _CLEAR.write_text(_RESET_PEAK)
+        _CLEAR.write_text(_RESET_PEAK, encoding="utf-8")
     except OSError:
         return False
     return True
@@ -26,5 +26,5 @@ def peak_bytes() -> int | None:
     """
     if not _STATUS.exists():
         return None
-    found = re.search(r"^VmHWM:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
+    found = re.search(r"^VmHWM:\s+(\d+) kB$", _STATUS.read_text(encoding="utf-8"), re.MULTILINE)
     return int(found[1]) * 1024 if found else None
