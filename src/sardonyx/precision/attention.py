@@ -34,9 +34,23 @@ class AttentionLayer:
     node: ir.Node
 
     @property
-    def operands(self) -> Sequence[ir.Value]:
+    def inputs(self) -> Sequence[ir.Value]:
         """The queries, keys and values, and the bias if there is one."""
         return [x for x in self.node.inputs if x is not None]
+
+    @property
+    def has_past(self) -> bool:
+        """Whether it alone reads past keys and values joined with those after them, and can read them apart."""
+        return all(map(_is_with_past, self.inputs[1:3]))
+
+    @property
+    def operands(self) -> Sequence[ir.Value]:
+        """The inputs; if it can read a past apart, keys and values without it, and the past ones at the end."""
+        q, *joined = self.inputs[:3]
+        if not self.has_past:
+            return self.inputs
+        (past_k, k), (past_v, v) = (_producer(x).inputs for x in joined)
+        return [x for x in (q, k, v, *self.inputs[3:], past_k, past_v) if x is not None]
 
     @property
     def heads(self) -> tuple[int, int]:
@@ -55,7 +69,7 @@ class AttentionLayer:
         return given.as_float() if given is not None else 1 / math.sqrt(self._size())
 
     def _size(self) -> int:
-        size = dims(self.operands[0])[-1]
+        size = dims(self.inputs[0])[-1]
         assert isinstance(size, int)
         return size // (self.heads[0] or 1)
 
@@ -103,12 +117,24 @@ def alone(layer: AttentionLayer, shapes: Sequence[Sequence[int]]) -> ir.Model:
     for number, shape in enumerate(shapes):
         inputs.append(ir.Value(name=f"x{number}", type=ir.TensorType(ir.DataType.FLOAT)))
         set_dims(inputs[-1], tuple(shape))
-    node = ir.Node("", "Attention", inputs, list(layer.node.attributes.values()))
+    joins = [_join(*parts) for parts in zip(inputs[-2:], inputs[1:3], strict=True)] if layer.has_past else []
+    joined = [join.outputs[0] for join in joins] or inputs[1:3]
+    bias = inputs[3 : len(layer.inputs)]
+    node = ir.Node("", "Attention", [inputs[0], *joined, *bias], list(layer.node.attributes.values()))
     y = node.outputs[0]
     y.name, y.type = "y", ir.TensorType(ir.DataType.FLOAT)
     set_dims(y, _result_sizes(layer, shapes))
-    copy = ir.Graph(inputs, [y], nodes=[node], opset_imports=dict(graph.opset_imports), name="attention")
+    copy = ir.Graph(inputs, [y], nodes=[*joins, node], opset_imports=dict(graph.opset_imports), name="attention")
     return ir.Model(copy, ir_version=opsets.IR_VERSION)
+
+
+def _join(past: ir.Value, rest: ir.Value) -> ir.Node:
+    """Return a node that joins past keys or values with those after them."""
+    node = ir.Node("", "Concat", [past, rest], [ir.AttrInt64("axis", 2)])
+    joined, (batch, heads, tokens, size) = node.outputs[0], dims(rest)
+    joined.name, joined.type = f"{past.name}_{rest.name}", rest.type
+    set_dims(joined, (batch, heads, dims(past)[2] + tokens, size))
+    return node
 
 
 def _result_sizes(layer: AttentionLayer, shapes: Sequence[Sequence[int]]) -> Dims:
@@ -130,7 +156,7 @@ def lower_attention(model: ir.Model, plan: Plan, options: Options) -> Sequence[P
 
 def is_between_layers(layer: AttentionLayer) -> bool:
     """Whether layers compute the queries, keys and values, which are in bfloat16 if these are in lower precision."""
-    sources = [source_of(x) for x in layer.operands[:3]]
+    sources = [source_of(x) for x in layer.inputs[:3]]
     producers = [x.producer() if x is not None else None for x in sources]
     return all(node is not None and is_layer(node) for node in producers)
 
@@ -145,7 +171,7 @@ def take_bfloat16(model: ir.Model) -> None:
 
 
 def _replace(graph: ir.Graph, layer: AttentionLayer) -> None:
-    q, k, v, *biases = layer.operands
+    q, k, v, *biases = layer.inputs
     heads, key_heads = layer.heads
     bias, causal = next(iter(biases), None), layer.is_causal
     node = attention.attention_node(q, k, v, bias, scale=layer.scale, causal=causal, heads=heads, key_heads=key_heads)
@@ -170,6 +196,12 @@ def _read_past(graph: ir.Graph, node: ir.Node) -> None:
         node.replace_input_with(attention.PAST + place, past)
         node.replace_input_with(1 + place, rest)
         graph.remove(join, safe=True)
+
+
+def _producer(x: ir.Value) -> ir.Node:
+    node = x.producer()
+    assert node is not None
+    return node
 
 
 def _is_with_past(x: ir.Value) -> bool:

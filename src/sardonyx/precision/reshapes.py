@@ -61,7 +61,7 @@ def _merge(node: ir.Node) -> None:
         assert first is not None
         node.replace_input_with(0, first.inputs[0])
     x, y = node.inputs[0], node.outputs[0]
-    if x is not None and dims(x) == dims(y) and not y.is_graph_output():
+    if x is not None and dims(x) and dims(x) == dims(y) and not y.is_graph_output():
         ir.convenience.replace_all_uses_with(y, x)
 
 
